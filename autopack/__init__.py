@@ -29,7 +29,7 @@ _PUBLIC = {
     "micro_batches": "autopack.steps.step",
     "pack": "autopack.packing.dataset",
 }
-_ROOMS = ("errors", "packing", "registry")
+_ROOMS = ("errors", "packing", "registry", "testing")
 """Modules with more names for users: `autopack.packing.plan` needs no import of its own."""
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from autopack import errors as errors
     from autopack import packing as packing
     from autopack import registry as registry
+    from autopack import testing as testing
     from autopack.auditing.auditor import audit as audit
     from autopack.bench.estimate import estimate as estimate
     from autopack.enabling.enable import disable as disable

@@ -26,11 +26,12 @@ registry
 trust
 calls
 trust
-auditing packing tiny
+packing tiny
+auditing
 proving
 watching steps
 enabling
-launch bench
+launch bench testing
 commands
 demo
 cli

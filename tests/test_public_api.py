@@ -27,7 +27,10 @@ NAMES = {
         Handle Handles TrainerHandle
     """,
     "autopack.auditing.report": """
-        LeakReport
+        LeakReport TrainerReport
+    """,
+    "autopack.testing": """
+        assert_packing_exact assert_step_exact
     """,
 }
 """Names for users, by module. A change of them is told in CHANGELOG.md."""

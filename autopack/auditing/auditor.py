@@ -19,14 +19,17 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, check_can_be_audited, find_labels
 from autopack.auditing.cases import ALIKE, FORMS, LONGER, ROUTER, Case, NoReference, threshold_lengths
-from autopack.auditing.compare import bounds_of, relative_error
+from autopack.auditing.compare import bounds_of, error_by_token, relative_error
+from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import can_be_doubled, dtype_of, first_that_moves, in_double, run_as_stock
+from autopack.auditing.trainers import audit_trainer
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.calls.prefixes import why_not
 from autopack.errors import AutopackError
+from autopack.integrations.trainers import adapter_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
 from autopack.runtime.scope import enabled_in
@@ -43,9 +46,13 @@ def audit(
 ) -> LeakReport:
     """Measure whether documents that share a row see each other, on this very model, where it is.
 
+    Of a transformers Trainer, measure what it trains on: the documents of its data set, as they come
+    through its columns, collator and sampler, and the loss of a step beside that of the documents
+    one by one. The other arguments are of models alone.
+
     Args:
-        model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`), enabled or not. Weights,
-            gradients, training mode and random state are left as they were.
+        model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`), enabled or not, or a
+            Trainer. Weights, gradients, training mode and random state are left as they were.
         lengths: Lengths in tokens of the random documents of a row; two or more.
         modes: Names among those of `autopack.auditing.cases.FORMS`; by default all that the model has: padded batches
             where it is enabled, the router's loss where it has one, longer documents where its configuration holds
@@ -58,8 +65,11 @@ def audit(
     Returns:
         A report with `.exact`, `.worst` (relative to the standard deviation of a field alone), the
         reasons why `.packed`, `.labels` and `.padded` calls are not exact, a table per call mode,
-        the influence of each document on each other, as text, HTML and picture.
+        the influence of each document on each other, as text, HTML and picture. Of a trainer it is a
+        `TrainerReport`: `.exact`, and `.rows` of what was measured.
     """
+    if adapter_of(model) is not None:
+        return audit_trainer(model)
     base = unwrap(model)
     unknown = set(modes or ()) - set(FORMS)
     if unknown:
@@ -142,13 +152,31 @@ class Audit:
         worst = None if self.enabled is None else self.report.worst_packed
         if worst is not None and worst.failure is None and worst.mode in FORMS:
             self.model.train(worst.training)
-            case = self.others.get(worst.mode, self.case)
-            call = case.call(FORMS[worst.mode])
-            runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
-            place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+            place = self.place(worst)
             if place:
                 self.report.notes["place"] = f"it begins in {place}"
         return self.report
+
+    def place(self, worst: ModeResult) -> str | None:
+        """Return the module in which documents of a call mode are mixed, in words."""
+        case = self.others.get(worst.mode, self.case)
+        call = case.call(FORMS[worst.mode])
+        runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
+        return first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
+
+    @torch.no_grad()
+    def first_token(self, worst: ModeResult) -> str:
+        """Return the first token that a call mode changes, in words; empty if none is changed."""
+        case, form, said = self.others.get(worst.mode, self.case), FORMS[worst.mode], ""
+        call = case.call(form)
+        alone = self.measuring.alone(case, call, **(case.outputs if form.asks_for_more else {}))
+        found, expected, _ = call.sides.split(fields_of(self.model(**case.given(call))), alone)
+        for number in reversed(range(len(found))):
+            errors = error_by_token(found[number][worst.field], expected[number][worst.field])
+            for token in (errors > self.report.tolerance).nonzero()[:1]:
+                error = f"{float(errors[token]):.1e}"
+                said = f"token {int(token)} of document {number} is the first, off by {error}"
+        return said
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.

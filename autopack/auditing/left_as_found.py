@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,27 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
         preserved(model, enabled),
     ):
         yield enabled
+
+
+@contextlib.contextmanager
+def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[EnabledModel | None]:
+    """Run a trainer's model as `left_as_found`; restore its attributes, counts, and gradients."""
+    at_its_steps = getattr(vars(trainer).get("training_step"), "__self__", trainer)
+    kept = [(each, dict(vars(each))) for each in (trainer, at_its_steps)]
+    counts = copy.deepcopy(vars(trainer).get("_metrics", {}))  # of TRL
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    loaders = len(trainer.accelerator._dataloaders)
+    try:
+        with left_as_found(model) as enabled:
+            yield enabled
+    finally:
+        for each, attributes in kept:
+            vars(each).clear()
+            vars(each).update(attributes)
+        vars(trainer).get("_metrics", {}).update(counts)
+        del trainer.accelerator._dataloaders[loaders:]
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:

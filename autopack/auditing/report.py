@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from autopack.auditing.cases import ALIKE, ROUTER
 from autopack.auditing.compare import BOUNDS, Bounds
 from autopack.pages.figure import Influence, Report, Sections, Table, on_axes, picture
 
-__all__ = ["LeakReport"]
+__all__ = ["LeakReport", "TrainerReport"]
 
 _SIDES = "<<>>>><"
 """Alignment of the table's columns: < for texts, > for numbers."""
@@ -262,6 +262,36 @@ class LeakReport(Report):
             ("document that was changed", "document that was watched"),
             "change of logits / their standard deviation",
         )
+
+
+class Measured(NamedTuple):
+    """A row of the audit of a trainer; `says` tells what is `wrong`, None if it was not measured."""
+
+    measure: str
+    part: str
+    found: str
+    wrong: bool | None
+    says: list[str]
+
+
+@dataclass(frozen=True, repr=False)
+class TrainerReport(LeakReport):
+    """The result of the audit of a trainer; print it for a table of its `rows`."""
+
+    rows: list[Measured] = dataclass_field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """True if everything was measured, and nothing is wrong."""
+        return bool(self.rows) and all(row.wrong is False for row in self.rows)
+
+    def _sections(self) -> Sections:
+        verdicts = {True: "WRONG", False: "exact", None: "NOT MEASURED"}
+        table = [["measure", "of", "found", ""]]
+        table += [[row.measure, row.part, row.found, verdicts[row.wrong]] for row in self.rows]
+        said = [f"{row.measure}, {row.part}: {text}" for row in self.rows for text in row.says]
+        headline = f"{self.model}, {self.dtype}: {'exact' if self.exact else 'NOT EXACT'}"
+        return Sections([headline], [Table(table, "<<<<")], [], said)
 
 
 def _largest(influence: np.ndarray) -> float:

@@ -227,7 +227,8 @@ class Report(ABC):
     def _repr_html_(self) -> str:
         head, tables, charts, notes = self._sections()
         shown = (parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in tables)
-        return parts.joined(parts.lines(head), *shown, figures(charts), parts.lines(notes))
+        drawn = [figures(charts)] if charts else []
+        return parts.joined(parts.lines(head), *shown, *drawn, parts.lines(notes))
 
     def plot(self) -> Figure:
         """Return the charts below the head, as a figure of matplotlib.

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
+from autopack.packing.batches import Batch, Columns, Example, cut, join, length_of
 from autopack.steps.deal import deal
-from autopack.steps.examples import Batch, Columns, Example, cut, join, length_of
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ ELSEWHERE = {
 """Pages, and sections of pages, whose blocks other tests run, one by one."""
 NOT_RUN = {
     "it audits 187 models, which takes minutes": 1,
+    "it is a file of tests, run by tests/auditing/test_testing.py": 1,
 }
 """Why blocks are not run, and how many for each reason: what is added to a page is added here."""
 ROUNDING = 1e-4
@@ -58,6 +59,12 @@ def steps():
     made, batches = trainer("llama", texts), [texts(DOCUMENTS[first : first + 4]) for first in (0, 4)]
     optimizer = torch.optim.SGD(made.model.parameters(), lr=1e-3)
     return {"autopack": autopack, "trainer": made, "model": made.model, "steps": [batches], "optimizer": optimizer}
+
+
+def audited():
+    from compat.museum.data import _trainer
+
+    return {"torch": torch, "trainer": _trainer.trainer()}
 
 
 def sentences(count=16):
@@ -216,6 +223,7 @@ PAGES = {
     "leaks.md": Page(),
     "design.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "families.md": Page(holds=lambda names: names["report"].exact),
+    "testing.md": Page(audited, holds=lambda names: not names["report"].exact),
     "steps.md#steps-by-tokens": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
     "steps.md#rows-that-begin-alike": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),

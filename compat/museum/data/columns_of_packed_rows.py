@@ -1,0 +1,36 @@
+"""Rows lose the column that says how long their documents are."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch
+from datasets import Dataset
+
+from compat.museum.data import _trainer
+from compat.museum.exhibit import Exhibit
+
+
+def rows() -> Dataset:
+    found = _trainer.documents()
+    parts = [found[start : start + 3] for start in range(0, len(found), 3)]
+    lengths = [list(map(len, part)) for part in parts]
+    return Dataset.from_dict({"input_ids": [list(chain(*part)) for part in parts], "seq_lengths": lengths})
+
+
+def collate(features):
+    tokens = [each["input_ids"] for each in features]
+    lengths = [each.get("seq_lengths", [len(each["input_ids"])]) for each in features]
+    parts = torch.tensor([*chain(*tokens)]).split([*chain(*lengths)])
+    return _trainer.packed([{"input_ids": part} for part in parts])
+
+
+EXHIBIT = Exhibit(
+    kind="columns",
+    reported=("trl#3705", "trl#3699"),
+    says="The trainer drops the column with the lengths of a row's documents, which the "
+    "model's forward does not name, before the collator can make positions of it. Every "
+    "row comes as one document.",
+    mistaken=lambda: _trainer.trainer(collator=collate, data=rows(), remove_unused_columns=True),
+    sound=lambda: _trainer.trainer(collator=collate, data=rows()),
+)

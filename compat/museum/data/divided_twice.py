@@ -1,0 +1,37 @@
+"""A loss is divided by the targets of the step, and by the micro-batches once more."""
+
+from __future__ import annotations
+
+from transformers import Trainer
+
+from compat.museum.data import _trainer
+from compat.museum.exhibit import Exhibit
+
+
+class Counting(Trainer):
+    accepts = False
+
+    def get_batch_samples(self, *args):
+        self.model_accepts_loss_kwargs = True
+        found = super().get_batch_samples(*args)
+        self.model_accepts_loss_kwargs = self.accepts
+        return found
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+class Once(Counting):
+    accepts = True
+
+
+EXHIBIT = Exhibit(
+    kind="counting",
+    reported=("unsloth-zoo#1023",),
+    says="Targets are counted by the signature of the forward, and the division among micro- "
+    "batches goes by another flag. Where the two disagree, losses and gradients shrink by "
+    "the number of micro-batches.",
+    mistaken=lambda: _trainer.trainer(Counting),
+    sound=lambda: _trainer.trainer(Once),
+)

@@ -1,0 +1,24 @@
+"""The token of the end is that of padding, and its labels are masked with it."""
+
+from __future__ import annotations
+
+from compat.museum.data import _trainer
+from compat.museum.exhibit import Exhibit
+
+
+def collate(features):
+    batch = _trainer.collate(features)
+    batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, _trainer.EOS)
+    batch["labels"] = batch["input_ids"].masked_fill(batch["input_ids"] == _trainer.EOS, -100)
+    return batch
+
+
+EXHIBIT = Exhibit(
+    kind="labels",
+    reported=("transformers#23530", "trl#976"),
+    says="A tokenizer without padding pads with its end token, and the collator ignores labels "
+    "by that token. The end of a document is never a target, so the model never learns to "
+    "stop.",
+    mistaken=lambda: _trainer.trainer(collator=collate),
+    sound=lambda: _trainer.trainer(),
+)

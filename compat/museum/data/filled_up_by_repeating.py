@@ -1,0 +1,30 @@
+"""The sampler repeats examples until their number divides."""
+
+from __future__ import annotations
+
+from transformers import Trainer
+
+from compat.museum.data import _trainer
+from compat.museum.exhibit import Exhibit
+
+
+class Filling(Trainer):
+    ranks = 5
+
+    def _get_train_sampler(self, *args):
+        numbers = list(range(len(_trainer.documents())))
+        return numbers + numbers[: -len(numbers) % self.ranks]
+
+
+class Whole(Filling):
+    ranks = 1
+
+
+EXHIBIT = Exhibit(
+    kind="samplers",
+    reported=("pytorch#25162",),
+    says="A sampler for several ranks adds the first examples again until all ranks have "
+    "equally many. They are trained on twice, or counted twice in an evaluation.",
+    mistaken=lambda: _trainer.trainer(Filling),
+    sound=lambda: _trainer.trainer(Whole),
+)

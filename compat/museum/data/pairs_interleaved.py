@@ -1,0 +1,34 @@
+"""A batch has each pair side by side, and the loss takes its halves for chosen and rejected."""
+
+from __future__ import annotations
+
+import torch
+
+from compat.museum.data import _pairs
+from compat.museum.exhibit import Exhibit
+
+
+def side_by_side(collate):
+    def collate_pairs(features):
+        batch = collate(features)
+        order = torch.arange(2 * len(features)).reshape(2, -1).T.flatten()
+        return {name: value[order] for name, value in batch.items()}
+
+    return collate_pairs
+
+
+def interleaved():
+    made = _pairs.trainer()
+    made.data_collator = side_by_side(made.data_collator)
+    return made
+
+
+EXHIBIT = Exhibit(
+    kind="pairs",
+    reported=("Generalizable-Reward-Model#9",),
+    says="One program lays chosen and rejected answers side by side, another one expects all "
+    "chosen ones first. Taken from one to the other, answers are compared with those to "
+    "other prompts.",
+    mistaken=interleaved,
+    sound=_pairs.trainer,
+)
