@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
@@ -47,11 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
         for cell, verdict in run(cells, asked.timeout):
             found[cell] = verdict
             bar.update()
-    print_table(cells, found)
     if asked.json is not None:
         versions = {name: metadata.version(name) for name in ("torch", "transformers", "accelerate")}
         whole = {"with": versions, "cells": {cell: found[cell] for cell in cells}}
         asked.json.write_text(json.dumps(whole, indent=1) + "\n")
+    print_table(cells, found)
     return 0 if all(verdict["status"] in GOOD for verdict in found.values()) else 1
 
 
@@ -63,7 +64,7 @@ def print_table(cells: Iterable[str], found: dict[str, dict[str, object]]) -> No
         verdict = found[cell]
         error = verdict.get("error")
         said = f"{error:.1e}" if isinstance(error, float) else str(verdict.get("reason", ""))
-        table.add_row(engine, kind, str(verdict["status"]), said)
+        table.add_row(engine, kind, str(verdict["status"]), escape(said))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
