@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, check_can_be_audited, find_labels
 from autopack.auditing.cases import ALIKE, FORMS, LONGER, ROUTER, Case, NoReference, threshold_lengths
-from autopack.auditing.compare import bounds_of, error_by_token, relative_error
+from autopack.auditing.compare import Bounds, bounds_of, error_by_token, relative_error
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
@@ -78,16 +78,28 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
+    return audited(base, bounds_of(dtype_of(base)), lengths, modes, training, gradients, seed)
+
+
+def audited(
+    base: PreTrainedModel,
+    bounds: Bounds,
+    lengths: tuple[int, ...],
+    modes: tuple[str, ...] | None = None,
+    training: tuple[bool, ...] = (False, True),
+    gradients: bool = True,
+    seed: int = 0,
+) -> LeakReport:
+    """Return the report of a model, held to some bounds; the other arguments are those of `audit`."""
     check_can_be_audited(base)
     with left_as_found(base) as enabled:
         if enabled is not None:
             enabled.live = None  # what is watched is the user's training
-        report = Audit(base, lengths, modes, seed).run(training, gradients)
+        report = Audit(base, bounds, lengths, modes, seed).run(training, gradients)
         if report.exact or report.dtype != "float32" or not can_be_doubled(base):
             return report
         with in_double(base):
-            again = Audit(base, lengths, modes, seed).run(training, gradients)
-    again = again.held_to(bounds_of(torch.float32))
+            again = Audit(base, bounds, lengths, modes, seed).run(training, gradients)
     if not again.exact or report.measured - again.measured:
         return report
     again.notes["precision"] = "measured in float64, since rounding of float32 decided a choice or a kink"
@@ -104,12 +116,16 @@ class Audit:
     def __init__(
         self,
         model: PreTrainedModel,
+        bounds: Bounds,
         lengths: tuple[int, ...],
         modes: tuple[str, ...] | None = None,
         seed: int = 0,
         alike: bool = False,
     ):
-        """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common."""
+        """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common.
+
+        Errors within the `bounds` count as rounding.
+        """
         self.model = model
         self.case = _begun_alike(model, lengths, seed) if alike else Case(model, lengths, seed)
         self.others: dict[str, Case] = {}
@@ -127,13 +143,11 @@ class Audit:
         } | {ROUTER: self.case.has_router}
         self.all = modes is None
         self.modes = tuple(name for name in modes or FORMS if there[name])
-        dtype = dtype_of(model)
-        bounds = bounds_of(dtype)
         self.report = LeakReport(
             model=f"{type(model).__name__} ({model.config.model_type})",
             implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
             enabled=enabled is not None,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=str(dtype_of(model)).removeprefix("torch."),
             lengths=lengths,
             tolerance=bounds.results,
             gradient_tolerance=bounds.gradients,

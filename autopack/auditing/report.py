@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autopack.auditing.cases import ALIKE, ROUTER
-from autopack.auditing.compare import BOUNDS, Bounds
+from autopack.auditing.compare import BOUNDS
 from autopack.pages.figure import Influence, Report, Sections, Table, on_axes, picture
 
 __all__ = ["LeakReport", "TrainerReport"]
@@ -114,11 +114,6 @@ class LeakReport(Report):
         of_gradients = max(self.gradient_tolerance, least.gradients if rounds_otherwise else 0.0)
         of_results = max(self.tolerance, least.results if result.kind == "padded" else 0.0)
         return gradient <= of_gradients and result.worst <= of_results
-
-    def held_to(self, bounds: Bounds) -> LeakReport:
-        """Return the same measurements, held to other bounds."""
-        results, gradients, losses = bounds
-        return replace(self, tolerance=results, gradient_tolerance=gradients, loss_tolerance=losses)
 
     @property
     def packed(self) -> str | None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from autopack import errors, registry
 from autopack.auditing.asking import first_label_counts
-from autopack.auditing.auditor import audit
+from autopack.auditing.auditor import audited
 from autopack.auditing.cases import FORMS, empty_images
 from autopack.auditing.compare import OF_TWINS
 from autopack.auditing.left_as_found import left_as_found
@@ -152,7 +152,7 @@ def _asked(
     try:
         with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
-            report = audit(part, lengths=_LENGTHS, modes=modes).held_to(OF_TWINS[dtype])
+            report = audited(part, OF_TWINS[dtype], _LENGTHS, modes)
     except NoTwin:
         raise
     except AutopackError as error:

@@ -77,7 +77,7 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
         twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
         part = callable_part(twin_enabled)
         with left_as_found(part):
-            report = Audit(part, _ALIKE, ("default", "right-padded"), alike=True).run().held_to(OF_TWINS[dtype])
+            report = Audit(part, OF_TWINS[dtype], _ALIKE, ("default", "right-padded"), alike=True).run()
             shared = twin_enabled.tally.training.shared + twin_enabled.tally.evaluation.shared
     for result in report.results:
         for said in filter(None, (result.failure, result.loss_refused)):

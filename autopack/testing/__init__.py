@@ -17,7 +17,9 @@ def assert_packing_exact(model: Any, **options: Any) -> None:
     """
     __tracebackhide__ = True
     from autopack.auditing.auditor import Audit, audit
+    from autopack.auditing.compare import bounds_of
     from autopack.auditing.left_as_found import left_as_found
+    from autopack.auditing.running import dtype_of
     from autopack.integrations.wrappers import unwrap
 
     report = audit(model, **options)
@@ -27,7 +29,8 @@ def assert_packing_exact(model: Any, **options: Any) -> None:
         # A call that raises has no tokens, and is said all the same.
         with suppress(Exception), left_as_found(base):
             base.train(worst.training)
-            again = Audit(base, report.lengths, (worst.mode,), options.get("seed", 0))
+            bounds = bounds_of(dtype_of(base))
+            again = Audit(base, bounds, report.lengths, (worst.mode,), options.get("seed", 0))
             module = again.place(worst)
             said += [f"it begins in {module}"] if module else []
             said.insert(2, again.first_token(worst))

@@ -245,7 +245,7 @@ def test_layers_that_share_weights_and_experts_that_know_no_float64(model_type):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type))
     with autopack.enable(model) as handle:
-        assert "in float64" in handle.verified
+        assert "float64" in handle.verified
 
 
 def test_what_is_raised_apart_is_raised_here():
@@ -286,7 +286,7 @@ def test_what_one_precision_does_not_measure_another_does(monkeypatch):
     with autopack.enable(built()) as handle:
         proof = handle.enabled.proof
     assert proof.packed is None, "what float64 has measured counts"
-    assert "in float64, worst relative error" in proof.how
+    assert "float64), worst relative error" in proof.how
     assert "it was not exact without its padding when its twin was audited" in proof.padded
 
 
