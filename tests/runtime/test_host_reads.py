@@ -55,12 +55,23 @@ def collated(model):
     return autopack.PackingCollator.for_model(model, labels="given")(examples())
 
 
+def classes(model):
+    documents = [{"input_ids": each["input_ids"], "labels": 1} for each in examples()]
+    return autopack.PackingCollator.for_model(model)(documents)
+
+
+def of_classes(rows):
+    return HostBatch({**rows, "labels": torch.ones(len(LENGTHS), dtype=torch.long)})
+
+
 CALLS = {
     **{name: (name, "causal-lm", collated) for name in PACKED},
     **{f"{name}, padded": (name, "causal-lm", lambda _: padded()) for name in ("llama", "mamba", "mixtral", "bert")},
     "t5, padded": ("t5", "seq2seq", lambda _: padded()),
     "bart, tokens on both sides": ("bart", "seq2seq", lambda _: pair()),
     "t5, packed": ("t5", "seq2seq", lambda _: packed_pair()),
+    **{f"{name}, classes": (name, "sequence-classification", classes) for name in ("llama", "bert")},
+    "llama, classes, padded": ("llama", "sequence-classification", lambda _: of_classes(padded())),
 }
 
 
