@@ -88,8 +88,8 @@ def read(
     if not tensors:
         return Declared(None)
     ids = arguments.get("input_ids")
-    copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
-    if with_tokens and copies and isinstance(ids, torch.Tensor) and ids.shape == shape:
+    comes_along = _TOKENS in host_side or any(tensor.device.type != "cpu" for tensor in tensors.values())
+    if with_tokens and comes_along and isinstance(ids, torch.Tensor) and ids.shape == shape:
         tensors[_TOKENS] = host_side.get(_TOKENS, ids)
     # All of a device in one transfer, so that a forward costs at most one device sync.
     host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
