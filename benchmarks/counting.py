@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from benchmarks.gpu.machine import _short
+from benchmarks.gpu.machine import ROOT, _short
 
 aten = torch.ops.aten
 CUDA, META = torch.device("cuda:0"), torch.device("meta")
+_PLACES = f"{ROOT}/autopack/", "/transformers/"
 _STARTS_NOTHING = frozenset(
     "_unsafe_view empty empty_like empty_strided new_empty new_empty_strided lift_fresh pin_memory".split()
 )
@@ -126,7 +127,7 @@ class Counting(TorchDispatchMode):
 
     def _wait(self, name: str) -> None:
         frame: Any = sys._getframe(2)
-        while frame.f_back and not any(part in frame.f_code.co_filename for part in ("/autopack/", "/transformers/")):
+        while frame.f_back and not any(part in frame.f_code.co_filename for part in _PLACES):
             frame = frame.f_back
         self.waits[f"{name}, {_short(frame.f_code.co_filename)}:{frame.f_lineno}"] += 1
 

@@ -64,17 +64,19 @@ class Accelerator(NamedTuple):
     bandwidth: float
 
 
+# By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of MI300X.
 DEVICES = {
-    "h100": Accelerator(989.4e12, 3.35e12),  # SXM, 80 GB
-    "a100": Accelerator(312e12, 2.039e12),  # SXM, 80 GB
+    "h100": Accelerator(989.4e12, 3.35e12),
+    "a100": Accelerator(312e12, 2.039e12),
     "rtx4090": Accelerator(165.2e12, 1.008e12),
     "mi300x": Accelerator(1307.4e12, 5.3e12),
 }
 LAUNCH = 4e-6
-"""Seconds in which the host starts an operation."""
+"""Seconds in which the host starts an operation, assumed."""
 LAYER_OPERATIONS, LAYER_VALUES = 111, 240
-"""Operations that a layer of a Llama starts in a training step outside of torch.compile, and the values in bfloat16,
-per token and unit of the hidden size, that those move that are no matrix products (benchmarks/results/counted.txt)."""
+"""Operations that a layer of a Llama starts in a training step, without torch.compile; and values
+in bfloat16, per token and unit of the hidden size, that those move that are no matrix products
+(benchmarks/results/counted.txt)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class PredictedArm:
     Attributes:
         name: of the arm.
         bound_by: `"arithmetic"`, `"memory"` or `"launches"`, whichever takes longest.
-        seconds: of forward and backward of all documents; the optimizer and other GPUs are left out.
+        seconds: of forward and backward of all documents, without an optimizer or other GPUs.
         tokens_per_second: real tokens.
         speedup: the seconds of the baseline over these.
     """
@@ -181,11 +183,12 @@ class Estimate(Report):
         if self.on:
             hidden = _hidden_size(self.cost)
             of_gpu = [["", "bound by", "tokens/s", "speed-up"]]
-            of_gpu += [
-                [p.name, p.bound_by, f"{p.tokens_per_second:,.0f}", f"{p.speedup:.2f} x"] for p in self.predicted
-            ]
-            model = f"a transformer of hidden size {hidden:,} and {hidden // 128} layers"
-            tables.append(Table(of_gpu, "<<>>", f"predicted, not measured: {model} on one {self.on}"))
+            for arm in self.predicted:
+                speed, gain = f"{arm.tokens_per_second:,.0f}", f"{arm.speedup:.2f} x"
+                of_gpu.append([arm.name, arm.bound_by, speed, gain])
+            model = f"a transformer of hidden size {hidden:,} and {_layers(hidden)} layers"
+            caption = f"predicted, not measured: {model} on one {self.on}"
+            tables.append(Table(of_gpu, "<<>>", caption))
         return tables
 
     def _charts(self) -> list[Chart]:
@@ -209,25 +212,31 @@ def _name(arm: EstimatedArm) -> str:
 
 def _hidden_size(cost: CostModel) -> int:
     if not cost.linear or not cost.quadratic:
-        raise ValueError(f"on= wanted a cost model of a hidden size, as CostModel.for_model gives it; found {cost}")
+        raise ValueError(f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}")
     return round(cost.linear / (12 * cost.quadratic))
 
 
-def predict(arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int) -> tuple[PredictedArm, ...]:
-    """Return what arms with `real` tokens take on a GPU, by roofline; the first one is the baseline.
+def _layers(hidden: int) -> int:
+    """Return the number of layers of a Llama of a hidden size, about."""
+    return max(1, hidden // 128)
 
-    A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward and backward. Every
-    call reads the weights twice and writes their gradients once. Matrix products take as long as their operations or
-    these bytes, whichever is longer, and the rest as long as the bytes that it moves. Nothing is faster than the host
-    starts it.
+
+def predict(arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int) -> tuple[PredictedArm, ...]:
+    """Return what arms with `real` tokens take on a GPU, by roofline; the first is the baseline.
+
+    A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward
+    and backward. Every call reads the weights twice and writes their gradients once. Matrix
+    products take as long as their operations or these bytes, whichever is longer, and the rest as
+    long as the bytes that it moves. Nothing is faster than the host starts it.
     """
     device, hidden = DEVICES[on], _hidden_size(cost)
-    layers = max(1, hidden // 128)
+    layers = _layers(hidden)
     seconds, bounds = [], []
     for arm in arms:
         calls = -(-arm.rows // arm.batch_size) if arm.order and arm.batch_size else arm.rows
         step = 72 * hidden**2 * layers
-        arithmetic, weights = step * arm.cost / cost.linear / device.operations, step * calls / device.bandwidth
+        arithmetic = step * arm.cost / cost.linear / device.operations
+        weights = step * calls / device.bandwidth
         moved = 2 * LAYER_VALUES * hidden * layers * arm.tokens / device.bandwidth
         of_kind = {
             "arithmetic": arithmetic + moved,
@@ -298,7 +307,8 @@ def estimate(
             and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
         max_tokens: also says what `enable(trainer, max_tokens=...)` gains in the optimizer steps of so many `ranks`,
             with `accumulation` batches of each.
-        on: also predicts, by roofline, what a GPU would make of it: `"h100"`, `"a100"`, `"rtx4090"` or `"mi300x"`.
+        on: also predicts, by roofline, what a GPU would make of it: `"h100"`, `"a100"`,
+            `"rtx4090"` or `"mi300x"`.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
     for options out of range.
@@ -347,5 +357,8 @@ def estimate(
         packed.append(arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum())))
     baseline = next(each for each in padded if (each.batch_size, each.order) == (batch_size, "random"))
     steps = in_step(shuffled, batch_size, ranks, accumulation, max_tokens, cost) if max_tokens else ()
-    whole = Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed), steps, on)
-    return whole if on is None else replace(whole, predicted=predict(whole._compared, on, cost, real))
+    arms = tuple(padded), tuple(packed)
+    whole = Estimate(lengths, counts, max_length, cost, baseline, *arms, steps, on)
+    if on is None:
+        return whole
+    return replace(whole, predicted=predict(whole._compared, on, cost, real))

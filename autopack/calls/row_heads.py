@@ -252,7 +252,11 @@ class PerDocument(CallPlan):
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
-        found = self.given.map(batch.gather, lambda value: value.index_select(0, upload(numbers, value.device)))
+
+        def chosen(value: torch.Tensor) -> torch.Tensor:
+            return value.index_select(0, upload(numbers, value.device))
+
+        found = self.given.map(batch.gather, chosen)
         first = layout.first_positions  # of runs of padding too
         if first is not None and layout.largest_positions is None and not first[documents].any():
             found.pop("position_ids", None)  # alone, the model counts them like that itself

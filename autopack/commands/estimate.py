@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ranks", type=int, default=1, help="processes of those steps (%(default)s)")
     parser.add_argument("--accumulation", type=int, default=1, help="batches of a process in a step (%(default)s)")
-    parser.add_argument("--on", choices=list(DEVICES), help="also predict, by roofline, what a GPU would make of it")
+    parser.add_argument("--on", choices=list(DEVICES), help="also predict the speed on a GPU, by roofline")
     add_outputs(parser)
 
 

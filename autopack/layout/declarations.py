@@ -88,9 +88,9 @@ def read(
     if not tensors:
         return Declared(None)
     ids = arguments.get("input_ids")
-    comes_along = _TOKENS in host_side or any(tensor.device.type != "cpu" for tensor in tensors.values())
-    if with_tokens and comes_along and isinstance(ids, torch.Tensor) and ids.shape == shape:
-        tensors[_TOKENS] = host_side.get(_TOKENS, ids)
+    if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and device.type != "cpu":
+        copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
+        tensors |= {_TOKENS: host_side.get(_TOKENS, ids)} if copies or _TOKENS in host_side else {}
     # All of a device in one transfer, so that a forward costs at most one device sync.
     host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
     tokens, positions = host.pop(_TOKENS, None), host.get("position_ids")
