@@ -1,6 +1,6 @@
 """What a training step asks of a GPU, counted where there is none: operations, waits and bytes, by way of batching.
 
-    python -m benchmarks.counted --json benchmarks/results/counted.json    all types and sizes, about ten minutes
+    python -m benchmarks.counted --json benchmarks/results/counted.json    all types and sizes, some minutes
     python -m benchmarks.counted --types llama --sizes 1B                   a first look
     python -m benchmarks.counted --check                                    exit with 1 where a count has risen
 

@@ -62,7 +62,8 @@ def _is_cuda(value: Any) -> bool:
 class Counting(TorchDispatchMode):
     """Counts what is done to tensors of the device; operations on tensors of the host run as they are.
 
-    A boolean that is read from the device is False, and a number 0.
+    A boolean that is read from the device is False, and a number 0. Attention by `varlen_attn` is over documents of
+    `lengths`, and counts for nothing if none are given.
     """
 
     __module__ = "torch.benchmarks"
@@ -73,7 +74,7 @@ class Counting(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.flops = self.moved = self.uploaded = 0
-        self._pinned: set[int] = set()
+        self._pinned: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
@@ -83,7 +84,7 @@ class Counting(TorchDispatchMode):
         name = func.overloadpacket.__name__
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if name in ("pin_memory", "_pin_memory"):
-            self._pinned.add(args[0].data_ptr())
+            self._pinned[args[0].data_ptr()] = args[0]
             return args[0]
         if kwargs.get("device") != META and not any(each.is_meta for each in given):
             return func(*args, **kwargs)
@@ -110,7 +111,7 @@ class Counting(TorchDispatchMode):
         if packet in (torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward):
             backward = packet is torch.ops.torch_attn._varlen_attn_backward
             states = args[: 4 if backward else 3]
-            assert len(args[6 if backward else 3]) == len(self.lengths) + 1, "bounds of other documents"
+            assert not self.lengths or len(args[6 if backward else 3]) == len(self.lengths) + 1, "other documents"
             of_length = [[(1, t.shape[1], length, t.shape[2]) for t in states] for length in self.lengths]
             return sum((sdpa_backward_flop_count if backward else sdpa_flop_count)(*shapes) for shapes in of_length)
         return flop_registry[packet](*args, **kwargs, out_val=found) if packet in flop_registry else 0
@@ -135,12 +136,12 @@ class Counting(TorchDispatchMode):
 def count(model: Any, call: dict[str, Any], lengths: list[int]) -> tuple[Counts, Counting]:
     """Return the counts of a training step of a model on documents of these lengths, without the optimizer."""
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    saved: dict[int, int] = {}
+    saved: dict[int, torch.UntypedStorage] = {}  # kept, so that no other one gets the same address
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            saved[storage._cdata] = storage.nbytes()
+            saved[storage._cdata] = storage
         return tensor
 
     model.zero_grad()
@@ -149,7 +150,8 @@ def count(model: Any, call: dict[str, Any], lengths: list[int]) -> tuple[Counts,
             loss = model(**call).loss
         loss.backward()
     operations, waits = counting.operations.total(), counting.waits.total()
-    found = Counts(counting.flops, operations, counting.moved, sum(saved.values()), counting.uploaded, waits)
+    kept = sum(each.nbytes() for each in saved.values())
+    found = Counts(counting.flops, operations, counting.moved, kept, counting.uploaded, waits)
     return found, counting
 
 

@@ -67,9 +67,9 @@ def test_no_step_waits_for_the_device(model_type, task, form):
         with aten_on_cpu(), as_on_cuda(False), autopack.enable(model, verify=False):
             made = form(model, documents, labels=task in TASKS[:2])
             for _ in range(3):  # the first two padded batches are looked at
-                with Counting(list(LENGTHS)):
+                with Counting([]):
                     call = dict(HostBatch(made).to("cuda"))
-                counting = count(model, call, list(LENGTHS))[1]
+                counting = count(model, call, [])[1]
     except (autopack.AutopackError, ValueError) as error:
         pytest.skip(f"refused: {error}")
     except Exception as error:
