@@ -168,7 +168,7 @@ class PaddedDocuments(Delegate):
                 arguments["input_ids"] = ids.masked_fill(~real.to(ids.device), pad_token_id)
             known, filled = recall(call.arguments), torch.from_numpy(self.batch.filled)
             if known:
-                remember(arguments["attention_mask"], filled)
+                remember(arguments["attention_mask"], filled.long())
             if (at := arguments.get("position_ids")) is not None:
                 arguments["position_ids"] = _counted_on(at, real)
                 if (host := known.get("position_ids")) is not None:
