@@ -11,6 +11,7 @@ else's class, so that its calls are checked closely. One copy is enabled as user
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack.bench.contest import Batch
-from autopack.bench.race import Entrant
+from autopack.bench.race import Entrant, wait_for
 from benchmarks import interleave, workload
 
 BLOCK, VOCABULARY = 10, 4096
@@ -39,11 +40,11 @@ def build(own_layers: bool) -> Any:
     return model.train()
 
 
-def batch(step: int) -> dict[str, torch.Tensor]:
+def batch(step: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a packed row of two to eight documents of 16 to 200 tokens."""
     generator = torch.Generator().manual_seed(step)
     lengths = torch.randint(16, 201, (int(torch.randint(2, 9, (), generator=generator)),), generator=generator).tolist()
-    return Batch.of(lengths, torch.arange(3, VOCABULARY), step, "cpu").row(autopack.PackingCollator())
+    return Batch.of(lengths, torch.arange(3, VOCABULARY), step, device).row(autopack.PackingCollator())
 
 
 def entrant(model: Any, steps: int) -> Entrant:
@@ -52,7 +53,7 @@ def entrant(model: Any, steps: int) -> Entrant:
 
     def ready() -> None:
         first = next(blocks)
-        batches[:] = [batch(step) for step in range(first, min(first + BLOCK, steps))]
+        batches[:] = [batch(step, model.device) for step in range(first, min(first + BLOCK, steps))]
 
     def run() -> None:
         for each in batches:
@@ -60,16 +61,18 @@ def entrant(model: Any, steps: int) -> Entrant:
             optimizer.step()
             optimizer.zero_grad()
 
-    return Entrant(run, ready=ready)
+    return Entrant(run, ready=ready, wait=partial(wait_for, model.device))
 
 
 def main() -> None:
     parser = interleave.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--own-layers", action="store_true", help="with layers that no twin has")
+    parser.add_argument("--device", default="cpu", help="on CUDA in bfloat16 (cpu)")
     options = parser.parse_args()
     where = interleave.begin(options)
-    checked = build(options.own_layers)
+    dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
+    checked = build(options.own_layers).to(options.device, dtype)
     plain = copy.deepcopy(checked)
     handle = autopack.enable(checked)
     autopack.enable(plain, verify=False)

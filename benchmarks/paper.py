@@ -54,7 +54,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "full": {"scale": 1, "documents": 240, "dtype": "float32", "model": "small", "timed": 96, "rounds": 3},
     "trial": {"scale": 16, "documents": 12, "dtype": "float32", "model": "tiny", "timed": 8, "rounds": 1},
 }
-LEARNING_RATES = {"tiny": 1e-3, "small": 1e-3, "1b": 3e-4}
+LEARNING_RATES = {"tiny": 1e-3, "small": 1e-3, "1b": 3e-4, "7b": 3e-4}
 UNFINISHED = 3
 """The exit status where there was no time for all that is to be measured."""
 LONGEST = 4096

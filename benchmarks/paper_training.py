@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
     },
+    "7b": {"layers": 32, "hidden": 4096, "heads": 32, "vocabulary": 32000, "intermediate_size": 11008},
 }
 """`1b` has the shape of Llama-3.2-1B, its vocabulary too, of which the documents use a few tokens."""
 WARM_UP = 10

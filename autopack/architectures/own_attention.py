@@ -226,6 +226,7 @@ class _InWindows(Way):
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
         found = Batches.grouped(layout, equally_long)
         outputs = []
+        somewhere = call.arguments.get("is_global_attn", True)  # known on the host, unlike masks
         for batch in found.maps:
             length = batch.into[1]
             more = -length % window
@@ -236,7 +237,7 @@ class _InWindows(Way):
                 attention_mask=own,
                 is_index_masked=own < 0,
                 is_index_global_attn=own > 0,
-                is_global_attn=bool((own > 0).any()),
+                is_global_attn=bool(somewhere and (own > 0).any()),
                 output_attentions=call.want_weights,
             )
             outputs.append(tuple(part[:, :length] for part in output))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.layout.host import host_values
+from autopack.layout.host import host_values, upload
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import Link
 from autopack.runtime.scope import Scope, of_model
@@ -62,7 +62,7 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     wholes = [part.new_empty(layout.rows, columns, *part.shape[2:]) for part in parts]
     own: Any = _of_this_call(module)
     for tokens in _groups(layout, position_ids) if once is None else [np.arange(columns)]:
-        index = torch.from_numpy(tokens).to(position_ids.device)
+        index = upload(tokens, position_ids.device)
         reset_frequencies(own, call)
         found = type(own).forward(own, **{**call, "position_ids": position_ids[..., index].unsqueeze(-2)})
         for whole, part in zip(wholes, found if isinstance(found, tuple) else (found,), strict=True):

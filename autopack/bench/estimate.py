@@ -6,15 +6,15 @@ Nothing is trained and nothing is timed: costs are those of a `CostModel`, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from autopack.bench.in_step import EstimatedSteps, in_step
 from autopack.bench.sources import documents_of, lengths_of
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_ints
+from autopack.packing.checks import check_in, check_ints
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
@@ -57,6 +57,47 @@ class EstimatedArm:
     attention_saved: float
 
 
+class Accelerator(NamedTuple):
+    """Dense operations in bfloat16 and bytes of memory, per second, by a data sheet."""
+
+    operations: float
+    bandwidth: float
+
+
+# By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of MI300X.
+DEVICES = {
+    "h100": Accelerator(989.4e12, 3.35e12),
+    "a100": Accelerator(312e12, 2.039e12),
+    "rtx4090": Accelerator(165.2e12, 1.008e12),
+    "mi300x": Accelerator(1307.4e12, 5.3e12),
+}
+LAUNCH = 4e-6
+"""Seconds in which the host starts an operation, assumed."""
+LAYER_OPERATIONS, LAYER_VALUES = 111, 240
+"""Operations that a layer of a Llama starts in a training step, without torch.compile; and values
+in bfloat16, per token and unit of the hidden size, that those move that are no matrix products
+(benchmarks/results/counted.txt)."""
+
+
+@dataclass(frozen=True)
+class PredictedArm:
+    """The time of an arm on a GPU by roofline: predicted, not measured.
+
+    Attributes:
+        name: of the arm.
+        bound_by: `"arithmetic"`, `"memory"` or `"launches"`, whichever takes longest.
+        seconds: of forward and backward of all documents, without an optimizer or other GPUs.
+        tokens_per_second: real tokens.
+        speedup: the seconds of the baseline over these.
+    """
+
+    name: str
+    bound_by: str
+    seconds: float
+    tokens_per_second: float
+    speedup: float
+
+
 @dataclass(frozen=True, repr=False)
 class Estimate(Report):
     """The estimated gain; `str()` is a table, `plot()` a picture, and `found[name]` the packed arm of that name.
@@ -70,6 +111,7 @@ class Estimate(Report):
         padded: padded batches of all sizes, in both orders.
         packed: the mini-batches of `PackingCollator`, and the plans of all strategies.
         steps: optimizer steps of several ranks, if `max_tokens` was given.
+        on: the GPU that was asked for, and `predicted` the arms on it.
     """
 
     lengths: np.ndarray
@@ -80,6 +122,8 @@ class Estimate(Report):
     padded: tuple[EstimatedArm, ...]
     packed: tuple[EstimatedArm, ...]
     steps: tuple[EstimatedSteps, ...] = ()
+    on: str | None = None
+    predicted: tuple[PredictedArm, ...] = ()
 
     def __getitem__(self, name: str) -> EstimatedArm:
         found = {arm.name: arm for arm in self.packed}
@@ -136,6 +180,15 @@ class Estimate(Report):
             of_steps = ["", "micro-batches", "slowest rank", "speed-up"]
             steps = [[s.name, f"{s.micro_batches:.1f}", f"{s.slowest:.2f}", f"{s.speedup:.2f} x"] for s in self.steps]
             tables.append(Table([of_steps, *steps], "<>>>", "optimizer steps, which wait for the slowest rank"))
+        if self.on:
+            hidden = _hidden_size(self.cost)
+            of_gpu = [["", "bound by", "tokens/s", "speed-up"]]
+            for arm in self.predicted:
+                speed, gain = f"{arm.tokens_per_second:,.0f}", f"{arm.speedup:.2f} x"
+                of_gpu.append([arm.name, arm.bound_by, speed, gain])
+            model = f"a transformer of hidden size {hidden:,} and {_layers(hidden)} layers"
+            caption = f"predicted, not measured: {model} on one {self.on}"
+            tables.append(Table(of_gpu, "<<>>", caption))
         return tables
 
     def _charts(self) -> list[Chart]:
@@ -155,6 +208,47 @@ class Estimate(Report):
 
 def _name(arm: EstimatedArm) -> str:
     return f"{arm.name}, {arm.order}" if arm.order else arm.name
+
+
+def _hidden_size(cost: CostModel) -> int:
+    if not cost.linear or not cost.quadratic:
+        raise ValueError(f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}")
+    return round(cost.linear / (12 * cost.quadratic))
+
+
+def _layers(hidden: int) -> int:
+    """Return the number of layers of a Llama of a hidden size, about."""
+    return max(1, hidden // 128)
+
+
+def predict(arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int) -> tuple[PredictedArm, ...]:
+    """Return what arms with `real` tokens take on a GPU, by roofline; the first is the baseline.
+
+    A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward
+    and backward. Every call reads the weights twice and writes their gradients once. Matrix
+    products take as long as their operations or these bytes, whichever is longer, and the rest as
+    long as the bytes that it moves. Nothing is faster than the host starts it.
+    """
+    device, hidden = DEVICES[on], _hidden_size(cost)
+    layers = _layers(hidden)
+    seconds, bounds = [], []
+    for arm in arms:
+        calls = -(-arm.rows // arm.batch_size) if arm.order and arm.batch_size else arm.rows
+        step = 72 * hidden**2 * layers
+        arithmetic = step * arm.cost / cost.linear / device.operations
+        weights = step * calls / device.bandwidth
+        moved = 2 * LAYER_VALUES * hidden * layers * arm.tokens / device.bandwidth
+        of_kind = {
+            "arithmetic": arithmetic + moved,
+            "memory": weights + moved,
+            "launches": LAYER_OPERATIONS * layers * calls * LAUNCH,
+        }
+        bounds.append(max(of_kind, key=of_kind.__getitem__))
+        seconds.append(max(of_kind.values()))
+    return tuple(
+        PredictedArm(_name(arm), bound, took, real / took, seconds[0] / took)
+        for arm, bound, took in zip(arms, bounds, seconds, strict=True)
+    )
 
 
 def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
@@ -187,6 +281,7 @@ def estimate(
     max_tokens: int | None = None,
     ranks: int = 1,
     accumulation: int = 1,
+    on: str | None = None,
 ) -> Estimate:
     """Says what packing a data set would gain, before any training.
 
@@ -212,12 +307,15 @@ def estimate(
             and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
         max_tokens: also says what `enable(trainer, max_tokens=...)` gains in the optimizer steps of so many `ranks`,
             with `accumulation` batches of each.
+        on: also predicts, by roofline, what a GPU would make of it: `"h100"`, `"a100"`,
+            `"rtx4090"` or `"mi300x"`.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
     for options out of range.
     """
     for size in (batch_size, *batch_sizes):
         check_ints(batch_size=size)
+    check_in("on", on, (None, *DEVICES))
     check_ints(max_tokens=max_tokens or 1, ranks=ranks, accumulation=accumulation)
     cost = cost or CostModel()
     plan([1], max_length, overflow=overflow)  # checks the options
@@ -259,4 +357,8 @@ def estimate(
         packed.append(arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum())))
     baseline = next(each for each in padded if (each.batch_size, each.order) == (batch_size, "random"))
     steps = in_step(shuffled, batch_size, ranks, accumulation, max_tokens, cost) if max_tokens else ()
-    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed), steps)
+    arms = tuple(padded), tuple(packed)
+    whole = Estimate(lengths, counts, max_length, cost, baseline, *arms, steps, on)
+    if on is None:
+        return whole
+    return replace(whole, predicted=predict(whole._compared, on, cost, real))

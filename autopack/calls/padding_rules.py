@@ -239,9 +239,8 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
     pad_token_id, ids = text_config(call.config).pad_token_id, call.arguments.get("input_ids")
     if ids is None or pad_token_id is None:
         return not padding.real[:, -1].all()
-    columns = torch.arange(padding.shape[1], device=ids.device)
-    last = (columns * (ids != pad_token_id)).argmax(1)
-    return not padding.real[range(padding.shape[0]), host_values(last)].all()
+    last = (np.arange(padding.shape[1]) * (host_values(ids) != pad_token_id)).argmax(1)
+    return not padding.real[range(padding.shape[0]), last].all()
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:

@@ -23,7 +23,7 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.forms import AXES, Frame
-from autopack.layout.host import host_values, recall
+from autopack.layout.host import host_values, recall, remember, upload
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
 from autopack.layout.ways import Of
@@ -80,7 +80,7 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
         return heads.looks_for_padding(module)  # it takes the last column of embeddings
     if not heads.takes_first_padding(module):
         return False
-    first = ids.reshape(-1)[torch.from_numpy(given.batch.starts).to(ids.device)]
+    first = host_values(ids).reshape(-1)[given.batch.starts]
     return bool((first == text_config(module.config).pad_token_id).any())
 
 
@@ -118,7 +118,7 @@ class DocumentArguments:
             self._check_span(name, value)
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
-        at = host_values(value.reshape(self.documents, -1)[:, 0])
+        at = host_values(value).reshape(self.documents, -1)[:, 0]
         self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
         if len(wrong):
@@ -166,14 +166,19 @@ class PaddedDocuments(Delegate):
             if isinstance(pad_token_id, int) and ids is not None:
                 # Heads of decoders look for the last token that is no padding token.
                 arguments["input_ids"] = ids.masked_fill(~real.to(ids.device), pad_token_id)
+            known, filled = recall(call.arguments), torch.from_numpy(self.batch.filled)
+            if known:
+                remember(arguments["attention_mask"], filled.long())
             if (at := arguments.get("position_ids")) is not None:
-                # Counted on in padding: where a model hides the mask, they must not look like another document's.
-                counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
-                arguments["position_ids"] = at.where(real.to(at.device), counted)
+                arguments["position_ids"] = _counted_on(at, real)
+                if (host := known.get("position_ids")) is not None:
+                    flat = host.expand(*host.shape[:-2], *self.batch.shape).flatten(-2)
+                    at = flat[..., torch.from_numpy(self.batch.sources)]
+                    remember(arguments["position_ids"], _counted_on(at, filled))
             for name in given.head.labels if given.head.spans else ():
                 if (at := arguments.get(name)) is not None:
                     # At the end of its document, which the loss ignores, it is moved to the batch's end.
-                    ends = torch.from_numpy(self.batch.lengths).to(at.device).reshape(-1, *[1] * (at.dim() - 1))
+                    ends = upload(self.batch.lengths, at.device).reshape(-1, *[1] * (at.dim() - 1))
                     arguments[name] = at.masked_fill(at >= ends, self.batch.into[1])
         reason = "it declares documents, and its head gives one result per row"
         super().__init__(call, reason, None, arguments, Volume.of_layout(given.layout).without_padding())
@@ -247,8 +252,11 @@ class PerDocument(CallPlan):
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
-        index = torch.from_numpy(numbers)
-        found = self.given.map(batch.gather, lambda value: value.index_select(0, index.to(value.device)))
+
+        def chosen(value: torch.Tensor) -> torch.Tensor:
+            return value.index_select(0, upload(numbers, value.device))
+
+        found = self.given.map(batch.gather, chosen)
         first = layout.first_positions  # of runs of padding too
         if first is not None and layout.largest_positions is None and not first[documents].any():
             found.pop("position_ids", None)  # alone, the model counts them like that itself
@@ -282,13 +290,21 @@ class PerDocument(CallPlan):
         return in_order(parts, self.groups)
 
 
+def _counted_on(at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Return positions of documents (..., documents, columns), counted on in their padding.
+
+    Where a model hides the mask, they must not look like another document's.
+    """
+    counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
+    return at.where(real.to(at.device), counted)
+
+
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
     """Return True for each document with a counted label, (documents,) on the host; all if none are
     given."""
     if labels is None or labels.is_floating_point():
         return np.ones(documents, dtype=bool)
-    known = recall({"labels": labels}).get("labels", labels)
-    return host_values(known.reshape(documents, -1)[:, 0]) != IGNORED_LABEL
+    return host_values(labels).reshape(documents, -1)[:, 0] != IGNORED_LABEL
 
 
 def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:

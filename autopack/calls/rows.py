@@ -20,6 +20,7 @@ from autopack.calls.with_media import images_of_documents, positions_of_document
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.forms import Frame
+from autopack.layout.host import upload
 from autopack.layout.packed import (
     PackedLayout,
     real_documents,
@@ -264,7 +265,7 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
     arguments = gathered(without_what_packing_drops(call, call.arguments), padding)
     traits = call.traits
     if traits.uses_positions and arguments.get("position_ids") is None:
-        mask = torch.from_numpy(padding.real).to(padding.device)
+        mask = upload(padding.real, padding.device)
         if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
             found = mask.long().cumsum(1) - 1
         else:
@@ -272,7 +273,7 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
         arguments["position_ids"] = padding.gather(found)
     labels = arguments.get("labels")
     if call.entry.shifts_labels and labels is not None:
-        at = torch.from_numpy(padding.unpredicted).to(labels.device)
+        at = upload(padding.unpredicted, labels.device)
         arguments["labels"] = labels.index_fill(1, at, call.ignored_label)
     return arguments
 

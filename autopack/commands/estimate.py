@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
+from autopack.bench.estimate import DEVICES
 from autopack.commands import add_data_options, add_outputs, check_outputs, show
 from autopack.packing.checks import check_ints
 from autopack.packing.lengths import Overflow
 
-_PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accumulation".split()
+_PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accumulation on".split()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ranks", type=int, default=1, help="processes of those steps (%(default)s)")
     parser.add_argument("--accumulation", type=int, default=1, help="batches of a process in a step (%(default)s)")
+    parser.add_argument("--on", choices=list(DEVICES), help="also predict the speed on a GPU, by roofline")
     add_outputs(parser)
 
 

@@ -89,7 +89,8 @@ def read(
         return Declared(None)
     ids = arguments.get("input_ids")
     if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and device.type != "cpu":
-        tensors[_TOKENS] = host_side.get(_TOKENS, ids)
+        copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
+        tensors |= {_TOKENS: host_side.get(_TOKENS, ids)} if copies or _TOKENS in host_side else {}
     # All of a device in one transfer, so that a forward costs at most one device sync.
     host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
     tokens, positions = host.pop(_TOKENS, None), host.get("position_ids")

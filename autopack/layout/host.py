@@ -21,13 +21,16 @@ _WITHOUT_VALUES = (
 
 
 def host_values(tensor: torch.Tensor) -> np.ndarray:
-    """Copy an integer or boolean tensor of any shape to the host: int64 or bool if it had to be
+    """Return the values of an integer or boolean tensor of any shape: int64 or bool if it had to be
     unwrapped.
+
+    They are copied from a device unless they are remembered (`HostBatch`).
 
     Raises `UnsupportedModel` if it has no values: in a call that is recorded (`torch.export`) or
     stands for many (`torch.vmap`).
     """
-    host = tensor.detach().cpu()
+    known = recall({"": tensor}) if _known else {}
+    host = known.get("", tensor).detach().cpu()
     try:
         return host.numpy()
     except RuntimeError as error:

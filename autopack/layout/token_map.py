@@ -200,8 +200,8 @@ def in_order(parts: list[Any], groups: list[np.ndarray]) -> torch.Tensor | None:
     tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
     if [*map(len, tensors)] != [*map(len, groups)] or len({part.shape[1:] for part in tensors}) > 1:
         return None
-    order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
-    return torch.cat(tensors).index_select(0, order.to(tensors[0].device))
+    order = np.argsort(np.concatenate(groups), kind="stable")
+    return torch.cat(tensors).index_select(0, upload(order, tensors[0].device))
 
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:

@@ -19,6 +19,7 @@ from autopack.inspection import torches
 from autopack.inspection.sharding import gathers_inside
 from autopack.inspection.source import parameters_of
 from autopack.layout.forms import Frame
+from autopack.layout.host import upload
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import each_part
@@ -131,7 +132,7 @@ def _with_own_images(
             code="media-mixed",
         )
     number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
-    states = states[torch.from_numpy(number).to(states.device)]
+    states = states[upload(number, states.device)]
     documents, each = states.shape[:2]
     bounds = np.arange(documents + 1) * each
     memory = layout.derived(("images", each), lambda: PackedLayout(documents, each, bounds, layout.device))

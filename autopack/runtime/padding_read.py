@@ -20,6 +20,7 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.inspection.state import State
 from autopack.layout.forms import Frame, rows_first
+from autopack.layout.host import upload
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class PaddingRead:
             real = next(real for prefix, real in sides if name.startswith(prefix))
             axis = Frame(*real.shape).axis_of_output(name.partition("[")[0], value)
             if axis is not None:
-                padding = torch.from_numpy(~real).to(value.device)
+                padding = upload(~real, value.device)
                 value.register_hook(Look(self._arrived, name or "output", padding, axis, refuses))
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read

@@ -1,11 +1,11 @@
 """All that is to be known of autopack on a GPU, in one command.
 
-    python -m benchmarks.gpu --out DIR                              under ten minutes on one card of the H100's class
+    python -m benchmarks.gpu --out DIR                              parts of ten minutes on one card of the H100's class
     python -m benchmarks.gpu --out DIR --device cpu --small         every part on stand-ins: a rehearsal, no result
     python -m benchmarks.gpu --out DIR --parts "waits" "speed, 1B"  some parts
 
 It needs torch, transformers and triton, and no network; kernels of fla and others are used where they are installed. It
-writes `gpu.json` with everything, `gpu.txt` with the tables and, where matplotlib is installed, `gpu.png` into DIR.
+writes `gpu.json` with everything and `gpu.txt` with the tables into DIR.
 
 The parts are in benchmarks/gpu/parts.py. Each has its share of the time and, on a GPU, a process of its own. One that
 fails is named at the end, with what it had found until then; the others go on. The status is 1 if one failed. The same

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -47,11 +46,13 @@ class Machine:
             torch.cuda.empty_cache()
 
     def waits(self, function: Callable[[], Any]) -> dict[str, int]:
-        """How often the host waits for the device in a call, by the line of Python that makes it wait."""
+        """How often the host waits for the device in a call, by the line of Python that makes it wait.
+
+        Nothing waits for a CPU; `benchmarks.counted` counts what would.
+        """
         if not self.is_cuda:
-            with _Reads() as reads:
-                function()
-            return dict(reads.found)
+            function()
+            return {}
         torch.cuda.synchronize()
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
@@ -114,22 +115,6 @@ class Machine:
             "driver": _driver(),
             "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
-
-
-class _Reads(TorchDispatchMode):
-    """Counts what would make the host wait if it were a GPU's: values that are read, shapes that depend on values."""
-
-    __module__ = "torch.benchmarks"  # in a mode of somebody else's, calls are checked, which waits more
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func.overloadpacket.__name__)
-        if name in ("_local_scalar_dense", "nonzero", "equal", "masked_select"):
-            self.found[f"aten.{name}"] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def _short(filename: str) -> str:

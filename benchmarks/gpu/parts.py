@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.gpu.exactness import measure_backend
-from benchmarks.gpu.job import Job, Part
+from benchmarks.gpu.job import Job, LeftOut, Part
 from benchmarks.gpu.mixers import measure_mixers
+from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.speed import SIZES, measure_size
 from benchmarks.gpu.waits import count_waits
 
@@ -22,6 +27,25 @@ def environment(job: Job) -> dict[str, Any]:
     return {**job.machine.about(), "backends": backends}
 
 
+def run_program(job: Job, module: str, arguments: str, small: str | None) -> None:
+    """Run another benchmark on the device in a process of its own, and record what it prints last."""
+    given = small if job.small else arguments
+    if given is None:
+        raise LeftOut("not among the tiny sizes")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        command = [sys.executable, "-m", module, "--device", job.machine.device, "--json", str(path)]
+        status, lines = run_bounded([*command, *given.split()], job.left())
+        job.record(output=lines[-40:], record=json.loads(path.read_text()) if path.exists() else None)
+    if status != 0:
+        job.problem(f"{module} ended with status {status}")
+
+
+PROGRAMS = {
+    "live checks": ("benchmarks.checks", "--steps 300", "--steps 4"),
+    "paper, 1B": ("benchmarks.paper", "--model 1b --data flan --documents 400", "--full --trial --data flan"),
+    "paper, 7B": ("benchmarks.paper", "--model 7b --data flan --documents 96 --rounds 1", None),
+}
 PARTS = [
     Part("environment", environment, 0.1),
     Part("exactness, varlen", partial(measure_backend, backend="varlen"), 0.1),
@@ -29,8 +53,12 @@ PARTS = [
     Part("waits", count_waits, 0.08),
     *(
         Part(f"speed, {name}", partial(measure_size, name=name), share)
-        for name, share in zip(SIZES, (0.07, 0.07, 0.1, 0.07, 0.14, 0.1), strict=True)
+        for name, share in zip(SIZES, (0.07, 0.07, 0.1, 0.07, 0.14, 0.1, 0.1, 0.1, 0.1, 0.1), strict=True)
     ),
     Part("exactness, flex", partial(measure_backend, backend="flex"), 0.1),
     Part("mixers", measure_mixers, 0.13, apart=True),
+    *(
+        Part(name, partial(run_program, module=module, arguments=arguments, small=small), 0.3)
+        for name, (module, arguments, small) in PROGRAMS.items()
+    ),
 ]

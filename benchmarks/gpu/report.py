@@ -1,13 +1,11 @@
-"""A run in words and in a picture."""
+"""A run in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from autopack.bench.race import Spread, mebibytes
-from autopack.pages.figure import PACKED, PADDED, Bar, Bars, picture
 from benchmarks.gpu.job import FAILED
 
 KINDS = {"forward": "forward, no gradients", "step": "training step"}
@@ -35,8 +33,7 @@ def table(result: dict[str, Any]) -> str:
         problems = [f"  ! {_cut(problem)}" for problem in outcome["problems"]]
         if section or problems:
             lines += ["", name, "-" * len(name), *section, *problems]
-    picture = result.get("picture")
-    return "\n".join([*lines, "", f"Picture: {picture}"] if picture else lines)
+    return "\n".join(lines)
 
 
 def _cut(text: str) -> str:
@@ -61,6 +58,7 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
         yield from _types(found)
     elif "size" in found:
         yield from _speed(found)
+    yield from found.get("output", ())
 
 
 def _types(found: dict[str, Any]) -> Iterator[str]:
@@ -95,7 +93,8 @@ def _waits(found: dict[str, Any]) -> Iterator[str]:
 
 def _speed(found: dict[str, Any]) -> Iterator[str]:
     size, real = found["size"], found.get("real tokens")
-    yield (f"Llama, {found['parameters'] / 1e9:.2f} B parameters, {found['dtype']}; {found.get('flash', 'not run')}")
+    kernels = found.get("flash", "not run")
+    yield f"{size['model_type']}, {found['parameters'] / 1e9:.2f} B parameters, {found['dtype']}; {kernels}"
     if real:
         ratio = f"padded / real: {found['padded tokens'] / real:.2f}"
         yield f"{size['batches']} batches of {size['documents']} documents, {real} tokens; {ratio}"
@@ -132,37 +131,3 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
         ratios = ("-" if cell[other] is None else Spread(**cell[other]) for other in others)
         speed = f"{Spread(**cell['tokens_per_second'])!s:>28}{mebibytes(cell['peak_bytes']):>11}"
         yield f"{arm:<32}{speed}" + "".join(f"{ratio!s:>30}" for ratio in ratios)
-
-
-def draw(result: dict[str, Any], path: Path) -> str:
-    """Draw the real tokens per second of all arms into a PNG; says where it is, or why there is none."""
-    races = [
-        (f"{name.removeprefix('speed, ')}, {kind}", outcome["result"][kind]["arms"])
-        for name, outcome in result["parts"].items()
-        for kind in KINDS
-        if any(cell["tokens_per_second"] for cell in outcome["result"].get(kind, {}).get("arms", {}).values())
-    ]
-    if not races:
-        return "none, because nothing was timed"
-    try:
-        _plot(races, result, path)
-    except Exception as error:  # no matplotlib, or one that does not work here: all else is there already
-        return f"none, because of {type(error).__name__}: {error}"
-    return path.name
-
-
-def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path: Path) -> None:
-    charts = []
-    for title, arms in races:
-        bars = []
-        for name, cell in arms.items():
-            color = PACKED if name.startswith("enabled") else PADDED
-            if cell["tokens_per_second"]:
-                speed = Spread(**cell["tokens_per_second"])
-                form = {"color": color, "interval": (speed.low, speed.high)}
-                bars.append(Bar(name, speed.median, f"{speed.median:,.0f}", **form))
-            else:
-                bars.append(Bar(name, 0.0, _cut(cell["failed"] or "not timed")))
-        charts.append(Bars(f"{title}: real tokens per second", bars))
-    found = result["parts"].get("environment", {}).get("result", {})
-    picture(charts, found.get("name", result["settings"]["device"])).savefig(path)

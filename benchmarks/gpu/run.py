@@ -89,8 +89,6 @@ class Run:
             self.result["parts"][part.name] = outcome
             print(report.line(part.name, outcome), flush=True)
             self.write()
-        self.result["picture"] = report.draw(self.result, self.out / "gpu.png")
-        self.write()
         return self.result
 
     def _one(self, part: Part, seconds: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from autopack.bench import subjects
 from autopack.bench.contest import Arm, Batch, Contest, Outcome
 from benchmarks import workload
-from benchmarks.gpu.arms import ARMS, FLASH, FLEX, GROUPED, backend_of, by_document, calls, on
+from benchmarks.gpu.arms import ARMS, FLASH, FLEX, GROUPED, REGROUPED, backend_of, by_document, calls, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
 from benchmarks.gpu.job import Job, LeftOut
 
@@ -26,7 +26,8 @@ The control, documents that see each other, is measured beside it."""
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama of a size of `autopack bench`, and its batches.
+    """A model of a size of `autopack bench`, and its batches; with a `prompt` of so many tokens before all documents of
+    a batch.
 
     Its weights are in bfloat16, or with `autocast` in float32 and its calls under autocast to bfloat16. One that is
     `lean` has layers that are recomputed, an optimizer that keeps nothing, and no copy in float32 to be held against.
@@ -39,10 +40,15 @@ class Size:
     lean: bool = False
     autocast: bool = False
     flex: bool = False
+    model_type: str = "llama"
+    task: str = "causal-lm"
+    prompt: int = 0
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """What is compared at this size."""
+        """What is compared: of other types, and behind prompts, what needs no attention function by name."""
+        if self.model_type != "llama" or self.prompt:
+            return tuple(arm for arm in ARMS if arm.implementation is None and arm.name != "stock packed sdpa")
         return (*ARMS, *FLEX) if self.flex else ARMS
 
     @property
@@ -65,7 +71,16 @@ SIZES = {
     }.items()
     for way in ("", ", autocast")
 }
+SIZES |= {
+    "groups of 8, 1B": Size("1B", documents=8, rounds=6, prompt=1024),
+    "modernbert": Size("130M", documents=32, model_type="modernbert", task="masked-lm"),
+    "mamba2": Size("370M", documents=8, model_type="mamba2"),
+    "qwen3_next": Size("130M", documents=8, model_type="qwen3_next", lean=True),
+}
 SMALL = {
+    "groups of 8, 1B": Size("small", documents=8, batches=2, rounds=1, prompt=70),
+    "modernbert": Size("small", documents=3, batches=2, rounds=1, model_type="modernbert", task="masked-lm"),
+    "mamba2": Size("small", documents=3, batches=2, rounds=1, model_type="mamba2"),
     "0.1B": Size("small", documents=3, batches=2, rounds=2, flex=True),
     "0.1B, autocast": Size("small", documents=3, batches=2, rounds=1, autocast=True),
     "7B": Size("small", documents=2, batches=2, rounds=1, lean=True),
@@ -90,7 +105,8 @@ def measure_size(job: Job, name: str) -> None:
         raise LeftOut(f"needs {needed['forward']:.0f} GiB of memory, and {free:.0f} are free")
     model = build(size, job.machine.device, job.seed)
     lengths = draw(size, job)
-    batches = [Batch.of(each, tokens_of(size), job.seed + i, job.machine.device) for i, each in enumerate(lengths)]
+    batches = [batch_of(size, each, job.seed + i, job.machine.device) for i, each in enumerate(lengths)]
+    lengths = [batch.lengths for batch in batches]
     padded = sum(len(batch) * max(batch) for batch in lengths)
     job.record(lengths=lengths, **{"real tokens": sum(map(sum, lengths)), "padded tokens": padded})
     lowering = torch.autocast(model.device.type, dtype=DTYPE, enabled=size.autocast)
@@ -106,9 +122,10 @@ def measure_size(job: Job, name: str) -> None:
 
 
 def build(size: Size, device: str, seed: int) -> Any:
-    """Return a random Llama, made where it is to be and in its own precision: nothing of it is ever held twice."""
-    form: dict[str, Any] = {"attn": "sdpa", "dtype": size.dtype, "device": device, "seed": seed}
-    model = subjects.build("llama", size.llama, "causal-lm", workload.LONGEST, **form)
+    """Return a random model, made where it is to be and in its own precision: nothing of it is ever held twice."""
+    attention = "sdpa" if size.model_type == "llama" else None  # which some types do not have
+    form: dict[str, Any] = {"attn": attention, "dtype": size.dtype, "device": device, "seed": seed}
+    model = subjects.build(size.model_type, size.llama, size.task, workload.LONGEST + size.prompt, **form)
     model.config.use_cache = False
     return model
 
@@ -116,6 +133,12 @@ def build(size: Size, device: str, seed: int) -> Any:
 def tokens_of(size: Size) -> torch.Tensor:
     """Return the tokens that documents are drawn of."""
     return torch.arange(1, subjects.SIZES[size.llama]["vocab_size"])
+
+
+def batch_of(size: Size, lengths: Sequence[int], seed: int, device: str) -> Batch:
+    """Return documents of these lengths behind the prompt of all, if the size has one."""
+    prompt, *documents = Batch.of([size.prompt, *lengths], tokens_of(size), seed, device).documents
+    return Batch([torch.cat([prompt, each]) for each in documents])
 
 
 def draw(size: Size, job: Job) -> list[list[int]]:
@@ -148,7 +171,11 @@ def check(job: Job, size: Size, model: Any, batch: Batch) -> dict[str, Any]:
     found["control: documents that see each other"] = worst(by_document(batch, ARMS[2], leaking), wanted)
     del leaking
     contest = Contest(
-        model, [arm for arm in size.arms if arm.form != GROUPED], [batch], partial(on, model), calls=calls
+        model,
+        [arm for arm in size.arms if arm.form not in (GROUPED, REGROUPED)],
+        [batch],
+        partial(on, model, proven=size.prompt > 0),
+        calls=calls,
     )
     for outcome in contest.outcomes:
         error = contest.attempt(outcome, partial(_off, contest, outcome.arm, batch, wanted))
@@ -179,8 +206,8 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
         if size.lean:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train(kind == "step")
-    contest = Contest(model, size.arms, batches, partial(on, model), optimizer, calls=calls)
-    flash = next(outcome for outcome in contest.outcomes if outcome.arm == FLASH)
+    contest = Contest(model, size.arms, batches, partial(on, model, proven=size.prompt > 0), optimizer, calls=calls)
+    flash = next((outcome for outcome in contest.outcomes if outcome.arm == FLASH), contest.outcomes[0])
 
     def warm_up(outcome: Outcome) -> None:
         with contest.state(outcome.arm) as handle:

@@ -235,3 +235,33 @@ def test_steps_of_eight_ranks_gain_what_was_counted_for_lengths_like_flans(accum
     _, mini_batch, cut = found.steps
     assert (mini_batch.speedup, cut.speedup) == pytest.approx(speedups, rel=0.02)
     assert cut.slowest == pytest.approx(slowest, abs=0.015)
+
+
+def test_a_gpu_is_predicted_by_its_roofline_and_never_called_measured(tmp_path, capsys):
+    hidden, layers = 4096, 32
+    lengths = [4000, 96] * 50
+    found = autopack.estimate(lengths, batch_size=2, batch_sizes=(), strategies=(), on="a100")
+    padded, _, packed = found.predicted
+    for arm, predicted in ((found.baseline, padded), (found["mini-batch"], packed)):
+        operations = layers * (72 * hidden**2 * arm.tokens + 6 * hidden * arm.pairs)
+        assert predicted.seconds == pytest.approx(operations / 312e12 + layers * hidden * arm.tokens * 480 / 2.039e12)
+        assert predicted.bound_by == "arithmetic"
+    assert packed.speedup == padded.seconds / packed.seconds > 1.5
+    assert packed.tokens_per_second == sum(lengths) / packed.seconds
+
+    short = {"batch_size": 1, "batch_sizes": (), "strategies": (), "on": "h100"}
+    few = autopack.estimate([5] * 50, **short)
+    assert {arm.bound_by for arm in few.predicted} == {"launches"}, "the host starts 111 operations in each layer"
+    assert few.predicted[0].seconds == pytest.approx(50 * layers * 111 * 4e-6)
+    wide = autopack.estimate([5] * 50, cost=autopack.packing.CostModel(1, 1 / (12 * 65536)), **short)
+    assert {arm.bound_by for arm in wide.predicted} == {"memory"}, "five tokens do not repay reading the weights"
+
+    (tmp_path / "l.json").write_text(json.dumps(lengths))
+    assert main(["estimate", str(tmp_path / "l.json"), "--on", "mi300x", "--batch-size", "2"]) == 0
+    assert "predicted, not measured: a transformer of hidden size 4,096 and 32 layers on one mi300x" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    with pytest.raises(ValueError, match="on='b200': wanted one of None, 'h100'"):
+        autopack.estimate(lengths, on="b200")
+    with pytest.raises(ValueError, match="wanted a cost model of a hidden size"):
+        autopack.estimate(lengths, on="h100", cost=autopack.packing.CostModel(1, 0))

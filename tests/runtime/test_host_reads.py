@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import autopack
 from autopack import tiny
+from autopack.calls import row_heads
 from autopack.layout import declarations, host
 from autopack.layout.host import note_padding, noted_padding, recall, remember
 from autopack.packing import HostBatch
@@ -55,12 +56,23 @@ def collated(model):
     return autopack.PackingCollator.for_model(model, labels="given")(examples())
 
 
+def classes(model):
+    documents = [{"input_ids": each["input_ids"], "labels": 1} for each in examples()]
+    return autopack.PackingCollator.for_model(model)(documents)
+
+
+def of_classes(rows):
+    return HostBatch({**rows, "labels": torch.ones(len(LENGTHS), dtype=torch.long)})
+
+
 CALLS = {
     **{name: (name, "causal-lm", collated) for name in PACKED},
     **{f"{name}, padded": (name, "causal-lm", lambda _: padded()) for name in ("llama", "mamba", "mixtral", "bert")},
     "t5, padded": ("t5", "seq2seq", lambda _: padded()),
     "bart, tokens on both sides": ("bart", "seq2seq", lambda _: pair()),
     "t5, packed": ("t5", "seq2seq", lambda _: packed_pair()),
+    **{f"{name}, classes": (name, "sequence-classification", classes) for name in ("llama", "bert")},
+    "llama, classes, padded": ("llama", "sequence-classification", lambda _: of_classes(padded())),
 }
 
 
@@ -75,6 +87,25 @@ def test_nothing_is_read_where_the_collators_values_are_remembered(name):
         model(**batch.to("meta")).loss.backward()
         with pytest.raises((NotImplementedError, RuntimeError), match="meta tensor"):
             model(**{n: v.to("meta") for n, v in batch.items()})  # moved one by one, nobody knows what they hold
+
+
+def test_the_host_knows_of_documents_as_rows_what_their_device_holds(monkeypatch):
+    model = tiny.build("llama", task="sequence-classification")
+    batch, made, begin = classes(model), [], row_heads.PaddedDocuments.__init__
+    for value in batch.values():
+        remember(value, value)
+
+    def spy(self, *arguments):
+        begin(self, *arguments)
+        made.append(self.arguments)
+
+    monkeypatch.setattr(row_heads.PaddedDocuments, "__init__", spy)
+    with autopack.enable(model, verify=False):
+        model(**batch)
+    (arguments,) = made
+    known = recall(arguments)  # on a CPU what differs is not recalled
+    assert known.keys() >= {"attention_mask", "position_ids"}
+    assert known["position_ids"].tolist() == arguments["position_ids"].tolist() == [[*range(max(LENGTHS))]] * 3
 
 
 class Reads(TorchFunctionMode):
