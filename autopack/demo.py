@@ -1,7 +1,9 @@
-"""``autopack demo``: a small Llama trained on padded batches, and on packed rows without autopack and with it.
+"""``autopack demo``: a small Llama trained on padded batches, and on packed rows without autopack
+and with it.
 
-Offline: the text is the documentation that every Python installation carries. Its lengths are skewed as in instruction
-data sets: half of the documents are a few lines long, a few are pages long.
+Offline: the text is the documentation that every Python installation carries. Its lengths are
+skewed as in instruction data sets: half of the documents are a few lines long, a few are pages
+long.
 """
 
 from __future__ import annotations
@@ -32,11 +34,15 @@ from autopack.version import __version__
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
 SHORTEST, FEWEST = 60, 128
-"""Characters below which a text is left out ("Return x."), and texts below which there is too little to train on."""
+"""Characters below which a text is left out ("Return x."), and texts below which there is too
+little to train on.
+"""
 LOSS_TOLERANCE = 1e-5
-"""Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more."""
+"""Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more.
+"""
 PADDED, STOCK, ENABLED = "padded", "packed, stock", "packed, autopack"
-# Not in every installation, or not documentation: the text should change as little as possible between machines.
+# Not in every installation, or not documentation: the text should change as little as possible
+# between machines.
 _SKIPPED = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
 _SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
 _HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
@@ -61,7 +67,9 @@ class DemoSettings:
 
 @dataclass
 class DemoArm:
-    """A way to train: a model of its own, the calls that it makes of batches, and what came of them."""
+    """A way to train: a model of its own, the calls that it makes of batches, and what came of
+    them.
+    """
 
     model: Any
     optimizer: Any
@@ -73,7 +81,8 @@ class DemoArm:
     def step(self, batch: Sequence[Example]) -> None:
         """Take an optimizer step; record loss, time and tokens.
 
-        Gradients are clipped: steps of some seeds would otherwise diverge, which blows up rounding in every way.
+        Gradients are clipped: steps of some seeds would otherwise diverge, which blows up rounding
+        in every way.
         """
         import torch
 
@@ -90,14 +99,18 @@ class DemoArm:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The arms by name, and what they were trained on: `lengths` are the tokens of all documents, sorted."""
+    """The arms by name, and what they were trained on: `lengths` are the tokens of all documents,
+    sorted.
+    """
 
     settings: DemoSettings
     lengths: list[int]
     arms: dict[str, DemoArm]
 
     def difference(self, name: str) -> float:
-        """Return the largest relative difference of an arm's loss from padded's; infinite where one is no number."""
+        """Return the largest relative difference of an arm's loss from padded's; infinite where one
+        is no number.
+        """
         pairs = zip(self.arms[name].losses, self.arms[PADDED].losses, strict=True)
         found = [abs(one / other - 1) for one, other in pairs]
         return math.inf if any(map(math.isnan, found)) else max(found)
@@ -112,10 +125,12 @@ class DemoResult:
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Return distinct texts of the Python installation, in an order that depends on nothing but their content.
+    """Return distinct texts of the Python installation, in an order that depends on nothing but
+    their content.
 
-    `root` is the directory of the standard library. That of the running interpreter is read if it is left out, and the
-    language reference with it. Raises `CorpusTooSmall` where there are fewer than `FEWEST` texts.
+    `root` is the directory of the standard library. That of the running interpreter is read if it
+    is left out, and the language reference with it. Raises `CorpusTooSmall` where there are fewer
+    than `FEWEST` texts.
     """
     topics = _reference_sections() if root is None else ()
     root = root or Path(sysconfig.get_path("stdlib"))
@@ -130,7 +145,9 @@ def collect_documents(root: Path | None = None) -> list[str]:
 
 
 def _docstrings(root: Path) -> Iterator[str]:
-    """Every docstring below `root`; the files are parsed and never imported, so nothing in them runs."""
+    """Every docstring below `root`; the files are parsed and never imported, so nothing in them
+    runs.
+    """
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
@@ -146,7 +163,9 @@ def _docstrings(root: Path) -> Iterator[str]:
 
 
 def _reference_sections() -> Iterator[str]:
-    """The sections of the language reference behind ``help()``; the module that holds it is plain data."""
+    """The sections of the language reference behind ``help()``; the module that holds it is plain
+    data.
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -156,7 +175,9 @@ def _reference_sections() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and decoded without loss."""
+    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and
+    decoded without loss.
+    """
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
@@ -165,7 +186,9 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
-    """Encode every text as one example that ends with the end-of-text token, cut after `longest` tokens."""
+    """Encode every text as one example that ends with the end-of-text token, cut after `longest`
+    tokens.
+    """
     encodings = tokenizer.encode_batch(list(texts))
     return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
 
@@ -226,8 +249,9 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
 
     form: dict[str, Any] = {"attn": "sdpa", "dtype": torch.float32, "seed": settings.seed}
     model = build("llama", "small", "causal-lm", settings.longest, **form).train()
-    # The second beta and the clipped norm are those of most language models. They also keep the training calm:
-    # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
+    # The second beta and the clipped norm are those of most language models. They also keep the
+    # training calm: where it is not, Adam blows rounding up a thousandfold, whichever way the
+    # batches are made.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps))
     optimizer.register_step_post_hook(lambda *_: rates.step())
@@ -298,7 +322,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo, print its table, and return 0 if autopack has the losses of padded batches, else 1."""
+    """Run the demo, print its table, and return 0 if autopack has the losses of padded batches,
+    else 1.
+    """
     check_ints(steps=args.steps)
     keep_freed_memory()
     result = compare(DemoSettings(steps=args.steps, seed=args.seed))

@@ -23,7 +23,9 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return the end of a message about an unknown name: the one that was meant, or a few; `otherwise` for none."""
+    """Return the end of a message about an unknown name: the one that was meant, or a few;
+    `otherwise` for none.
+    """
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
     close = [wanted] if wanted in plain else difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)
@@ -34,8 +36,9 @@ class AutopackError(Exception):
     """Base of every error that autopack raises on purpose.
 
     `code` names what is wrong and stays the same from release to release; `message` says it of this
-    case. `str(error)` is the message with its code. `guide` is the address of what the documentation
-    says about the code; a traceback shows it below the message (Python 3.11 and later).
+    case. `str(error)` is the message with its code. `guide` is the address of what the
+    documentation says about the code; a traceback shows it below the message (Python 3.11 and
+    later).
     """
 
     code: str = ""
@@ -71,7 +74,9 @@ class UnsupportedModel(AutopackError):
 
 
 class UnsupportedVersion(AutopackError, ImportError):
-    """A package that autopack needs is installed in a version that is too old, for autopack or for transformers."""
+    """A package that autopack needs is installed in a version that is too old, for autopack or for
+    transformers.
+    """
 
     code = "version-too-old"
 
@@ -85,18 +90,21 @@ class SiteDrift(AutopackError):
 
 
 class OutsideForward(AutopackError, RuntimeError):
-    """An enabled module was reached without passing its model's entry, so its documents are unknown."""
+    """An enabled module was reached without passing its model's entry, so its documents are
+    unknown.
+    """
 
 
 @dataclass(frozen=True)
 class Leak:
     """One document of a call that did not get what it gets alone, as a check of the call found it.
 
-    `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the batch, of an
-    encoder-decoder in that of the decoder. `field` is the part of the output that differs the most, `error` its
-    difference relative to the field's standard deviation (of a loss: as it is, relative where it is above 1),
-    `tolerance` what counts as rounding, and `step` the number of the call among those that were counted. `than` says
-    in words what it was compared with, `module` in which module of the model that begins, if that is known.
+    `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
+    batch, of an encoder-decoder in that of the decoder. `field` is the part of the output that
+    differs the most, `error` its difference relative to the field's standard deviation (of a loss:
+    as it is, relative where it is above 1), `tolerance` what counts as rounding, and `step` the
+    number of the call among those that were counted. `than` says in words what it was compared
+    with, `module` in which module of the model that begins, if that is known.
     """
 
     model: str

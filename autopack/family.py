@@ -34,7 +34,8 @@ class Tiny:
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Types of parts to name, because (older releases of) the class make none by default."""
     stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
-    """Types, with further fields, that stand in for parts that need a package beside transformers."""
+    """Types, with further fields, that stand in for parts that need a package beside transformers.
+    """
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The types that take images, by the images' form (a case of `autopack.tiny.images`)."""
     sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -46,7 +47,8 @@ class Tiny:
 
 
 def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
-    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from
+    # theirs.
     return next((known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None)
 
 

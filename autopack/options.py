@@ -49,7 +49,9 @@ class BadSetting(AutopackError):
 
 
 def option(default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None) -> Any:
-    """Return the field of an option: one of some values, or a number, which `metavar` stands for in help."""
+    """Return the field of an option: one of some values, or a number, which `metavar` stands for in
+    help.
+    """
     return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
 
 
@@ -86,7 +88,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line and its variable: one of some words, a switch, or a whole number."""
+    """An option of the command line and its variable: one of some words, a switch, or a whole
+    number.
+    """
 
     name: str
     default: Any

@@ -33,10 +33,10 @@ _SUPPORTED = "Run `autopack doctor` to see which versions are supported."
 class Site:
     """A function of transformers that autopack replaces while a model is enabled.
 
-    `path` is a dotted path in `module`; with `key` it names a mapping, and the function is its value under that key.
-    `adapter` takes the original and the site and returns the replacement, which must be inert for models that are not
-    enabled. `parameters` are the names that the adapter relies on. `soft`: documents are kept apart without it too, so
-    others may replace it.
+    `path` is a dotted path in `module`; with `key` it names a mapping, and the function is its
+    value under that key. `adapter` takes the original and the site and returns the replacement,
+    which must be inert for models that are not enabled. `parameters` are the names that the adapter
+    relies on. `soft`: documents are kept apart without it too, so others may replace it.
     """
 
     module: str

@@ -14,8 +14,9 @@ from autopack.family import Family, MixerCall, Tiny, Way
 from autopack.layout.token_map import Batches, each_by_itself
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
-# Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of positions give every
-# document those of the first columns; most have attention through the interface, the others are run on documents alone.
+# Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of
+# positions give every document those of the first columns; most have attention through the
+# interface, the others are run on documents alone.
 _NUMBERING_COLUMNS = """
 bart bigbird_pegasus blenderbot blenderbot-small florence2 m2m_100 marian mbart musicgen_decoder
 musicgen_melody_decoder mvp pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
@@ -59,9 +60,10 @@ COLUMN_POSITIONS = Family(
     ),
 )
 
-# T5 and its kin make relative distances a bias of attention, which has neither positions nor a scale. In a packed row
-# it would be one of the row: dense, and counted from its beginning. Switch Transformers lets an expert take so many
-# tokens of a row and drops the rest, so its experts are run on documents as rows.
+# T5 and its kin make relative distances a bias of attention, which has neither positions nor a
+# scale. In a packed row it would be one of the row: dense, and counted from its beginning. Switch
+# Transformers lets an expert take so many tokens of a row and drops the rest, so its experts are
+# run on documents as rows.
 _SPARSE = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
 
 T5 = Family(
@@ -135,7 +137,8 @@ NLLB_MOE = Family(
     tiny=Tiny(configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}}),
 )
 
-# Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a softmax.
+# Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a
+# softmax.
 _ENCODERS = {
     "its encoder pads the row to a multiple of its window and attends by blocks of it": "LEDEncoder",
     "its encoder attends by blocks of the row, and pads them into the bias that it hands on": "LongT5Stack",

@@ -13,10 +13,11 @@ from autopack.layout.token_map import Batches, TokenMap, equally_long_documents
 from autopack.mixers import ALONE, RELATIVE, Restarting
 from autopack.mixers.alone import run_documents_alone
 
-# Text attends to images across, through layers of its own; each document reads its own images. A mask says which tokens
-# see which images of their row. A token that sees none is let see all of them upstream, which in a packed row would be
-# those of other documents, and in a padded batch those that fill up the row (modeling_mllama.py:
-# `cross_attention_mask *= full_text_row_masked_out_mask`), so attention gets nothing else to see.
+# Text attends to images across, through layers of its own; each document reads its own images. A
+# mask says which tokens see which images of their row. A token that sees none is let see all of
+# them upstream, which in a packed row would be those of other documents, and in a padded batch
+# those that fill up the row (modeling_mllama.py: `cross_attention_mask *=
+# full_text_row_masked_out_mask`), so attention gets nothing else to see.
 _MLLAMA, _IDEFICS, _BLIP = frozenset({"mllama"}), frozenset({"idefics"}), frozenset({"blip"})
 
 MLLAMA = Family(
@@ -38,7 +39,8 @@ MLLAMA = Family(
     ),
 )
 
-# Upstream runs no document without pixels: one that has no image brings an empty one that no token sees.
+# Upstream runs no document without pixels: one that has no image brings an empty one that no token
+# sees.
 IDEFICS = Family(
     name="idefics",
     model_types=_IDEFICS,
@@ -77,8 +79,8 @@ EVOLLA = Family(
 _OF_INPUT_IDS = Restarting(reads_encoder_tokens=True)
 _WITH_AN_IMAGE = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
 
-# The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its decoder's tokens of
-# `input_ids` where it gets none, and never of labels.
+# The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its
+# decoder's tokens of `input_ids` where it gets none, and never of labels.
 IMAGE_ENCODERS = Family(
     name="image_encoders",
     model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
@@ -148,7 +150,8 @@ def _of_text(output: Any, batch: TokenMap) -> Any:
 
 _WITH_IMAGES = _AfterAnImage()
 
-# The loss of upstream leaves out as many tokens as an image has, whether there is one or not, so labels need images.
+# The loss of upstream leaves out as many tokens as an image has, whether there is one or not, so
+# labels need images.
 GIT = Family(
     name="git",
     model_types=_GIT,

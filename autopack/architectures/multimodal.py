@@ -116,7 +116,8 @@ _TINY: dict[str, dict[str, Any]] = {
 # in place of towers of timm
 _SIGLIP = ("siglip_vision_model", {"model_args": {"embed_dim": 64}, "vision_use_head": False})
 _STAND_INS = {
-    # FastViT has norms over the batch too: `ConvMlp` of its blocks, also with inference_mode=True (timm's fastvit.py)
+    # FastViT has norms over the batch too: `ConvMlp` of its blocks, also with inference_mode=True
+    # (timm's fastvit.py)
     "fast_vlm": {"vision_config": ("resnet", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1]})},
     "perception_lm": {"vision_config": _SIGLIP},
 }
@@ -203,8 +204,9 @@ MOLMO2 = Family(
     ),
 )
 
-# One of its axes of positions numbers the images, and upstream goes on counting from row to row. So documents are
-# numbered one at a time, as rows of their own, and each gets the numbers that it has alone.
+# One of its axes of positions numbers the images, and upstream goes on counting from row to row. So
+# documents are numbered one at a time, as rows of their own, and each gets the numbers that it has
+# alone.
 HUNYUAN_VL = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),

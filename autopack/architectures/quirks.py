@@ -30,9 +30,9 @@ def _scale_query_by_position(
     return query, key, value, options
 
 
-# Layers without rotary embedding scale the query by its column in the row and not by its position, so a document
-# further right is scaled more than it would be alone. The chunks of most layers are cut by column too, which the mask
-# description already undoes.
+# Layers without rotary embedding scale the query by its column in the row and not by its position,
+# so a document further right is scaled more than it would be alone. The chunks of most layers are
+# cut by column too, which the mask description already undoes.
 LLAMA4 = Family(
     name="llama4",
     model_types=frozenset("llama4 llama4_text".split()),
@@ -72,9 +72,10 @@ def _refusal(config: Any) -> str | None:
     return "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
 
 
-# Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others. Other documents are
-# masked out of that choice, but keys of equal score (the same token twice) are told apart by an order that depends on
-# the length of the row, so a document would keep other keys than it does alone.
+# Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others.
+# Other documents are masked out of that choice, but keys of equal score (the same token twice) are
+# told apart by an order that depends on the length of the row, so a document would keep other keys
+# than it does alone.
 DOGE = Family(
     name="doge",
     model_types=frozenset({"doge"}),
@@ -108,8 +109,8 @@ clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit
 siglip_text_model tipsv2_text_model xclip_text_model
 """
 
-# Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than positions. What the
-# towers pick of every row is looked after where outputs are (`calls.outputs`).
+# Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than
+# positions. What the towers pick of every row is looked after where outputs are (`calls.outputs`).
 TEXT_TOWERS = Family(
     name="text_towers",
     model_types=frozenset(_TYPES.split()),

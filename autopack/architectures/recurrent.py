@@ -30,7 +30,8 @@ class _ForgettingRows(Rows):
         return super().run(replace(call, original=from_nothing))
 
 
-# Upstream resets the recurrence where a position is 0, but its convolution reaches into the document before.
+# Upstream resets the recurrence where a position is 0, but its convolution reaches into the
+# document before.
 RG_LRU = Family(
     name="rg_lru",
     model_types=frozenset({"recurrent_gemma"}),
@@ -60,8 +61,8 @@ XLSTM = Family(
     tiny=Tiny(configs={"xlstm": {"autocast_kernel_dtype": "float32"}}),
 )
 
-# State-space layers (Mamba, Mamba-2). Upstream restarts their convolution and scan only in CUDA kernels that take
-# `seq_idx`.
+# State-space layers (Mamba, Mamba-2). Upstream restarts their convolution and scan only in CUDA
+# kernels that take `seq_idx`.
 _SPACES = """
 bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemo_speechlm nemotron_h nemotron_h_omni zamba zamba2
 """
@@ -101,7 +102,8 @@ STATE_SPACE = Family(
     tiny=Tiny(configs=_TINY_SPACES, images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
 )
 
-# Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do Qwen4's n-grams.
+# Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do
+# Qwen4's n-grams.
 _GATED_DELTA_RULE = AtOperations(("causal_conv1d_fn", "torch_chunk_gated_delta_rule"))
 _PER_CHANNEL_DECAY = AtOperations(("causal_conv1d_fn", "chunk_kimi_delta_attention"))
 
@@ -180,8 +182,9 @@ _TINY_CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of Inkling 2 scales by
-# `position_ids`, which count padding on the left too, behind which its convolutions would start anew.
+# Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of
+# Inkling 2 scales by `position_ids`, which count padding on the left too, behind which its
+# convolutions would start anew.
 _BIASED = "InklingAttention Inkling2FullAttention Inkling2LoopFullAttention"
 
 SHORT_CONVOLUTION = Family(

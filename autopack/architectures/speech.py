@@ -86,7 +86,8 @@ def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the frames of each sound if Nemotron-H Omni would add a feature of padding to one, else None.
+    """Return the frames of each sound if Nemotron-H Omni would add a feature of padding to one,
+    else None.
 
     It counts one frame more than the mask, which is padding if it begins a feature.
     """
@@ -115,7 +116,9 @@ def _alike(
     given: Mapping[str, Any],
     layout: PackedLayout,
 ) -> str | None:
-    """Return the reason if sounds differ in their `frames`, for an encoder that reads what is behind a sound."""
+    """Return the reason if sounds differ in their `frames`, for an encoder that reads what is
+    behind a sound.
+    """
     lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None

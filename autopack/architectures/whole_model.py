@@ -86,7 +86,8 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
     # it numbers every pair of positions that there may be in every call
     "prophetnet": {"max_position_embeddings": 128},
-    # chunks of one token: rows of any length need no padding, which upstream does in eval mode alone
+    # chunks of one token: rows of any length need no padding, which upstream does in eval mode
+    # alone
     "reformer": {"local_attn_chunk_length": 1, "local_num_chunks_before": 3}
     | {"lsh_attn_chunk_length": 1, "lsh_num_chunks_before": 3, "num_buckets": 4, "hash_seed": 0}
     | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},

@@ -87,7 +87,8 @@ def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ..
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
-        # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is not.
+        # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is
+        # not.
         backward: Any = torch.func.vjp(partial(_attend, settings=settings), query[here], key[here], value[here])[1]
         for whole, part in zip(grads, backward(grad[here]), strict=True):
             whole[here] = part

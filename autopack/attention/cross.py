@@ -37,7 +37,8 @@ def attend(call: AttentionCall) -> Output:
                 code="attention-unknown",
             )
         mask = None  # all that a document's encoder has made is seen
-    # Left out: positions, which are those of the decoder alone, and a bias of one element for all pairs.
+    # Left out: positions, which are those of the decoder alone, and a bias of one element for all
+    # pairs.
     options = {name: option for name, option in call.options.items() if name != "position_ids"}
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == 1:

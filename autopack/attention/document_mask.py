@@ -63,7 +63,8 @@ class DocumentMask:
         local = self.arguments.get("local_size")
         if local is not None and length <= local:
             return self.for_length(length)
-        # A rule over relative indices is the same for every length, so one mask serves all documents.
+        # A rule over relative indices is the same for every length, so one mask serves all
+        # documents.
         longest = self.for_length(self.layout.max_seqlen)
         if isinstance(longest, torch.Tensor):
             return longest[:, :, :length, :length]
@@ -157,7 +158,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
         scope = _packed_scope(kwargs.get("config"))
-        # A model without such attention attends in code of its own and wants tensors; the site stands for another's.
+        # A model without such attention attends in code of its own and wants tensors; the site
+        # stands for another's.
         if scope is None or scope.layout is None:
             return original(*args, **kwargs)
         if not scope.model.anatomy.attention:
@@ -170,7 +172,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 f"see which versions are supported.",
                 code="site-drift",
             )
-        # Some models make an all-ones mask of their own; padding that the entry has not seen would be lost.
+        # Some models make an all-ones mask of their own; padding that the entry has not seen would
+        # be lost.
         padding = kwargs.get("attention_mask")
         if padding is not None:
             _refuse_padding(padding, scope.model)
@@ -181,7 +184,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.prefixes is not None:
             kwargs = _of_documents(kwargs, scope.prefixes)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
-            # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
+            # Of cross-attention, which hides no state of the encoder, or whose rule is asked
+            # whether it does.
             across = pattern == masks.Pattern(causal=False) or memory.shape[1] != layout.shape[1]
             layout = memory if across else layout
         if (kwargs["batch_size"], kwargs["kv_length"]) != layout.shape:
@@ -192,9 +196,9 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 code="other-tokens",
             )
         mask = DocumentMask(layout, original, kwargs, pattern)
-        # Code that wants a tensor in any case, and refuses both skips although the rule is a plain one, goes on to
-        # combine it with another mask, so it gets the whole one. A rule with a custom part, which is vmapped, refuses
-        # the skips by itself; BlockMasks cannot be combined.
+        # Code that wants a tensor in any case, and refuses both skips although the rule is a plain
+        # one, goes on to combine it with another mask, so it gets the whole one. A rule with a
+        # custom part, which is vmapped, refuses the skips by itself; BlockMasks cannot be combined.
         skips = kwargs.get("allow_is_causal_skip", True) or kwargs.get("allow_is_bidirectional_skip", False)
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         if not combined or site.key == "flex_attention":
@@ -230,7 +234,8 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         mask = given.get("attention_mask")
         if not isinstance(mask, DocumentMask):
             return original(**{**given, "position_ids": None})
-        # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed back.
+        # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed
+        # back.
         given["attention_mask"] = torch.empty(1, 1, 1, 1)
         return tuple(mask if part is given["attention_mask"] else part for part in original(**given))
 
@@ -272,19 +277,23 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
     why = "the model makes a padding mask of its own inside a packed forward; train it on padded batches"
     if torch.compiler.is_compiling() or not (mask.device.type == "cpu" or model.is_settling):
-        # What was proven makes none, and to read that on the host would wait for the device, or break a graph.
+        # What was proven makes none, and to read that on the host would wait for the device, or
+        # break a graph.
         torch._assert_async(mask.all(), why)
     elif not mask.all():
         raise UnsupportedModel(why, code="attention-unknown")
 
 
 def _packed_scope(config: Any) -> Scope | None:
-    """Return the scope of the running packed forward if a text module of its model reads the config."""
+    """Return the scope of the running packed forward if a text module of its model reads the
+    config.
+    """
     scope = running_scope()
     if scope is None or scope.layout is None:
         return None
     for own in scope.model.anatomy.configs:
-        # Configs of single layers are made anew whenever they are asked for, so they have no identity.
+        # Configs of single layers are made anew whenever they are asked for, so they have no
+        # identity.
         if config is own or (type(config) is type(own) and getattr(own, "is_heterogeneous", False)):
             return scope
     return None

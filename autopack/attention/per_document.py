@@ -20,11 +20,11 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, equally_long
 
 _MANY, _SHORT = 4, 10
-"""Documents of each length, and tokens of each document, by mean, from and up to which documents of several lengths are
-moved next to those of their length.
+"""Documents of each length, and tokens of each document, by mean, from and up to which documents of
+several lengths are moved next to those of their length.
 
-A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17 times with 128, on a
-single thread of a CPU; with 8 to 16 tokens it was no faster.
+A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17
+times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faster.
 """
 
 

@@ -33,7 +33,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     calls."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
-    # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
+    # A registered function goes by its key; one in a modeling module is what that model calls eager
+    # attention.
     name = site.key or "eager"
     own = own_backend(name)
     exchanges = sharding.exchange_of(original) is not None
@@ -91,7 +92,8 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     `own` is the backend of the implementation that the model was loaded with. Raises
     `UnsupportedModel` if none does.
     """
-    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
+    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes
+    # one in any case.
     if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
         call.refuse_two_directions(requested)
     if requested != "auto":

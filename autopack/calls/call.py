@@ -66,7 +66,9 @@ class Call:
         """The activation of an outer entry that left the decision to this call, if any."""
         self._declared: Declared | None = None
         self.part: tuple[PackedLayout, slice] | None = None
-        """The documents of rows that ranks share, and the columns that this call brings; set by its plan."""
+        """The documents of rows that ranks share, and the columns that this call brings; set by its
+        plan.
+        """
         self.prefixes: Prefixes | None = None
         """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
 
@@ -123,7 +125,8 @@ class Call:
     @property
     def declared(self) -> Declared:
         """The documents and padding that the arguments declare."""
-        # No cached property: up to Python 3.11 one waits for that of another call, and a twin may be asked meanwhile.
+        # No cached property: up to Python 3.11 one waits for that of another call, and a twin may
+        # be asked meanwhile.
         if self._declared is None:
             self._declared = self._read()
         return self._declared
@@ -322,7 +325,9 @@ class CallPlan:
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
     inside: tuple[Scope, TokenMap] | None = None
-    """The scope of a row that the inner model runs in place of its own, and the way of its tokens into it."""
+    """The scope of a row that the inner model runs in place of its own, and the way of its tokens
+    into it.
+    """
     volume_apart: Volume | None = None
     """The size of the part that runs if no such row is made."""
 

@@ -115,7 +115,8 @@ def _choose_without_documents(call: Call) -> CallPlan:
     if reason is None:
         refusals.check_sites(call.model)
         return Unpadded(call)
-    # What such a forward picks may be the state of padding, so nobody further in may leave that out.
+    # What such a forward picks may be the state of padding, so nobody further in may leave that
+    # out.
     if anywhere is None and call.entry.holds_models and reason != ONE_PER_ROW:
         # A loss that is somebody else's may shift whatever it answered when it was asked.
         shifts = call.entry.shifts_labels or call.entry.foreign is not None

@@ -88,14 +88,15 @@ class EntryHook(ForwardGuard):
         model = entry.link.follow(module)
         # Its tokens first, so that graphs of other calls do not depend on what is in force.
         if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs):
-            # Such a step of generation may have to be one graph, in no scope or in one in which nothing is done.
+            # Such a step of generation may have to be one graph, in no scope or in one in which
+            # nothing is done.
             activation = scopes.ambient.activation
             if activation is None or type(activation.plan) is PassThrough:
                 return None
         if not (entry.is_pair or entry.is_half or entry.guarded):
             running = scopes.of_model(model)
-            # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
-            # else takes the slow path.
+            # Compiled code cannot look at frames (see `current`), so only a first descent is
+            # trusted here; anything else takes the slow path.
             if running is not None and running.deepest < entry.level:
                 plan = running.plan
                 if plan is None or not (plan.defers or plan.masks or plan.inside is not None):
@@ -140,8 +141,8 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 
 
-# Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs the hooks of the
-# model itself outside of its graph, those of models inside in it.
+# Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs
+# the hooks of the model itself outside of its graph, those of models inside in it.
 @torches.untraced(
     "autopack reads on the host where documents begin, once per call: compile the model itself, torch.compile(model), "
     "and not a function that calls it, or compile without fullgraph=True"
@@ -160,7 +161,9 @@ def _enter(
 
 
 def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
-    """Follow what may have changed since the last call: code, attention implementation, checkpointing, the process."""
+    """Follow what may have changed since the last call: code, attention implementation,
+    checkpointing, the process.
+    """
     if entry.level:
         refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
     model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
@@ -182,7 +185,8 @@ def _planned(call: Call) -> CallPlan:
     except LeakDetected:
         raise
     except AutopackError as refused:
-        # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
+        # The documents of packed rows that a head has made the rows of this batch cannot be left to
+        # stock.
         if not model.lenient or call.documents is not None:
             raise
         reason = " ".join(str(refused).split())
@@ -241,7 +245,8 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
 def _further_in(call: Call, outer: Activation) -> Arguments | None:
     """Take in a call of a model by third-party code, inside a call that has been decided about.
 
-    None is returned if it is to run as that call was meant; what is declared for it alone opens a scope of its own.
+    None is returned if it is to run as that call was meant; what is declared for it alone opens a
+    scope of its own.
     """
     layout = outer.scope.layout
     if layout is None:
@@ -302,7 +307,8 @@ def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
         outer.inside += ended.layouts
 
 
-# Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.
+# Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the
+# scope of the other.
 _leave_untraced = torch._dynamo.disable(_leave)
 
 

@@ -1,4 +1,5 @@
-"""Parts that a call meets inside an enabled model, by its plan: poolers, models of media, heads, the loss.
+"""Parts that a call meets inside an enabled model, by its plan: poolers, models of media, heads,
+the loss.
 
 A forward of transformers gets `labels`, and the entry ignores those at boundaries. A third-party
 forward may call them otherwise, make them itself, or declare documents after they came: the
@@ -46,10 +47,12 @@ class PoolerHook:
 
 
 class OwnPositionsHook:
-    """Forward pre-hook of models of media that may be handed the positions of packed rows, which number other tokens.
+    """Forward pre-hook of models of media that may be handed the positions of packed rows, which
+    number other tokens.
 
-    Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP Video). That one would
-    number its own tokens by them, and flash attention take a tower's row for documents.
+    Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP
+    Video). That one would number its own tokens by them, and flash attention take a tower's row for
+    documents.
     """
 
     def __init__(self, link: Link):
@@ -65,7 +68,8 @@ class OwnPositionsHook:
 
 
 class SpanLogitsHook:
-    """Forward hook of the parts of a question answering head: logits at padding become the least of their dtype.
+    """Forward hook of the parts of a question answering head: logits at padding become the least of
+    their dtype.
 
     It holds nothing, since PEFT copies the heads that it trains.
     """

@@ -36,11 +36,13 @@ ONE_PER_ROW = "the forward itself makes one result of every row"
 
 @torch._dynamo.disable
 def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
-    """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
+    """The output of a model that ran on the packed row of a padded batch, as the batch would have
+    given it.
 
-    `pooled` says that a pooler was handed the rows of the batch, so that the output may hold vectors (rows, channels).
-    `read` is told of gradients that come back to padding of what stands beside a loss, and raises. Logits beside a loss
-    are brought into that form when somebody uses them.
+    `pooled` says that a pooler was handed the rows of the batch, so that the output may hold
+    vectors (rows, channels). `read` is told of gradients that come back to padding of what stands
+    beside a loss, and raises. Logits beside a loss are brought into that form when somebody uses
+    them.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
@@ -119,7 +121,9 @@ def _result(
 
 
 def parts_of(output: Any) -> dict[Any, Any]:
-    """The parts of an output of any form, by their names or places; by None the output itself, where it has none."""
+    """The parts of an output of any form, by their names or places; by None the output itself,
+    where it has none.
+    """
     if isinstance(output, Mapping):
         return dict(output.items())
     return dict(enumerate(output)) if isinstance(output, tuple | list) else {None: output}
@@ -150,7 +154,8 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
 
 def without(output: Any, names: Collection[str]) -> Any:
-    """Return an output without some of its fields; they read as None where the output has attributes.
+    """Return an output without some of its fields; they read as None where the output has
+    attributes.
 
     Raises `UnsupportedModel` for a tuple, in which fields have no names.
     """

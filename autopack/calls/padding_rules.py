@@ -194,7 +194,8 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     read = call.model.padding_read
     if read is None or call.inputs is None:
         return
-    # Whoever asks a head with one result per row for states makes something of them beside its loss.
+    # Whoever asks a head with one result per row for states makes something of them beside its
+    # loss.
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
     if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"

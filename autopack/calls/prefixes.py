@@ -109,7 +109,9 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
 
 
 def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
-    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed rows."""
+    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed
+    rows.
+    """
     if call.wants_router_loss:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
@@ -158,7 +160,8 @@ def _draws(model: nn.Module) -> bool:
 def find(
     tokens: np.ndarray, positions: np.ndarray, lengths: np.ndarray, least: int, share: float
 ) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
-    """Return the tokens that documents have in common at their beginning, or None if they are too few.
+    """Return the tokens that documents have in common at their beginning, or None if they are too
+    few.
 
     They are stretches of the row that runs, and the column in it of each token of the documents.
 

@@ -133,8 +133,9 @@ class DocumentArguments:
     def map(
         self, of_tokens: Callable[[torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, Any]:
-        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document` to
-        (documents, ...)."""
+        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
+        to (documents, ...).
+        """
         frame = Frame(*self.batch.shape, self.documents, self.head.labels)
         changed: dict[str, Any] = {}
         for name, value in self.arguments.items():
@@ -167,12 +168,14 @@ class PaddedDocuments(Delegate):
                 # Heads of decoders look for the last token that is no padding token.
                 arguments["input_ids"] = ids.masked_fill(~real.to(ids.device), pad_token_id)
             if (at := arguments.get("position_ids")) is not None:
-                # Counted on in padding: where a model hides the mask, they must not look like another document's.
+                # Counted on in padding: where a model hides the mask, they must not look like
+                # another document's.
                 counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
                 arguments["position_ids"] = at.where(real.to(at.device), counted)
             for name in given.head.labels if given.head.spans else ():
                 if (at := arguments.get(name)) is not None:
-                    # At the end of its document, which the loss ignores, it is moved to the batch's end.
+                    # At the end of its document, which the loss ignores, it is moved to the batch's
+                    # end.
                     ends = torch.from_numpy(self.batch.lengths).to(at.device).reshape(-1, *[1] * (at.dim() - 1))
                     arguments[name] = at.masked_fill(at >= ends, self.batch.into[1])
         reason = "it declares documents, and its head gives one result per row"

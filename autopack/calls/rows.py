@@ -54,7 +54,8 @@ class RowsPlan(CallPlan):
 
     def __init__(self, call: Call, *given: Any):
         super().__init__(call, *given)
-        # Some logits, and images, may be as many as rows. Asked here, since no trace reads a property that is kept.
+        # Some logits, and images, may be as many as rows. Asked here, since no trace reads a
+        # property that is kept.
         most = 2 if call.media or call.wants_last_logits else 9
         self._sizes = call.model.widths, most
         """What tells results of rows from those of tokens: see `of_each_row`."""
@@ -78,7 +79,9 @@ class RowsPlan(CallPlan):
 
 
 class Packed(RowsPlan):
-    """The packed rows of a call, without their padding; common beginnings of documents may run once."""
+    """The packed rows of a call, without their padding; common beginnings of documents may run
+    once.
+    """
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
@@ -220,7 +223,8 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     for name, value in parts.items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
             continue
-        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
+        # Predictions of the next token are one fewer than columns; vectors may be as many by
+        # chance.
         per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
         is_vectors = value.dim() == 2 and value.shape[1] in widths
         if name != "loss" and len(value) == rows and (is_vectors or not per_token):
@@ -229,9 +233,11 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
 
 
 def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, Any]) -> TokenMap | None:
-    """Return the way of the tokens of packed rows into one row without padding, or None if it stays.
+    """Return the way of the tokens of packed rows into one row without padding, or None if it
+    stays.
 
-    It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
+    It stays where it is little, where a fixed shape was asked for, and where code outside may read
+    it.
     """
     real, entry = real_tokens(layout), call.entry
     stays = layout.slots is not None or not call.model.options.unpad or bool(call.model.chunk_sizes - {1})
@@ -300,7 +306,8 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     if "attention_mask" in entry.names:
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)
-    # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
+    # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others
+    # on beside its own).
     if "use_cache" in entry.names or (by_others and entry.decodes is not False):
         kept["use_cache"] = False
     return kept
@@ -323,7 +330,8 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
 
 
 def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add token types from the model's buffer, which is as long as documents may be, for rows with more tokens.
+    """Add token types from the model's buffer, which is as long as documents may be, for rows with
+    more tokens.
 
     Its forward would take as many of them as the row has columns. All tokens may run as one row.
     """

@@ -170,7 +170,8 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
-    """Return the scope and arguments by which each row of a batch gets the results of its images alone.
+    """Return the scope and arguments by which each row of a batch gets the results of its images
+    alone.
 
     They are None where upstream does not mix images of rows.
     """
@@ -188,8 +189,8 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     """Return the images that packed documents see; None for other models and text alone.
 
-    Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
-    weights are asked for.
+    Raises `InvalidPacking` where the mask does not give each document its own, and
+    `UnsupportedModel` where attention weights are asked for.
     """
     name = call.traits.image_mask
     if name is None:

@@ -1,6 +1,7 @@
 """The subcommands of ``autopack``, one module each, and what several of them have in common.
 
-Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit status.
+Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit
+status.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything is computed."""
+    """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything
+    is computed.
+    """
     for option, path in (("--html", args.html), ("--plot", args.plot)):
         wrong = ""
         if path is None:
@@ -71,7 +74,8 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any]) -> None:
-    """Print what was found, or its data as JSON; write the page and the picture that --html and --plot ask for.
+    """Print what was found, or its data as JSON; write the page and the picture that --html and
+    --plot ask for.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """
@@ -107,8 +111,9 @@ def _plain(value: Any) -> list[Any]:
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory.
 
-    Otherwise it gives the padded batches' large tensors back to the system after every use, and on small virtual
-    machines a fifth of the padded arm's time is page faults: packing would look better than it is.
+    Otherwise it gives the padded batches' large tensors back to the system after every use, and on
+    small virtual machines a fifth of the padded arm's time is page faults: packing would look
+    better than it is.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4
     with suppress(OSError, AttributeError, TypeError):

@@ -1,4 +1,6 @@
-"""``autopack doctor``: what is installed, what autopack computes attention with here, and what is broken, by trying."""
+"""``autopack doctor``: what is installed, what autopack computes attention with here, and what is
+broken, by trying.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ IMPORTED = {
     "flash-attn-3": "flash_attn_interface",
     "flash-attn-4": "flash_attn.cute",
 }
-"""Distributions that are tried, FlashAttention's among them, with the module that is imported from each."""
+"""Distributions that are tried, FlashAttention's among them, with the module that is imported from
+each.
+"""
 
 
 SECTIONS = {
@@ -52,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Look at the packages, devices and backends of this process; never raises for what it finds broken.
+    """Look at the packages, devices and backends of this process; never raises for what it finds
+    broken.
 
-    Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is broken, with the way
-    out.
+    Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is
+    broken, with the way out.
     """
     versions: dict[str, str | None] = dict.fromkeys((*MINIMUM, *OPTIONAL, *IMPORTED))
     for name in versions:
@@ -118,7 +123,9 @@ def _devices() -> dict[str, str]:
 
 
 def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """Return what is asked of autopack, in words; what is learned of its backends is added to `found`."""
+    """Return what is asked of autopack, in words; what is learned of its backends is added to
+    `found`.
+    """
     return {
         "looking for backends": partial(_examine_backends, found),
         "importing autopack's parts": _import_all,

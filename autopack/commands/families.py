@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the families, or what is known of named types; return 0, or 1 if one is not known to be served."""
+    """Print the families, or what is known of named types; return 0, or 1 if one is not known to be
+    served.
+    """
     from autopack.registry import families
 
     found, rows = families(), [of_type(name) for name in args.types]

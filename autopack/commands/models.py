@@ -24,7 +24,9 @@ class CannotLoad(AutopackError):
 
 
 def add_model_options(parser: argparse._ActionsContainer, dtype: str | None = None, device: str | None = None) -> None:
-    """Add the options of commands that take a model; without a dtype and a device they are those of a GPU if any."""
+    """Add the options of commands that take a model; without a dtype and a device they are those of
+    a GPU if any.
+    """
     parser.add_argument(
         "--attn-implementation",
         "--attn",
@@ -43,11 +45,13 @@ def add_model_options(parser: argparse._ActionsContainer, dtype: str | None = No
 def obtain(
     args: argparse.Namespace, tasks: Collection[str], task: str | None, size: str = TINY, longest: int = 0
 ) -> PreTrainedModel:
-    """Return the model that `args.model` names: a saved one, a type to build for one of `tasks`, or one of the Hub.
+    """Return the model that `args.model` names: a saved one, a type to build for one of `tasks`, or
+    one of the Hub.
 
-    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one that has been
-    downloaded; nothing is downloaded here. The class of a saved model is the one that it was saved from, where
-    transformers has it, and its causal language model otherwise. Raises `CannotLoad`.
+    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one
+    that has been downloaded; nothing is downloaded here. The class of a saved model is the one that
+    it was saved from, where transformers has it, and its causal language model otherwise. Raises
+    `CannotLoad`.
     """
     import torch
     import transformers
@@ -102,7 +106,9 @@ def is_saved(name: str) -> bool:
 
 
 def is_built(name: str, tasks: Iterable[str]) -> bool:
-    """Return True for the name of a type, and no directory, that has a model for one of these tasks."""
+    """Return True for the name of a type, and no directory, that has a model for one of these
+    tasks.
+    """
     return not is_saved(name) and name in types_for(tasks)
 
 
@@ -114,9 +120,11 @@ def types_for(tasks: Iterable[str]) -> list[str]:
 
 
 def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None:
-    """Return the task that a type is built for unless told otherwise, or None for a type without one of these.
+    """Return the task that a type is built for unless told otherwise, or None for a type without
+    one of these.
 
-    An encoder is built as a masked language model, an encoder-decoder as one, and others as the first that they can be.
+    An encoder is built as a masked language model, an encoder-decoder as one, and others as the
+    first that they can be.
     """
     from transformers.models.auto import modeling_auto
 

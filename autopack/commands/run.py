@@ -1,4 +1,6 @@
-"""``autopack run``: run a script that does not know autopack, with every model enabled that it trains."""
+"""``autopack run``: run a script that does not know autopack, with every model enabled that it
+trains.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the script. Returns only where the system cannot replace a process, with the script's exit status."""
+    """Become the script.
+
+    Returns only where the system cannot replace a process, with the script's exit status.
+    """
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
@@ -95,7 +100,9 @@ def _command(script: str, is_module: bool) -> list[str]:
 
 
 def _runs_by_itself(path: Path) -> bool:
-    """Return True for a program that is no Python script: a shell script that calls torchrun, or an interpreter."""
+    """Return True for a program that is no Python script: a shell script that calls torchrun, or an
+    interpreter.
+    """
     if path.suffix.startswith(".py") or not path.is_file() or not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:

@@ -35,7 +35,10 @@ _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, 
 def examine(
     model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel], None]
 ) -> EnabledModel:
-    """Find what has to be known of a model to enable it; changes nothing. `renew` is called when it has changed."""
+    """Find what has to be known of a model to enable it; changes nothing.
+
+    `renew` is called when it has changed.
+    """
     anatomy, traits = look_at(model, family)
     return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy)), renew)
 
@@ -54,9 +57,9 @@ def attach(
 ) -> ModelCode:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
-    What is marked and hooked already is brought up to date. Returns whose code the model runs. `ask` says of an entry
-    by its level whether the first label of a row counts in its loss, which is somebody else's; the model itself is
-    asked where it does not know, or there is none.
+    What is marked and hooked already is brought up to date. Returns whose code the model runs.
+    `ask` says of an entry by its level whether the first label of a row counts in its loss, which
+    is somebody else's; the model itself is asked where it does not know, or there is none.
     """
     anatomy = enabled.anatomy
     code = ModelCode(model, enabled.implementations())
@@ -99,7 +102,9 @@ def attach(
 
 
 def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Return True if the loss of an entry with a third-party forward shifts labels; it is run to see."""
+    """Return True if the loss of an entry with a third-party forward shifts labels; it is run to
+    see.
+    """
     module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
@@ -111,7 +116,9 @@ def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None]
 
 
 def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
-    """Register a forward hook, or bring the one of its kind up to date; a pre-hook is the last of all."""
+    """Register a forward hook, or bring the one of its kind up to date; a pre-hook is the last of
+    all.
+    """
     hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
     known = next((number for number, other in hooks.items() if type(other) is type(hook)), None)
     if known is None:
@@ -144,7 +151,9 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 
 def strip_severed(part: nn.Module) -> bool:
-    """Take marks and hooks off what is a copy of a part of an enabled model; whether there were any."""
+    """Take marks and hooks off what is a copy of a part of an enabled model; whether there were
+    any.
+    """
     modules = list(part.modules())
     marked = [module for module in modules if is_severed(module)]
     hooks = (hook for m in modules for held in (m._forward_pre_hooks, m._forward_hooks) for hook in held.values())
@@ -154,7 +163,8 @@ def strip_severed(part: nn.Module) -> bool:
         del module.__dict__[MARK]
         remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
     remove_hooks(part, _is_severed)
-    # What of these is of a model that is still enabled is bound again by its next call, which finds it changed.
+    # What of these is of a model that is still enabled is bound again by its next call, which finds
+    # it changed.
     accelerate.put_back(modules)
     unbind_checkpointing(modules)
     return True

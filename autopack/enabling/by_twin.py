@@ -39,21 +39,26 @@ from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
 
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
-"""Reasons for which a call form is left out that stock may have in one precision alone: what it raises, and NaN."""
+"""Reasons for which a call form is left out that stock may have in one precision alone: what it
+raises, and NaN.
+"""
 _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
 _LENGTHS = (7, 11, 5)
-"""Of the documents of an audit: one has neighbours on both sides, and two have another one between them.
+"""Of the documents of an audit: one has neighbours on both sides, and two have another one between
+them.
 
-Their sum is a prime, so that columns are not taken for heads or channels of that number."""
+Their sum is a prime, so that columns are not taken for heads or channels of that number.
+"""
 
 
 def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
     """Return the proof of a model by its twin. Raises `NoTwin` if there is none.
 
-    The weights, the device and the gradients of the model have no part in it; no process waits for another one.
-    Where its `code` is all of libraries, the answer is kept for the next model of the kind in this process.
+    The weights, the device and the gradients of the model have no part in it; no process waits for
+    another one. Where its `code` is all of libraries, the answer is kept for the next model of the
+    kind in this process.
     """
     options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
@@ -62,7 +67,8 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
     asked = options.backend, options.unpad, enabled.implementations()
     proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
-    # A twin is asked of text: labels that the family takes beside images alone have no answer there.
+    # A twin is asked of text: labels that the family takes beside images alone have no answer
+    # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
     return replace(proof, labels=None) if beside_images else proof
 
@@ -90,7 +96,8 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
         gpu = str(held.device) if held is not None and held.is_cuda else "cuda"
         if not flash:
             return (torch.float32,), gpu  # flex has a backward there alone
-        # Its kernels run nowhere else, and in half precision: to which autocast brings a model in another one.
+        # Its kernels run nowhere else, and in half precision: to which autocast brings a model in
+        # another one.
         return (torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,), gpu
     return (torch.float64, torch.float32), "cpu"
 
@@ -122,7 +129,9 @@ class _Raised(NoTwin):
 
 @dataclass
 class _Answer:
-    """The audit of a twin in one precision; what autopack refused is apart, where all code is of libraries."""
+    """The audit of a twin in one precision; what autopack refused is apart, where all code is of
+    libraries.
+    """
 
     twin: Twin
     part: PreTrainedModel
@@ -132,7 +141,9 @@ class _Answer:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The call forms that could not be measured, which they may be in another precision; all without gradients."""
+        """The call forms that could not be measured, which they may be in another precision; all
+        without gradients.
+        """
         left_out = [name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)]
         return tuple(FORMS if "gradients" in self.report.notes else left_out)
 
@@ -173,7 +184,9 @@ def _asked(
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
-    """Have mixers that insist on kernels of a GPU (Jamba and Zamba, up to transformers 4) run as they do without."""
+    """Have mixers that insist on kernels of a GPU (Jamba and Zamba, up to transformers 4) run as
+    they do without.
+    """
     for module in model.modules():
         if vars(module).get("use_fast_kernels") is True:
             module.use_fast_kernels = False  # type: ignore[assignment]
@@ -186,7 +199,9 @@ def is_refusal(failure: str) -> bool:
 
 
 def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
-    """Return the proof by a twin's answers: what a later one says is of call forms that the first could not measure."""
+    """Return the proof by a twin's answers: what a later one says is of call forms that the first
+    could not measure.
+    """
     twin, outside, report, refused = answers[0].twin.model, answers[0].outside, answers[0].report, answers[0].refused
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
@@ -215,7 +230,10 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
 
 @contextlib.contextmanager
 def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> Iterator[EnabledModel]:
-    """Enable a twin for a while as the model is, but for `changed` options. Nobody else sees it, so nothing is kept."""
+    """Enable a twin for a while as the model is, but for `changed` options.
+
+    Nobody else sees it, so nothing is kept.
+    """
     family = registry.family_for(model)
     options = replace(
         like.options, **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed}
@@ -238,7 +256,8 @@ def _not_renewed(enabled: EnabledModel) -> None:
 
 
 def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
-    """Return a twin with the losses and methods that somebody has put on modules of the model; hooks stay the model's.
+    """Return a twin with the losses and methods that somebody has put on modules of the model;
+    hooks stay the model's.
 
     Raises `NoTwin`.
     """
@@ -257,7 +276,9 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> 
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Return True for code on a module that works on another one: a loss, a method, a third-party function."""
+    """Return True for code on a module that works on another one: a loss, a method, a third-party
+    function.
+    """
     if name.startswith("_"):
         return name == "_loss_function"
     if isinstance(value, MethodType):
@@ -268,7 +289,10 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
 
 
 def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
-    """Return the classes of modules that the twin has no like of. Raises `NoTwin` if one of them is a model."""
+    """Return the classes of modules that the twin has no like of.
+
+    Raises `NoTwin` if one of them is a model.
+    """
     for name, module in twin.others.items():
         if not name or isinstance(module, PreTrainedModel):
             said = _different(twins.Kinds(model), twin, name)
@@ -292,7 +316,9 @@ def _call(model: PreTrainedModel) -> None:
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
-    """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
+    """The outermost model inside that can be called with tokens by their name: a forward may have
+    others for them.
+    """
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
         if _is_of_choices(module) or not takes_tokens(module):
@@ -303,7 +329,8 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
                 module(input_ids=token, **empty_images(module)(token))
                 return module
         except Exception as error:
-            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
+            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to
+            # give.
             misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
             misses_images = isinstance(error, TypeError | ValueError) and re.search(_IMAGES, str(error))
             if not (misses_tokens or misses_images):
@@ -312,7 +339,8 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
 
 
 def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
-    """Return the reason why padding is unknown to a model's forward if only the model in it was tested, or None.
+    """Return the reason why padding is unknown to a model's forward if only the model in it was
+    tested, or None.
 
     Transformers' heads for choices make them the rows of a batch and read the first token of each.
     """
@@ -326,11 +354,12 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
 
 
 def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
-    """Return True if documents of packed rows meet only in the head that reads the states of the encoder.
+    """Return True if documents of packed rows meet only in the head that reads the states of the
+    encoder.
 
-    The encoder is transformers' own, so it can run padded batches without their padding and give the states back; the
-    audit has seen that the head does with them what it does in stock. Who enables a `causal` model has packed rows in
-    mind, and hears at once that they are not exact.
+    The encoder is transformers' own, so it can run padded batches without their padding and give
+    the states back; the audit has seen that the head does with them what it does in stock. Who
+    enables a `causal` model has packed rows in mind, and hears at once that they are not exact.
     """
     inner = entries(model)[1:2]
     if causal or not inner or not report.runs_without_padding:

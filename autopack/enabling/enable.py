@@ -69,53 +69,65 @@ def enable(
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
-    Every document of a packed row gets what it would get alone, or the call raises. A padded batch of shape (rows,
-    columns), with a 0/1 `attention_mask`, gives what it gave before, in the shape that it gave before.
+    Every document of a packed row gets what it would get alone, or the call raises. A padded batch
+    of shape (rows, columns), with a 0/1 `attention_mask`, gives what it gave before, in the shape
+    that it gave before.
 
     Args:
-        model: A transformers `PreTrainedModel`, plain or inside PEFT (LoRA and the like), DDP, accelerate,
-            `torch.compile` or a module or object that holds one: a Lightning module (or the `lightning.Trainer` that
-            runs it), a pipeline, a `SentenceTransformer`, `CrossEncoder` or `SetFitModel`, lm-eval's `HFLM`; or a
-            `transformers.Trainer`, whose policy, reference and other models are enabled; or a list, tuple or dict of
-            all these. Only these instances change: they get forward hooks, and the attention functions of transformers
-            get stand-ins that are inert for every other model.
-        backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
-            chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
-        unpad: Run a padded batch as one packed row and give its outputs their shape back, zero at padding, wherever
-            that is the same. Whether a loss made outside of the model reads padding is found out in the first batches;
-            evaluation without labels says `use_cache=False`. False leaves padded batches as they come.
-        share: Compute once what several rows of a padded batch begin with (completions of one prompt, choices below one
-            passage), where that saves a tenth of its tokens and neither dropout nor noise is on; outputs and gradients
-            are those of every row (docs/steps.md). False computes every row.
-        verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells or third-party code
-            takes part (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the
-            structure that was found, and checks no call unless `check_every` asks for it.
-        check_every: None checks calls 1, 2, 4, 8 and so on, and those that go beyond the calls checked before: a call
-            is run again with other tokens in some documents, and what the others get has to stay the same. N checks
-            every Nth training call as well, 0 checks none. A difference beyond rounding raises `LeakDetected` before
-            the call runs; the first padded batch that differs keeps its padding. `handle.checked` has the counts.
-        sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
-            rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
-            and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
-            DeepSpeed shares out (ALST) need no word of it.
-        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each optimizer step stay those
-            of batch size, accumulation and ranks; autopack deals them anew to micro-batches and ranks, by cost. Losses
-            and gradients are those of the step as it was (docs/steps.md). "auto" measures in the first two steps what
-            fits into the memory of a GPU. None leaves batches as they come.
+        model: A transformers `PreTrainedModel`, plain or inside PEFT (LoRA and the like), DDP,
+            accelerate, `torch.compile` or a module or object that holds one: a Lightning module (or
+            the `lightning.Trainer` that runs it), a pipeline, a `SentenceTransformer`,
+            `CrossEncoder` or `SetFitModel`, lm-eval's `HFLM`; or a `transformers.Trainer`, whose
+            policy, reference and other models are enabled; or a list, tuple or dict of all these.
+            Only these instances change: they get forward hooks, and the attention functions of
+            transformers get stand-ins that are inert for every other model.
+        backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa`
+            or `eager`. `auto` chooses at each call from the model's `attn_implementation`, device,
+            dtype and what the layer asks for.
+        unpad: Run a padded batch as one packed row and give its outputs their shape back, zero at
+            padding, wherever that is the same. Whether a loss made outside of the model reads
+            padding is found out in the first batches; evaluation without labels says
+            `use_cache=False`. False leaves padded batches as they come.
+        share: Compute once what several rows of a padded batch begin with (completions of one
+            prompt, choices below one passage), where that saves a tenth of its tokens and neither
+            dropout nor noise is on; outputs and gradients are those of every row (docs/steps.md).
+            False computes every row.
+        verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells
+            or third-party code takes part (docs/trust.md). "strict" refuses a model that no twin
+            proves as a whole. False trusts the structure that was found, and checks no call unless
+            `check_every` asks for it.
+        check_every: None checks calls 1, 2, 4, 8 and so on, and those that go beyond the calls
+            checked before: a call is run again with other tokens in some documents, and what the
+            others get has to stay the same. N checks every Nth training call as well, 0 checks
+            none. A difference beyond rounding raises `LeakDetected` before the call runs; the first
+            padded batch that differs keeps its padding. `handle.checked` has the counts.
+        sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension:
+            its processes share rows, each calls the model with an equal part of the columns of
+            every one (`autopack.packing.shard_rows`), and attention goes over whole rows by an
+            exchange of tokens for heads (docs/distributed.md). Rows that DeepSpeed shares out
+            (ALST) need no word of it.
+        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each
+            optimizer step stay those of batch size, accumulation and ranks; autopack deals them
+            anew to micro-batches and ranks, by cost. Losses and gradients are those of the step as
+            it was (docs/steps.md). "auto" measures in the first two steps what fits into the memory
+            of a GPU. None leaves batches as they come.
 
     Returns:
-        A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
-        where it is used with `with`. A second call returns the same handle, and the model stays enabled where a block
-        around that call is left. For a trainer, a `TrainerHandle` with one per model; for several models `Handles`,
-        with one for each. Where one of several cannot be enabled, none is.
+        A handle whose repr says what was done; `handle.remove()` takes everything back, and so does
+        leaving the block where it is used with `with`. A second call returns the same handle, and
+        the model stays enabled where a block around that call is left. For a trainer, a
+        `TrainerHandle` with one per model; for several models `Handles`, with one for each. Where
+        one of several cannot be enabled, none is.
 
     Raises:
         ValueError: An option has a value that it does not take.
-        UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
-        SiteDrift: The installed transformers lacks a function that autopack stands at. Nothing was changed.
+        UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was
+            changed.
+        SiteDrift: The installed transformers lacks a function that autopack stands at. Nothing was
+            changed.
 
-    The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105), carried to
-    every attention implementation.
+    The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv
+    2407.09105), carried to every attention implementation.
     """
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
     given = Options(backend, unpad, share, verify, check_every, rows)
@@ -128,7 +140,9 @@ def enable(
 def _enable(
     model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle | TrainerHandle | Handles:
-    """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
+    """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled
+    before.
+    """
     if adapter_of(model) is not None:
         return _enable_trainer(model, given, undo, max_tokens)
     if max_tokens is not None:
@@ -202,7 +216,9 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
 
 
 def _check_same(found: Options, given: Options) -> None:
-    """Raise `ValueError` where a model is enabled with other options than were given; defaults ask for nothing."""
+    """Raise `ValueError` where a model is enabled with other options than were given; defaults ask
+    for nothing.
+    """
     for each in fields(Options):
         name, one, other = each.name, getattr(found, each.name), getattr(given, each.name)
         if other not in (each.default, one):
@@ -282,10 +298,11 @@ def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: i
 
 
 def disable(model: Any) -> None:
-    """Take everything back that `enable` did to this model or trainer, or to those of a list, tuple or dict.
+    """Take everything back that `enable` did to this model or trainer, or to those of a list, tuple
+    or dict.
 
-    Does nothing where nothing is enabled. A copy of a part of an enabled model, such as a layer or a backbone, becomes
-    plain too.
+    Does nothing where nothing is enabled. A copy of a part of an enabled model, such as a layer or
+    a backbone, becomes plain too.
     """
     parts = parts_of(model)
     if parts is not None:
@@ -303,7 +320,8 @@ def disable(model: Any) -> None:
 
 
 def is_enabled(model: Any) -> bool:
-    """Return True if `enable` is in force on this model, the transformers model inside it, or a trainer's policy.
+    """Return True if `enable` is in force on this model, the transformers model inside it, or a
+    trainer's policy.
 
     Of a list, tuple or dict: True if it is on all of them.
     """

@@ -19,7 +19,9 @@ from autopack.runtime.tally import Volume, number_of
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on a call at one model: the name of its class, what is done, why, and how much of it runs."""
+    """The decision on a call at one model: the name of its class, what is done, why, and how much
+    of it runs.
+    """
 
     name: str
     what: str
@@ -42,8 +44,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan of a call of an enabled model. `decisions` has one for each model that it is left to, the
-    outermost first; the last one is what is done. `notes` say what would come before it."""
+    """The plan of a call of an enabled model. `decisions` has one for each model that it is left
+    to, the outermost first; the last one is what is done. `notes` say what would come before it.
+    """
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()

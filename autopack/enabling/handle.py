@@ -1,4 +1,6 @@
-"""Handles that `enable` returns: facts on one model, or on the models of a trainer, and the way to take it back."""
+"""Handles that `enable` returns: facts on one model, or on the models of a trainer, and the way to
+take it back.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ _EXACT = {"twin": "exact", "part": "exact", "checks": "checked in use", "": "not
 class Handle(AbstractContextManager["Handle"]):
     """The handle of one enabled model. Also a context manager that disables on leaving.
 
-    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to which nobody has a
-    reference, nor to its handle, is collected, and what stands for it in transformers goes with it.
+    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to
+    which nobody has a reference, nor to its handle, is collected, and what stands for it in
+    transformers goes with it.
     """
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
@@ -43,14 +46,18 @@ class Handle(AbstractContextManager["Handle"]):
         self.repeated = False
         """Whether `enable` has given it out again since a `with` block was last entered with it."""
         self._blocks: list[bool] = []
-        """Of the `with` blocks that it is used in, the outermost first: whether leaving it takes everything back."""
+        """Of the `with` blocks that it is used in, the outermost first: whether leaving it takes
+        everything back.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         # It travels with copies of the model, whose harness and blocks are others.
         return {**self.__dict__, "_harness": None, "repeated": False, "_blocks": []}
 
     def remove(self) -> None:
-        """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
+        """Disable the model: hooks, marks, checkpoint functions and installed functions go back by
+        identity.
+        """
         if handle_of(self.model) is self:
             detach(self.model, self.enabled)
         self.leave_harness()
@@ -96,15 +103,19 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def tally(self) -> Tally:
-        """Counts of calls: padded batches that ran as packed rows or were left, and how full rows were."""
+        """Counts of calls: padded batches that ran as packed rows or were left, and how full rows
+        were.
+        """
         return self.enabled.tally
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan of a call of the model with these arguments and its reason, in words; nothing is run.
+        """Return the plan of a call of the model with these arguments and its reason, in words;
+        nothing is run.
 
-        `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its padding or as it came,
-        for what reason, and how many documents and tokens it has. A call that autopack would refuse is explained too.
-        Raises `ValueError` for a model that is disabled.
+        `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its
+        padding or as it came, for what reason, and how many documents and tokens it has. A call
+        that autopack would refuse is explained too. Raises `ValueError` for a model that is
+        disabled.
         """
         if handle_of(self.model) is not self:
             raise ValueError(f"{type(self.model).__name__} is disabled, so its calls run as without autopack")
@@ -115,8 +126,8 @@ class Handle(AbstractContextManager["Handle"]):
     def checked(self) -> Checked | None:
         """Counts of checked calls; None if no call is to be checked.
 
-        Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and every Nth training
-        call if that was asked for.
+        Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and
+        every Nth training call if that was asked for.
         """
         live = self.enabled.live
         return live.checked if isinstance(live, Live) else None
@@ -185,7 +196,8 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 class Handles(AbstractContextManager["Handles"]):
-    """The handle of several enabled models. Also a context manager that disables them all on leaving.
+    """The handle of several enabled models. Also a context manager that disables them all on
+    leaving.
 
     `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
     """
@@ -217,11 +229,12 @@ class Handles(AbstractContextManager["Handles"]):
 
 
 class TrainerHandle(Handles):
-    """The handle of the models of a trainer. Also a context manager that disables them all on leaving.
+    """The handle of the models of a trainer. Also a context manager that disables them all on
+    leaving.
 
-    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes;
-    `kept` are columns of its data that it would have dropped, as its model does not name them; `cut` says why
-    documents of its rows cannot be told apart, where that is so.
+    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the
+    trainer's attributes; `kept` are columns of its data that it would have dropped, as its model
+    does not name them; `cut` says why documents of its rows cannot be told apart, where that is so.
     """
 
     def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str], cut: str | None = None):
@@ -242,16 +255,19 @@ class TrainerHandle(Handles):
         return total
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan of a call of its models with these arguments and its reason; nothing is run.
+        """Return the plan of a call of its models with these arguments and its reason; nothing is
+        run.
 
-        Of several models each decision has the attribute of its model before the name, that of the trained model last.
-        Raises `ValueError` where one is disabled.
+        Of several models each decision has the attribute of its model before the name, that of the
+        trained model last. Raises `ValueError` where one is disabled.
         """
         found = {name: handle.explain(*args, **batch) for name, handle in reversed(self.handles.items())}
         return next(iter(found.values())) if len(found) == 1 else Explanation.of_several(found)
 
     def remove(self) -> None:
-        """Disable all models, and let the trainer drop the columns that it dropped and log what it logged."""
+        """Disable all models, and let the trainer drop the columns that it dropped and log what it
+        logged.
+        """
         take_back(self._trainer)
         super().remove()
 
@@ -279,7 +295,9 @@ class TrainerHandle(Handles):
 
 
 def take_back(trainer: Any) -> None:
-    """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs, its steps."""
+    """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs,
+    its steps.
+    """
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
 
     if (cutter := cutter_of(trainer)) is not None:

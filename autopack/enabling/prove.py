@@ -1,6 +1,7 @@
 """Look at a model, attach to it and prove it by a twin; again if it has changed.
 
-Calls of a model that has no twin, or runs third-party code, are checked closely (`autopack.watching`).
+Calls of a model that has no twin, or runs third-party code, are checked closely
+(`autopack.watching`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def renew(enabled: EnabledModel) -> None:
 
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
     """Attach to a model and prove it; from then on it is watched."""
-    # Asked when rows first begin alike, ranks first share them or media first come, and then of what the model is.
+    # Asked when rows first begin alike, ranks first share them or media first come, and then of
+    # what the model is.
     enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its proof
@@ -83,7 +85,9 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
 
 
 def _seen(proof: Proof, code: ModelCode) -> Proof:
-    """Return the proof of a model with somebody looking inside, at rows and columns: padded batches keep theirs."""
+    """Return the proof of a model with somebody looking inside, at rows and columns: padded batches
+    keep theirs.
+    """
     if code.onlooker is None or proof.padded is not None:
         return proof
     return replace(proof, padded=f"{code.onlooker}, and sees the padded form")
@@ -114,7 +118,8 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
-        # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
+        # What its own forward makes of the part is compared with nothing; it is handed the form
+        # that it knows.
         unasked = why_padding_is_unknown(model, tested)
         of_part = ModelCode(tested)
         if not of_part.foreign:

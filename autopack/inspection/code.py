@@ -84,9 +84,11 @@ class ModelCode:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
-        """Return the third-party part of a module's own forward and loss, or of a model's hooks, or None.
+        """Return the third-party part of a module's own forward and loss, or of a model's hooks, or
+        None.
 
-        What else stands on a module, as a function for checkpoints, is called by its forward with what that has.
+        What else stands on a module, as a function for checkpoints, is called by its forward with
+        what that has.
         """
         hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
         hooked = (f"a hook on it is {whose(hook)}" for hook in hooks if not is_own(hook))
@@ -98,7 +100,9 @@ class ModelCode:
             self.unknown = self.unknown or said
 
     def _parts_of(self, module: nn.Module, names: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
-        """Yield the third-party parts of a module: its class, functions of some names on it, and its loss."""
+        """Yield the third-party parts of a module: its class, functions of some names on it, and
+        its loss.
+        """
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls

@@ -92,7 +92,8 @@ def _values(dicts: list[dict[str, Any]]) -> list[int]:
 def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
     """Return the functions at places and on modules, as they are without autopack.
 
-    torch's checkpoint function is left out: trainers put it on layers, and take it off, between calls.
+    torch's checkpoint function is left out: trainers put it on layers, and take it off, between
+    calls.
     """
     held = [(mapping, name, mapping.get(name)) for mapping, name in places]
     held += [place for module in modules for place in functions_on(module)]
@@ -119,6 +120,8 @@ def only_checkpoints(function: Any) -> bool:
 
 
 def _fields(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the fields of a configuration that decide a model's results; of collections their text."""
+    """Return the fields of a configuration that decide a model's results; of collections their
+    text.
+    """
     fields = vars(config).items()
     return {n: repr(v) if isinstance(v, dict | list | tuple) else v for n, v in fields if n not in _FOLLOWED}

@@ -57,7 +57,9 @@ def is_in(file: str, package: str) -> bool:
 
 @functools.cache
 def is_own_file(file: str) -> bool:
-    """Return True for files of autopack, the standard library and the libraries that autopack knows."""
+    """Return True for files of autopack, the standard library and the libraries that autopack
+    knows.
+    """
     is_standard = file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
     is_known = is_standard or file.startswith((_AUTOPACK, "<frozen "))
     return is_known or any(is_in(file, package) for package in _LIBRARIES)

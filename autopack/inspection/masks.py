@@ -42,7 +42,8 @@ def mask_function(implementation: str) -> Callable[..., Any] | None:
 def describe_mask(function: Callable[..., Any]) -> Pattern | None:
     """Return the tokens that a mask function lets a token of a document alone see, or None.
 
-    Used only to choose a faster backend; a function that is not recognised is evaluated as it stands.
+    Used only to choose a faster backend; a function that is not recognised is evaluated as it
+    stands.
     """
     if torch.compiler.is_compiling():
         return pattern_of(function)  # closures of functions that are made in traced code cannot be opened

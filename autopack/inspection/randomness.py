@@ -41,7 +41,9 @@ def put_into(held: Any, tensors: dict[str, Any]) -> None:
 
 
 def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Yield functions that tell and set the state of each generator that a module's forward may use."""
+    """Yield functions that tell and set the state of each generator that a module's forward may
+    use.
+    """
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state
@@ -170,7 +172,9 @@ _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
 
 
 def draws_by_itself(module: nn.Module) -> bool:
-    """Return True if a module may draw past dropout: it has third-party functions, or a part is RReLU."""
+    """Return True if a module may draw past dropout: it has third-party functions, or a part is
+    RReLU.
+    """
     parts = list(module.modules())
     bases = {base for part in parts for base in class_of(part).__mro__ if not is_of_library(base)}
     members = [value for base in bases for value in vars(base).values()]

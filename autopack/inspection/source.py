@@ -67,7 +67,8 @@ def forward_codes(cls: Any) -> list[CodeType]:
     for function in _forwards(cls):
         code = function.__code__
         found.append(code)
-        # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped around.
+        # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped
+        # around.
         if not _takes_any(code) or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
             break
     return found
@@ -98,7 +99,9 @@ def _inner(function: FunctionType) -> list[FunctionType]:
 
 
 def _may_be_a_forward(value: Any) -> bool:
-    """Return True for a function of a module that is named a forward, or takes any arguments: not for its helpers."""
+    """Return True for a function of a module that is named a forward, or takes any arguments: not
+    for its helpers.
+    """
     # Where a kernel stands in the place of a function, the innermost is a module.
     inner = inspect.unwrap(value) if inspect.isfunction(value) else None
     if not isinstance(inner, FunctionType) or inner.__code__.co_varnames[:1] != ("self",):

@@ -73,7 +73,9 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def says_when_to_step() -> bool:
-    """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let it count."""
+    """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let
+    it count.
+    """
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper  # needs DeepSpeed
 
     return "sync_gradients" in inspect.signature(DeepSpeedEngineWrapper.backward).parameters

@@ -151,7 +151,8 @@ def _samples(dataset: Any) -> list[Mapping[str, Any]]:
         places = range(0, len(dataset), max(1, len(dataset) // _ROWS))
         found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
     except Exception:
-        # What its rows are got by, if there are any, nobody knows; whoever loads them will say what is wrong.
+        # What its rows are got by, if there are any, nobody knows; whoever loads them will say what
+        # is wrong.
         found = []
     names = _columns(dataset)
     made = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}

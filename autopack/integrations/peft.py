@@ -44,7 +44,9 @@ _OPTIONS = {
     "velora_config": "VeLoRA's backward replaces activations by their average over the batch",
 }
 before_tuner: Callable[[Any], None] | None = None
-"""Called with the model before a tuner calls its `forward` past its hooks, as all do up to PEFT 0.19."""
+"""Called with the model before a tuner calls its `forward` past its hooks, as all do up to PEFT
+0.19.
+"""
 _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train without packing."
 
 
@@ -148,7 +150,8 @@ _Stand = tuple[str, str, Callable[..., Any]]
 _STANDS: dict[str, list[_Stand]] = {
     "peft.peft_model": [
         ("PeftModel", "_setup_prompt_encoder", _guard(lambda self, name: (self.base_model, self.peft_config[name]))),
-        # Reached by every call: the base model may have been enabled after, and unseen from, its prompt.
+        # Reached by every call: the base model may have been enabled after, and unseen from, its
+        # prompt.
         ("PeftModel", "get_prompt", _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config))),
         ("PeftModelForQuestionAnswering", "forward", _pass_positions_on),
     ],

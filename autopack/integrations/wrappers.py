@@ -149,7 +149,8 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    # The policy first: it is what the trainer is asked about. `model_wrapped` is the same in wrappers.
+    # The policy first: it is what the trainer is asked about. `model_wrapped` is the same in
+    # wrappers.
     attributes = {"model": trainer.model, **vars(trainer)}
     for name, value in attributes.items():
         listed = isinstance(value, list | tuple)

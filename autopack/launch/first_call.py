@@ -56,7 +56,8 @@ class FirstCall(ForwardGuard):
         self.lease.follow(())
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
-        # Compiled code, which may have to be one graph, comes by here and goes no further in evaluation.
+        # Compiled code, which may have to be one graph, comes by here and goes no further in
+        # evaluation.
         compiling = torch.compiler.is_compiling()
         if not compiling:
             self._passed = True
@@ -136,7 +137,8 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
             here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
     if handle_of(module) is None and any(looks_at_rows(later) for later in _after(hook, module)):
-        # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
+        # Hooks that were put on later take the batch as it comes, so autopack's has to follow them:
+        # at the next call.
         module._forward_pre_hooks.move_to_end(_hook(module))
         return None
 

@@ -70,7 +70,8 @@ class _Transformers:
         """File of wrapt that was found before the script's own directory was searched."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        # It stays where it is: who removes himself from the path here makes the import miss the finder after him.
+        # It stays where it is: who removes himself from the path here makes the import miss the
+        # finder after him.
         if name == "transformers" and not self.asked:
             self.asked = True
             with _careful():

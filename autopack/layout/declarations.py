@@ -107,8 +107,8 @@ def read(
     jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
     if positions is not None:
         starting = declarations["position_ids"] & later
-        # Positions that do not go on by one declare documents only if they begin anew somewhere: generation counts on
-        # after padding, and scripts that stretch positions leave gaps.
+        # Positions that do not go on by one declare documents only if they begin anew somewhere:
+        # generation counts on after padding, and scripts that stretch positions leave gaps.
         of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
         anew = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
         if any_positions and others and not continues:
@@ -120,7 +120,8 @@ def read(
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
-    # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
+    # Packed means that some row holds a second document; whatever else is declared, the call is an
+    # ordinary one.
     packing = [starts for starts in declarations.values() if (starts & later).any()]
     starts = packing[0] if packing else others[0] if are_own else None
     if starts is None:
@@ -195,7 +196,9 @@ def _tensors(
 
 
 def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
-    """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any device."""
+    """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any
+    device.
+    """
     if not isinstance(value, torch.Tensor):
         raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
@@ -331,7 +334,8 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
 
 def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
     columns, last = real.shape[1], int(bounds[-1])
-    # Some collators repeat the end; an empty document is none. Others end before padding that the mask marks.
+    # Some collators repeat the end; an empty document is none. Others end before padding that the
+    # mask marks.
     if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
         raise _invalid(
             f"{name} must rise from 0 to the {real.size} tokens of the flattened rows; found "

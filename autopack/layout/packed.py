@@ -63,7 +63,8 @@ class PackedLayout:
         if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
         fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
-        # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
+        # Built here rather than on first use: inside a compiled graph it must be a tensor that
+        # already exists.
         cu_seqlens = upload(bounds.astype(np.int32), self.device)
         vars(self).update(
             sizes=sizes,

@@ -35,7 +35,9 @@ class Half:
     of them."""
 
     def __init__(self, real: np.ndarray, device: torch.device, layout: PackedLayout | None = None):
-        """Build from real tokens, True in (rows, columns), and their documents; None for one in each row."""
+        """Build from real tokens, True in (rows, columns), and their documents; None for one in
+        each row.
+        """
         sizes = real.sum(axis=1) if layout is None else layout.sizes[real_documents(layout)]
         self.places = TokenMap.of_real(real, device)
         self.layout = one_row(sizes[sizes > 0], device)
@@ -75,7 +77,8 @@ class Pair:
 def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple[list[np.ndarray] | None, Pair | None]:
     """Return the real tokens of each half of a call, and its halves if it packs or pads documents.
 
-    Real tokens are True in (rows, columns) of each half that the call brings; None if it brings none.
+    Real tokens are True in (rows, columns) of each half that the call brings; None if it brings
+    none.
 
     `position_ids`, `seq_idx` or an `attention_mask` of segment ids declare the encoder's documents;
     the same names with `decoder_` before them declare the decoder's. In a padded batch without
@@ -83,8 +86,8 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     decoder's tokens, if given, are padding tokens. Raises `InvalidPacking` if a declaration is
     malformed or the halves do not match.
     """
-    # The tensors (rows, columns, ...) that stand for the tokens: the encoder's states if it has run already, and the
-    # labels where they make the decoder's tokens.
+    # The tensors (rows, columns, ...) that stand for the tokens: the encoder's states if it has run
+    # already, and the labels where they make the decoder's tokens.
     states = arguments.get("encoder_outputs")
     source = _first_tensor(arguments.get("input_ids"), arguments.get("inputs_embeds"), states and states[0])
     target = _first_tensor(*map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels")))
@@ -132,7 +135,8 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
             f"the rows of the encoder and {counts[1]} in those of the decoder. Declare both: by {_BOTH}",
             code="halves-disagree",
         )
-    # Without a mask of the decoder, what is padding follows from the labels, and none of it is labelled.
+    # Without a mask of the decoder, what is padding follows from the labels, and none of it is
+    # labelled.
     return real, Pair(None if source is None else halves[0], halves[-1], declared[-1].labelled_padding, packs)
 
 

@@ -17,7 +17,9 @@ from autopack.layout.packed import PackedLayout
 _HIDDEN = -9_900
 """Largest value added to a score to hide it: -1e4 was usual, and is -9984 in bfloat16."""
 _FOR_GOOD = -1e8
-"""Largest value that hides a score however large it is; in dtypes of less range, half of the least number."""
+"""Largest value that hides a score however large it is; in dtypes of less range, half of the least
+number.
+"""
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:

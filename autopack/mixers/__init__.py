@@ -108,7 +108,8 @@ class Restarting(Way):
                 return value
             if isinstance(value, torch.Tensor):
                 return value[:1, : layout.max_seqlen]
-            # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin `input`.
+            # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin
+            # `input`.
             return torch.Size((1, layout.max_seqlen, *value[2:])) if isinstance(value, (tuple, list)) else value
 
         table = call.changed(change)

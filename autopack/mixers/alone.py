@@ -83,7 +83,8 @@ class Alone(Way):
         if self.channels_first:
             call = _with_tokens_first(call)
         call.check()
-        # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a batch share.
+        # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a
+        # batch share.
         by_row = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None) == "flex_attention"
         found, read = pairs_of(call.layout, call.memory, each_by_itself if by_row else equally_long)
 
@@ -201,7 +202,8 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     row = row if len(mask) > 1 else row * 0
     if mask.dim() < 3 or mask.shape[-2] == 1 or mask.requires_grad:
         return _gather_pairs(mask[row], column, column)
-    # What belongs to the documents alone is read, where that above copies whole rows for each of them.
+    # What belongs to the documents alone is read, where that above copies whole rows for each of
+    # them.
     between = [slice(None)] * (mask.dim() - 3)
     places: Any = (row[:, None, None], *between, column[:, :, None], column[:, None])
     return mask[places].movedim((1, 2), (-2, -1))
@@ -300,7 +302,8 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         if numbers_itself and _count_from_zero(given.get("position_ids")):
             given["position_ids"] = None
         if not count and given.get("labels") is not None:
-            # Its mean would be that of nothing. In step with others its loss is in the graph all the same.
+            # Its mean would be that of nothing. In step with others its loss is in the graph all
+            # the same.
             given["labels"] = torch.zeros_like(given["labels"]) if in_step else None
         given |= items_of_share(given, count, sum(counts))
         with without_layout():

@@ -201,7 +201,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
     "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
 }
-"""Adaptations to documents of functions that mix tokens, by the names in transformers' modeling files.
+"""Adaptations to documents of functions that mix tokens, by the names in transformers' modeling
+files.
 
 Each takes the function, the layout, and the positional and named arguments of a call.
 """

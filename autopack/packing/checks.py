@@ -101,8 +101,9 @@ def is_int(value: Any) -> bool:
 
 
 def check_ints(optional: bool = False, **options: Any) -> None:
-    """Raise `ValueError` unless options are ints of at least 1, or 0 where that is a number; None if
-    optional."""
+    """Raise `ValueError` unless options are ints of at least 1, or 0 where that is a number; None
+    if optional.
+    """
     for name, value in options.items():
         least = int(name not in FROM_0)
         if not (is_int(value) and value >= least) and not (optional and value is None):
@@ -124,7 +125,9 @@ def check_names(option: str, value: Any, what: str) -> None:
 
 
 def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
-    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a token."""
+    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a
+    token.
+    """
     kept = np.logical_and.reduce([np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns])
     return np.where(kept, columns[IDS].astype(np.int64), IGNORED_LABEL)
 

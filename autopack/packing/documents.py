@@ -52,7 +52,8 @@ class Documents:
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
             raise no_examples("wanted at least one example, found an empty dataset")
-        # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
+        # Of each row of the table: where its values start in a column, the token after its padding,
+        # and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = zeros(table.num_rows)
         ids = table.schema.field(IDS).type

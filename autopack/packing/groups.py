@@ -36,7 +36,8 @@ def units_of(pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_lengt
     begins = starts
     for number in np.flatnonzero(rooms > max_length).tolist():
         rests = lengths[starts[number] : starts[number] + sizes[number]] - prefixes[number]
-        # Documents that are nothing but the prefix take no room, and one of them may fill a row with it.
+        # Documents that are nothing but the prefix take no room, and one of them may fill a row
+        # with it.
         parts = next_fit(np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests))
         begins = np.union1d(begins, starts[number] + parts[:-1])
     # In the order in which they come, which some strategies keep.

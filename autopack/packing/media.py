@@ -199,7 +199,9 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 def read_pictures(
     processor: Any, pictures: Sequence[list[Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
 ) -> dict[str, Any]:
-    """Return an image processor's media of the pictures of each example of a batch, without its values per token."""
+    """Return an image processor's media of the pictures of each example of a batch, without its
+    values per token.
+    """
     if not any(pictures):
         return {}
     made: list[Any] = [[] for _ in range(count)]

@@ -93,8 +93,9 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
     blocks, lengths, schemas, before = [], [], [], 0
     try:
         with ExitStack() as stack:
-            # Blocks in order, also of files, by which documents always get the same numbers: asked of the dataset's
-            # own context, and of the one that releases before 2.60 give to copies of it.
+            # Blocks in order, also of files, by which documents always get the same numbers: asked
+            # of the dataset's own context, and of the one that releases before 2.60 give to copies
+            # of it.
             for context in (data.context, ray.data.DataContext.get_current()):
                 options = context.execution_options
                 stack.callback(setattr, options, "preserve_order", options.preserve_order)

@@ -66,9 +66,9 @@ class PackedBatchSampler:
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         align: as in `autopack.packing.plan`; the collator must have the same.
-        groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than `max_length`,
-            of which the model computes as many: collate a batch into one row, by a collator without
-            a `max_length`.
+        groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than
+            `max_length`, of which the model computes as many: collate a batch into one row, by a
+            collator without a `max_length`.
 
     Attributes:
         epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one
@@ -152,7 +152,8 @@ class PackedBatchSampler:
         return self._steps * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
-        # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
+        # No generator: the caller is on the stack now, and may no longer be when the first batch is
+        # asked for.
         ranks = self._asked_ranks()
         self._follow_epoch()
         self._step, self._start = self._start, 0

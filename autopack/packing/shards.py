@@ -63,8 +63,8 @@ def pack_shards(
         plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by
             themselves, which needs no shuffle and fills rows less: the documents of
             `dataset.shard(num_shards, shard, contiguous=True)`, or of a block of Ray. A `Plan` of
-            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks and
-            costs, make one by `autopack.packing.plan`.
+            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks
+            and costs, make one by `autopack.packing.plan`.
         num_shards: the number of files; by default, about 34 million tokens make one (of Ray, with
             `plan="shard"`, a block).
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.

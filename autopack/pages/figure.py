@@ -1,8 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
-A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of a file or of a
-page: there it is SVG, with texts that are texts. A report is a finding in pieces, of which text, a page and a picture
-are made.
+A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of
+a file or of a page: there it is SVG, with texts that are texts. A report is a finding in pieces, of
+which text, a page and a picture are made.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ STYLE: dict[Any, Any] = {
 }
 """Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
+"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that
+are no text.
+"""
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
 MOST = 10.0
 """Influence from which on colours are the darkest."""
@@ -54,7 +56,9 @@ class NeedsMatplotlib(AutopackError, ImportError):
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of `Bars`: a value, what is said of it, and the interval it lies in; 0 where there is none."""
+    """A row of `Bars`: a value, what is said of it, and the interval it lies in; 0 where there is
+    none.
+    """
 
     name: str
     value: float
@@ -175,7 +179,8 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Return charts as a figure of a page, as wide as there is room; a line says so if there is none.
+    """Return charts as a figure of a page, as wide as there is room; a line says so if there is
+    none.
 
     It is SVG in HTML, and names nothing outside.
     """
@@ -212,7 +217,9 @@ class Sections(NamedTuple):
 
 
 class Report(ABC):
-    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its sections."""
+    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its
+    sections.
+    """
 
     @abstractmethod
     def _sections(self) -> Sections: ...

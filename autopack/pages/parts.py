@@ -1,4 +1,6 @@
-"""Pieces of HTML, made by templates that escape every text (jinja2 comes with torch), and tables as text."""
+"""Pieces of HTML, made by templates that escape every text (jinja2 comes with torch), and tables as
+text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Row = Sequence[str]
 
 
 def text_table(rows: Sequence[Row], sides: str) -> list[str]:
-    """Return a table as lines of text, by a head and rows; `sides` is as in `table`, and a row may end early."""
+    """Return a table as lines of text, by a head and rows; `sides` is as in `table`, and a row may
+    end early.
+    """
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
     widths[0] = max(len(row[0]) for row in rows)
@@ -25,8 +29,9 @@ def _part(name: str, *values: Any, **options: Any) -> str:
 
 
 table = partial(_part, "table")
-"""A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and > for numbers. A
-row may end early."""
+"""A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and
+> for numbers. A row may end early.
+"""
 lines = partial(_part, "lines")
 """A paragraph for each text; all may be `strong`."""
 named = partial(_part, "named")
@@ -57,7 +62,8 @@ def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
 
 @cache
 def _templates() -> Environment:
-    # Here alone: what jinja2 imports may be shadowed by a script under `autopack run` that has an html.py of its own.
+    # Here alone: what jinja2 imports may be shadowed by a script under `autopack run` that has an
+    # html.py of its own.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(

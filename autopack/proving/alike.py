@@ -137,7 +137,9 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return the lists with one entry for every layer; one that counts the layers has none for them (`moe_layers`)."""
+    """Return the lists with one entry for every layer; one that counts the layers has none for them
+    (`moe_layers`).
+    """
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}
@@ -162,7 +164,8 @@ def _layers(config: PretrainedConfig) -> list[Any]:
 
 
 def _chosen(layers: Sequence[Any]) -> list[int]:
-    """Return the first layers that have all pairs of neighbours, and the last one where it is another kind.
+    """Return the first layers that have all pairs of neighbours, and the last one where it is
+    another kind.
 
     Some classes see to it that the last layer is of a certain kind.
     """

@@ -146,7 +146,8 @@ def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
             for name, inner in dict(overrides).items():
                 yield from _words(f"{field}.{name}", inner)
     elif field == "chunk_size_feed_forward" and type(value) is int and value > 1:
-        # Layers that give the same for all tokens at once and for one at a time give it for any number of them.
+        # Layers that give the same for all tokens at once and for one at a time give it for any
+        # number of them.
         yield field, "1", None
     else:
         yield field, _word(value), None

@@ -137,7 +137,8 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     _check_count(model)
     experts = getattr(like.config, "_experts_implementation", None)
     if experts is not None and hasattr(model, "set_experts_implementation"):
-        # torch's grouped products know no float64; in float32 rounding of tiny mixtures comes near what leaks are.
+        # torch's grouped products know no float64; in float32 rounding of tiny mixtures comes near
+        # what leaks are.
         model.set_experts_implementation("eager" if (experts, dtype) == ("grouped_mm", torch.float64) else experts)
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
@@ -197,7 +198,8 @@ class Kinds:
 
     def _walk(self, module: nn.Module, name: str, above: Any) -> None:
         cls = own_class(module)
-        # `fully_shard` and parametrizations derive a class from that of the module, which is no wrapper then.
+        # `fully_shard` and parametrizations derive a class from that of the module, which is no
+        # wrapper then.
         wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(cls, "peft")
         if not wraps:
             self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
@@ -241,7 +243,8 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
     the class's own.
     """
     for name, value in vars(module).items():
-        # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch makes anew.
+        # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch
+        # makes anew.
         if name.startswith("_") or name in _NOT_OF_THE_CODE or isinstance(value, torch.Tensor):
             continue
         kind: Any = type(module)

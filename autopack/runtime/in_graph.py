@@ -85,7 +85,8 @@ def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, An
 
 
 def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
-    """Return outputs of several runs as one, each part merged by a linear function of name and parts.
+    """Return outputs of several runs as one, each part merged by a linear function of name and
+    parts.
 
     `loss` takes the place of theirs.
     """
@@ -268,8 +269,8 @@ def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def _is_in_graph(tensor: torch.Tensor) -> bool:
     """Return True if a gradient can go to a tensor.
 
-    It cannot go to a view that a `Function` made in its forward, though that view requires gradients:
-    Reformer's hidden states are such views.
+    It cannot go to a view that a `Function` made in its forward, though that view requires
+    gradients: Reformer's hidden states are such views.
     """
     if not tensor.requires_grad or tensor.grad_fn is not None:
         return tensor.requires_grad

@@ -136,7 +136,8 @@ class PaddingRead:
     def _arrived(
         self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor | None
     ) -> None:
-        # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is no zero.
+        # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
+        # no zero.
         if gradient is None or not bool(gradient.isfinite().all()):
             return
         self.answered |= not refuses

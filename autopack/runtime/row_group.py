@@ -1,4 +1,6 @@
-"""Processes that share rows: each has an equal part of the columns of every row, in the order of their ranks."""
+"""Processes that share rows: each has an equal part of the columns of every row, in the order of
+their ranks.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,9 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
 
 @contextmanager
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
-    """Run a module and leave random state, buffers and numbers as they were; its graph keeps copies of the buffers."""
+    """Run a module and leave random state, buffers and numbers as they were; its graph keeps copies
+    of the buffers.
+    """
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
     numbers = [  # and None in their place: what some routers reckon of the tokens of a call
         (part, {name: value for name, value in vars(part).items() if value is None or isinstance(value, int | float)})

@@ -166,8 +166,8 @@ def _calling_frame() -> FrameType | None:
 class Ambient(threading.local):
     """The scope in force in this thread."""
 
-    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so that no
-    # graph depends on whether it has been.
+    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so
+    # that no graph depends on whether it has been.
     __slots__ = ()  # for Dynamo of torch 2.4, which takes what it reads of another kind of thread-local for a class
 
     def __init__(self) -> None:
@@ -234,7 +234,9 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
 
 @contextmanager
 def stock(model: EnabledModel) -> Iterator[None]:
-    """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call on."""
+    """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call
+    on.
+    """
     with in_force(Scope(model, stock=True)):
         yield
 
@@ -257,8 +259,9 @@ def without_layout() -> AbstractContextManager[None]:
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
     """Return the scope of `module`'s forward, or None if it belongs to no enabled model.
 
-    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
-    With `one_token` the module has one token per row, which needs no scope: two documents would be two tokens.
+    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another
+    model's. With `one_token` the module has one token per row, which needs no scope: two documents would be
+    two tokens.
     """
     mark = module.__dict__.get(MARK)
     if mark is None or not mark.mixes:

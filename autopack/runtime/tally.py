@@ -1,4 +1,6 @@
-"""Counts, on the host, of the calls of one enabled model, their outcomes, and findings of their checks."""
+"""Counts, on the host, of the calls of one enabled model, their outcomes, and findings of their
+checks.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ class Tally:
     """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = field(default_factory=Volume)  # all others
     _first: tuple[float, int] | None = None
-    """When the first training call began in this process, in seconds, and the real tokens of those before.
+    """When the first training call began in this process, in seconds, and the real tokens of those
+    before.
 
     Of a copy it is the copy's first.
     """

@@ -108,7 +108,9 @@ def shape_of(batch: Batch) -> tuple[int, int]:
 
 
 def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
-    """Return a batch with a mask of its tokens, the row, start and end of each document, and which are padding."""
+    """Return a batch with a mask of its tokens, the row, start and end of each document, and which
+    are padding.
+    """
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
     if media.given(batch):
@@ -183,7 +185,9 @@ def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) 
 
 
 def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
-    """Return the number of columns of each row that the decoder's side takes; of another model an empty list."""
+    """Return the number of columns of each row that the decoder's side takes; of another model an
+    empty list.
+    """
     if Per.TARGET not in columns.per.values():
         return []
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")

@@ -18,7 +18,9 @@ from autopack.steps.examples import Batch, Columns, Example, cut, join, length_o
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a step for one rank; `documents` is their number, 0 for one that only keeps step with other ranks."""
+    """A part of a step for one rank; `documents` is their number, 0 for one that only keeps step
+    with other ranks.
+    """
 
     batch: dict[str, Any]
     documents: int
@@ -120,18 +122,22 @@ def _moved(example: Example, device: torch.device) -> Example:
 def micro_batches(
     batches: Iterable[Batch], max_tokens: int, *, model: Any = None, group: Any = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the documents of one optimizer step anew, in micro-batches of at most `max_tokens` real tokens.
+    """Yield the documents of one optimizer step anew, in micro-batches of at most `max_tokens` real
+    tokens.
 
     Divide the summed loss of each by the number of targets in all `batches` of all ranks, as
     `num_items_in_batch` does, and the gradients are those of `batches` themselves. A document of
     more tokens than `max_tokens` is alone in its micro-batch.
 
     Args:
-        batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or packed.
+        batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or
+            packed.
         max_tokens: The most real tokens of a micro-batch.
-        model: The model that is trained, of which the token of padding and the cost of long documents are read.
-        group: The process group that shares the step. Documents move between its ranks, each of which gets equally
-            many micro-batches. A rank without a document for one gets labels that are all ignored.
+        model: The model that is trained, of which the token of padding and the cost of long
+            documents are read.
+        group: The process group that shares the step. Documents move between its ranks, each of
+            which gets equally many micro-batches. A rank without a document for one gets labels
+            that are all ignored.
 
     Raises:
         InvalidPacking: Nothing says what in a batch belongs to which document.

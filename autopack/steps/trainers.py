@@ -1,4 +1,5 @@
-"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many tokens.
+"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many
+tokens.
 
 `Trainer.get_batch_samples` (transformers 4.46 and later) has all batches of a step on every rank
 before any of them runs. They go on through the trainer's loop, which counts them as ever; the last
@@ -33,7 +34,8 @@ from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
 _TOLERANCE, _COARSE = 1e-4, 1e-2
-"""Relative differences of losses that may be rounding, in float32 and of weights in half precision."""
+"""Relative differences of losses that may be rounding, in float32 and of weights in half precision.
+"""
 _MEASURED = 2
 """Number of the step whose memory says what fits: the first one makes the optimizer's states."""
 _TRIED = 4
@@ -141,7 +143,10 @@ class StepCutter:
     # --- The step
 
     def _step(self, model: Any, batches: Sequence[Any], items: Any) -> Step:
-        """Return this rank's part of a step. Raises `AutopackError` on all ranks if one cannot cut its batches."""
+        """Return this rank's part of a step.
+
+        Raises `AutopackError` on all ranks if one cannot cut its batches.
+        """
         trainer, config, ranks = self._trainer, self._trainer.model.config, Ranks()
         problem: AutopackError | None = None
         columns, found = Columns({}), list[list[Example]]()
@@ -179,7 +184,9 @@ class StepCutter:
         return step_of(examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves)
 
     def _share_of(self, part: MicroBatch) -> float:
-        """Return the factor of a loss: a mean counts as many documents as there are, a sum counts itself."""
+        """Return the factor of a loss: a mean counts as many documents as there are, a sum counts
+        itself.
+        """
         if self._adds_up:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
@@ -266,7 +273,10 @@ class StepCutter:
 
 
 def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False) -> StepCutter | None:
-    """Cut the steps of a trainer anew; return None if that is so already. Raises `ValueError` for another number."""
+    """Cut the steps of a trainer anew; return None if that is so already.
+
+    Raises `ValueError` for another number.
+    """
     found = cutter_of(trainer)
     if found is None:
         return StepCutter(trainer, enabled, max_tokens, lenient)
@@ -285,7 +295,9 @@ def cutter_of(trainer: Any) -> StepCutter | None:
 
 
 def _numbers_from_the_first(enabled: EnabledModel) -> bool:
-    """Return True if padding on the left changes nothing: positions skip it, or only their differences count."""
+    """Return True if padding on the left changes nothing: positions skip it, or only their
+    differences count.
+    """
     traits, model = enabled.traits, enabled.anatomy.entries[0]
     if traits.counts_padding:
         return False

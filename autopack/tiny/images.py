@@ -143,9 +143,9 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             high, wide = 2 * _SIDE, 2 * _SIDE * many
             return {"pixel_values": pixels(1, channels, patch, high * wide * patch), "target_sizes": one(high, wide)}
         case "square" | "square after a prefix" | "square beside text":
-            # square: (images, channels, height, width)
-            # square after a prefix: as square; token types tell the last run of text, which is learned
-            # square beside text: as square, one for each document, whose tokens have no places for it
+            # square: (images, channels, height, width) square after a prefix: as square; token
+            # types tell the last run of text, which is learned square beside text: as square, one
+            # for each document, whose tokens have no places for it
             return {"pixel_values": square(1)}
         case "square and instructions" | "frames and instructions":
             # square and instructions: as square, and tokens for each image, with a mask of padding
@@ -156,12 +156,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
         case "square and crops" | "views":
             # square and crops: as square, the crops of all images, and how many each image has
-            # views: (images, channels, height, width), and smaller views of each, one after the other
+            # views: (images, channels, height, width), and smaller views of each, one after the
+            # other
             of_local = size if form == "square and crops" else size // 2
             found = {"pixel_values": square(1), "pixel_values_local": pixels(many, channels, of_local, of_local)}
             return {**found, "num_local_patches": torch.tensor([many])}
         case "square and grids of crops":
-            # as square and crops, in lists, and how many crops lie side by side and below each other
+            # as square and crops, in lists, and how many crops lie side by side and below each
+            # other
             found = {"pixel_values": square(1), "pixel_values_local": square(2 * many)}
             return {**found, "num_local_patches": [2 * many], "patches_grid": [[many, 2]]}
         case "two resolutions":
@@ -196,8 +198,9 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # (1, patches, channels * pixels), of all images
             return {"pixel_values": flat(1, 1 + many)}
         case "flattened patches" | "flattened patches, masked":
-            # flattened patches: (images, patches, row and column and channels * pixels); a mask tells the placeholders
-            # flattened patches, masked: the same, and which patches are none of padding
+            # flattened patches: (images, patches, row and column and channels * pixels); a mask
+            # tells the placeholders flattened patches, masked: the same, and which patches are none
+            # of padding
             high, wide, of_patch = _SIDE, _SIDE + odd, vision.patch_embed_hidden_size
             patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)  # zeros are padding
             where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
@@ -214,7 +217,8 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             found = {"pixel_values": flat(crops, high * wide), NUMBERS: numbers, "image_grids": grids}
             return {**found, "image_num_crops": torch.tensor([crops])}
         case "spatial patches":
-            # (images, patches, channels * pixels), which are none of padding, and how many lie side by side
+            # (images, patches, channels * pixels), which are none of padding, and how many lie side
+            # by side
             high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
             mask = (torch.arange(most) < high * wide).long()[None]
             return {"pixel_values": flat(1, most), "spatial_shapes": one(high, wide), "pixel_attention_mask": mask}

@@ -128,7 +128,9 @@ def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def _joined(values: list[Any], along: int) -> Any:
-    """Return values in order: lists, or tensors with zeros behind those that are smaller than others."""
+    """Return values in order: lists, or tensors with zeros behind those that are smaller than
+    others.
+    """
     if isinstance(values[0], list):
         return [*chain.from_iterable(values)]
     if along:

@@ -101,8 +101,8 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
 
     match form:
         case "window" | "whole window":
-            # window: (sounds, bins, frames), as many frames as the encoder has positions for, and a mask of frames
-            # whole window: the same without a mask: silence is a part of it
+            # window: (sounds, bins, frames), as many frames as the encoder has positions for, and a
+            # mask of frames whole window: the same without a mask: silence is a part of it
             whole = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
             found = {"input_features": values(1, bins, whole)}
             return found if form == "whole window" or not mask_name else found | {mask_name: mask(whole).long()}

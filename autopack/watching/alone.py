@@ -1,7 +1,8 @@
-"""Compare a plain call with stock: packed rows with their last and first document alone, a padded batch with itself.
+"""Compare a plain call with stock: packed rows with their last and first document alone, a padded
+batch with itself.
 
-Code that moves no document when others are replaced may still number tokens by columns. A call is plain if its model
-makes results for tokens, of text alone; of others the twin tells.
+Code that moves no document when others are replaced may still number tokens by columns. A call is
+plain if its model makes results for tokens, of text alone; of others the twin tells.
 """
 
 from __future__ import annotations
@@ -37,19 +38,25 @@ from autopack.watching.replaced import routes
 from autopack.watching.schedule import CannotTell, is_padded, sides_of
 
 _OWN, _TOGETHER = 1, 3
-"""Runs of each rank that gathers parameters together with others: as its call came, and all, the others of stock."""
+"""Runs of each rank that gathers parameters together with others: as its call came, and all, the
+others of stock.
+"""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
 Compared = Iterator[tuple[str, torch.Tensor, torch.Tensor, int]]
-"""Names of fields, their values in a call and in stock by token, and documents. A value without axes is a loss."""
+"""Names of fields, their values in a call and in stock by token, and documents.
+
+A value without axes is a loss.
+"""
 
 
 def beside_stock(call: Call, losses: bool = False, packs: bool = True, together: bool = False) -> Difference:
     """Return the largest difference of a call to what stock gives. Raises `CannotTell`.
 
-    Of packed rows these are the last and the first document alone, with `losses` their losses too, for which the call
-    runs with the labels of one document; of a padded batch without its padding it is the batch. Of ranks that gather
-    parameters `together` each runs equally often, whatever it has, also where its call does not pack.
+    Of packed rows these are the last and the first document alone, with `losses` their losses too,
+    for which the call runs with the labels of one document; of a padded batch without its padding
+    it is the batch. Of ranks that gather parameters `together` each runs equally often, whatever it
+    has, also where its call does not pack.
     """
     with unnoticed(call) as runs, precisions() as dtypes:
         padded = is_padded(call)
@@ -127,7 +134,10 @@ def _difference(
 
 
 def _sides_of_plain(call: Call) -> Sides:
-    """Return the places of documents in a call that stock can be asked about. Raises `CannotTell`."""
+    """Return the places of documents in a call that stock can be asked about.
+
+    Raises `CannotTell`.
+    """
     if exchange_of(call.model) is not None:
         raise CannotTell("stock's attention exchanges tokens with other ranks")
     has_media = bool(media.given(call.arguments))
@@ -180,7 +190,9 @@ def _cut(call: Call, number: int) -> dict[str, Any]:
 
 
 def _has_a_loss_of_its_own(call: Call) -> bool:
-    """Return True if the loss of a call with the labels of one document is the loss of that document alone."""
+    """Return True if the loss of a call with the labels of one document is the loss of that
+    document alone.
+    """
     labels, inputs = call.arguments.get("labels"), call.inputs
     return (
         isinstance(labels, torch.Tensor)
@@ -195,7 +207,9 @@ def _has_a_loss_of_its_own(call: Call) -> bool:
 
 
 def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
-    """Return the arguments without labels that stock scores by what padding predicts, which the call leaves out."""
+    """Return the arguments without labels that stock scores by what padding predicts, which the
+    call leaves out.
+    """
     found = dict(call.arguments)
     if not isinstance(call, PairCall) and call.entry.shifts_labels and call.declared.labelled_after_padding:
         real = torch.from_numpy(call.padding.real)

@@ -1,8 +1,9 @@
 """Leaks between documents of a live packed call, found by gradients.
 
-A document cannot always be cut out of a call and run alone: what of its images is its own, for one, only its model
-knows. But what has no part in a result gives it no gradient. So of the embedded tokens of a call, and of its media, the
-gradients by the results of some documents, and by those of all others, may not meet at any number.
+A document cannot always be cut out of a call and run alone: what of its images is its own, for one,
+only its model knows. But what has no part in a result gives it no gradient. So of the embedded
+tokens of a call, and of its media, the gradients by the results of some documents, and by those of
+all others, may not meet at any number.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from autopack.watching.conditions import unnoticed
 from autopack.watching.schedule import CannotTell, sides_of
 
 _MOST = 20_000_000
-"""Numbers of the parameters of third-party modules, above which their gradients are not compared."""
+"""Numbers of the parameters of third-party modules, above which their gradients are not compared.
+"""
 _LABELLED = ("labels", "num_items_in_batch")
 _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
@@ -37,7 +39,8 @@ _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 def by_gradients(call: Call) -> Difference:
     """Return where documents of a call that packs meet the most. Raises `CannotTell`.
 
-    The call runs once more, with media twice, and backward twice for each halving of the number of documents.
+    The call runs once more, with media twice, and backward twice for each halving of the number of
+    documents.
     """
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None:
@@ -86,7 +89,8 @@ class _Throughout(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
-        """Whether numbers of documents became Python's or NumPy's, through which no gradient goes."""
+        """Whether numbers of documents became Python's or NumPy's, through which no gradient goes.
+        """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -128,7 +132,9 @@ class _Run:
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
     def worst(self) -> Difference:
-        """Return where documents meet the most: at tokens or media, or in gradients of third-party modules."""
+        """Return where documents meet the most: at tokens or media, or in gradients of third-party
+        modules.
+        """
         count = self._sides.count
         # Any two documents lie apart in some bit of their numbers.
         halves = [[n for n in range(count) if n >> bit & 1] for bit in range(max(count - 1, 0).bit_length())]
@@ -150,7 +156,9 @@ class _Run:
         return list(zip(*(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)), strict=True))
 
     def _shared(self, chosen: list[int]) -> float:
-        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+        """The largest part of a gradient that the chosen documents, and all others, have at one
+        number.
+        """
         both = [torch.stack(pair).abs() for pair in self._by_halves(chosen, self._leaves) if pair[0].numel()]
         most = max((float(each.max()) for each in both), default=0.0)
         shared = max((float(each.amin(0).max()) for each in both), default=0.0)
@@ -159,9 +167,11 @@ class _Run:
         return shared / most
 
     def _not_added_up(self, chosen: list[int]) -> float:
-        """Return by how much gradients of two halves of the documents do not add up to those of all, relative.
+        """Return by how much gradients of two halves of the documents do not add up to those of
+        all, relative.
 
-        Of parameters in third-party modules: their backward may clip or normalise what comes from all documents.
+        Of parameters in third-party modules: their backward may clip or normalise what comes from
+        all documents.
         """
         if not self._parameters:
             return 0.0

@@ -1,4 +1,6 @@
-"""Check calls of one model while it is used: nothing but a document's own tokens may change what it gets."""
+"""Check calls of one model while it is used: nothing but a document's own tokens may change what it
+gets.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,18 @@ class Live:
         self.has_checked = False
 
     def begin_anew(self) -> None:
-        """Forget how far calls have been checked, since the code or what it reads is something else now."""
+        """Forget how far calls have been checked, since the code or what it reads is something else
+        now.
+        """
         self.checked.begin_anew()
         self._padded = self.has_checked = False
 
     def before(self, call: Call) -> None:
-        """Count a call that is to run packed or without its padding, and check it if its turn has come.
+        """Count a call that is to run packed or without its padding, and check it if its turn has
+        come.
 
-        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's, `proof.padded` says so.
+        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's,
+        `proof.padded` says so.
         """
         if self._passes_by(call):
             return
@@ -84,7 +90,8 @@ class Live:
         raise LeakDetected(leak)
 
     def after(self, call: Call, packs: bool) -> None:
-        """Check a call that ranks have run together, in which they gather parameters: calls 1, 2, 4, 8 and so on.
+        """Check a call that ranks have run together, in which they gather parameters: calls 1, 2,
+        4, 8 and so on.
 
         Every rank runs the call equally often, whatever it has. Raises `LeakDetected`.
         """
@@ -92,7 +99,9 @@ class Live:
             self._check_together(call, packs)
 
     def _check_together(self, call: Call, packs: bool) -> None:
-        """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at different calls."""
+        """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at
+        different calls.
+        """
         checked = self.checked
         checked.calls += 1
         if checked.calls & (checked.calls - 1) and not (checked.every and checked.calls % checked.every == 0):
@@ -136,7 +145,9 @@ class Live:
     def _tried(
         self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
     ) -> tuple[Leak | None, list[str]]:
-        """Return the first leak that is found, and the reason why each way says nothing, empty if it does."""
+        """Return the first leak that is found, and the reason why each way says nothing, empty if
+        it does.
+        """
         leak, reasons = None, []
         with _checking():
             for way in ways:
@@ -167,7 +178,9 @@ class Live:
 
 
 def _refuse_backward_hooks(call: Call) -> None:
-    """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may change gradients."""
+    """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may
+    change gradients.
+    """
     if not call.model.is_checked_closely or is_padded(call):
         return
     for name, module in call.module.named_modules():
@@ -185,7 +198,8 @@ def _refuse_backward_hooks(call: Call) -> None:
 def _checking() -> Iterator[None]:
     """Run calls that are none of the user's, one check of the process at a time.
 
-    A check switches off on the model what draws noise, which another one must not take for its state.
+    A check switches off on the model what draws noise, which another one must not take for its
+    state.
     """
     with _checks.held():
         _mine.checking = True

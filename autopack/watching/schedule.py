@@ -1,7 +1,8 @@
-"""The documents of a call, and the calls that are checked: those that go beyond the calls checked before.
+"""The documents of a call, and the calls that are checked: those that go beyond the calls checked
+before.
 
-A proof runs a few dozen tokens. Code may begin to mix them at more, at a token that it has not met, in an argument that
-it was not given.
+A proof runs a few dozen tokens. Code may begin to mix them at more, at a token that it has not met,
+in an argument that it was not given.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def layout_of(call: Call) -> PackedLayout | None:
 
 
 def pair_halves(call: Call) -> tuple[Half, ...]:
-    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any other."""
+    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any
+    other.
+    """
     pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
     return () if pair is None else pair.halves
 
@@ -83,7 +86,8 @@ def _owner_in(half: Half) -> np.ndarray:
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
-    """Return the sizes and kinds (see `Checked`) of a call that packs, or runs a padded batch without its padding.
+    """Return the sizes and kinds (see `Checked`) of a call that packs, or runs a padded batch
+    without its padding.
 
     Tokens and media are read on the host only for code that is checked `closely`.
     """
@@ -115,7 +119,9 @@ def _is_on_the_right(call: Call) -> bool:
 
 
 def _sizes_of(call: Call) -> tuple[int, int, int, int]:
-    """Return the first four sizes of a call (see `Checked`); zero for what is only declared further in."""
+    """Return the first four sizes of a call (see `Checked`); zero for what is only declared further
+    in.
+    """
     rows = 0 if call.inputs is None else call.inputs.shape[0]
     layout = layout_of(call)
     real = None if isinstance(call, PairCall) or layout is not None else call.declared.real
@@ -130,10 +136,13 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
 
 
 def _sizes_of_media(call: Call) -> tuple[int, int]:
-    """Return the numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
+    """Return the numbers in the largest media tensor of a call, and the longest of their sides in
+    places or pixels.
+    """
     values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
-    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
+    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each
+    # is.
     grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
     return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)

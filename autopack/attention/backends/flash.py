@@ -71,7 +71,8 @@ def attend_between(
     return call.original(call.module, *call.states, None, **given)
 
 
-# It serves only models that use it, so what it cannot do is not done for a document alone either: it refuses nothing.
+# It serves only models that use it, so what it cannot do is not done for a document alone either:
+# it refuses nothing.
 BACKEND = Backend(
     name="flash",
     attend=attend,
