@@ -137,9 +137,10 @@ def collect_documents(root: Path | None = None) -> list[str]:
     texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= SHORTEST)
     if len(texts) < FEWEST:
         raise CorpusTooSmall(
-            "the demo trains on the documentation inside the Python installation and wants at least "
-            f"{FEWEST} texts, but found {len(texts)} under {root}: this Python seems to be shipped without "
-            "its source files. Run the demo with a Python from python.org, conda, uv or a distribution's full package."
+            "the demo trains on the documentation inside the Python installation and wants at "
+            f"least {FEWEST} texts, but found {len(texts)} under {root}: this Python seems to be "
+            "shipped without its source files. Run the demo with a Python from python.org, conda, "
+            "uv or a distribution's full package."
         )
     return list(texts)
 
@@ -284,10 +285,11 @@ def write_table(result: DemoResult) -> str:
     lines = [
         f"autopack {__version__} demo: the same training with padded batches and with packed rows",
         "",
-        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, {sum(lengths):,} "
-        f"tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
-        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: {torch.get_num_threads()}; "
-        f"{settings.steps} steps of {settings.batch_size} documents, in the same order, seed {settings.seed}",
+        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, "
+        f"{sum(lengths):,} tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
+        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: "
+        f"{torch.get_num_threads()}; {settings.steps} steps of {settings.batch_size} documents, in "
+        f"the same order, seed {settings.seed}",
         "",
         "Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the same documents,",
         "so its loss must be the same within float32 rounding: the largest relative difference of all steps is shown.",
@@ -313,9 +315,10 @@ def _verdict(result: DemoResult) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train a small Llama from the same seed on the same documents: as padded batches, as packed rows in stock "
-        "transformers, and as packed rows with autopack. Needs no download and no GPU; takes about two minutes on two "
-        "CPU cores. Exit status 1 if the losses of padded batches and of autopack differ."
+        "Train a small Llama from the same seed on the same documents: as padded batches, as "
+        "packed rows in stock transformers, and as packed rows with autopack. Needs no download "
+        "and no GPU; takes about two minutes on two CPU cores. Exit status 1 if the losses of "
+        "padded batches and of autopack differ."
     )
     parser.add_argument("--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=DemoSettings.seed, help="of weights and order (%(default)s)")

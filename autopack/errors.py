@@ -122,9 +122,9 @@ class Leak:
         first, end = self.columns
         begins = f" It begins in {self.module}." if self.module else ""
         return (
-            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call {self.step} of "
-            f"{self.model} got other {self.field} {self.than}: relative error {self.error:.1e}, wanted at most "
-            f"{self.tolerance:.1e}.{begins}"
+            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call "
+            f"{self.step} of {self.model} got other {self.field} {self.than}: relative error "
+            f"{self.error:.1e}, wanted at most {self.tolerance:.1e}.{begins}"
         )
 
 
@@ -135,9 +135,9 @@ class LeakDetected(AutopackError):
 
     def __init__(self, report: Leak):
         super().__init__(
-            f"{report} What was trained on since the last check that found nothing may have leaked. "
-            f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
-            f"autopack.disable(model)."
+            f"{report} What was trained on since the last check that found nothing may have "
+            "leaked. autopack.audit(model) shows which calls leak; until that is mended, train on "
+            "padded batches after autopack.disable(model)."
         )
         self.report = report
 

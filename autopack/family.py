@@ -181,8 +181,8 @@ def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> Non
     """Raise `UnsupportedModel` if `name` got no (rows, columns, ...) tensor."""
     if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
-            f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
-            f"tokens. Train the model on padded batches, one document per row.",
+            f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of "
+            f"{layout.columns} tokens. Train the model on padded batches, one document per row.",
             code="other-tokens",
         )
 

@@ -66,8 +66,8 @@ class Site:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise SiteDrift(
-                f"autopack expects {self} to take {', '.join(parameters) or 'arguments'}; the installed one does not "
-                f"say what it takes ({error}). {_SUPPORTED}",
+                f"autopack expects {self} to take {', '.join(parameters) or 'arguments'}; the "
+                f"installed one does not say what it takes ({error}). {_SUPPORTED}",
                 code="site-drift",
             ) from error
         missing = [name for name in parameters if name not in signature.parameters]
@@ -228,8 +228,9 @@ def _stands(site: Site) -> bool:
 def _check_unwrapped(site: Site) -> None:
     if not site.soft and not _stands(site):
         raise SiteDrift(
-            f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no longer stands there "
-            f"and will not overwrite the newcomer. Undo that replacement, then call this again.",
+            f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no "
+            "longer stands there and will not overwrite the newcomer. Undo that replacement, then "
+            "call this again.",
             code="site-replaced",
         )
 

@@ -118,8 +118,9 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _refuse_random_experts(config: Any) -> str | None:
     if config.second_expert_policy in ("random", "sampling"):
         return (
-            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws second experts anew at "
-            f"every call, in evaluation too, so no document has one result of its own"
+            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws "
+            "second experts anew at every call, in evaluation too, so no document has one result "
+            "of its own"
         )
     return None
 

@@ -26,8 +26,8 @@ MLLAMA = Family(
     how="attention site, document by document; each reads its own images across",
     image_mask="cross_attention_mask",
     refused_arguments={
-        "cross_attention_states": "what the images have become came without them, and which states are whose is not "
-        "known"
+        "cross_attention_states": "what the images have become came without them, and which states "
+        "are whose is not known"
     },
     tiny=Tiny(
         configs={

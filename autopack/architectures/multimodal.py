@@ -127,8 +127,8 @@ def _refusal(config: Any) -> str | None:
     if getattr(config, "use_decoder_only_language_model", True):
         return None
     return (
-        f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside of a model for images, "
-        f"which is not served"
+        f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside of a "
+        "model for images, which is not served"
     )
 
 
@@ -182,8 +182,9 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
         return None
     image = int(np.searchsorted(np.cumsum(places), np.argmin(within.all(axis=-1)), side="right"))
     return (
-        f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of the call; where each "
-        f"document was processed by itself, add the patches before it, as autopack.PackingCollator does"
+        f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of "
+        "the call; where each document was processed by itself, add the patches before it, as "
+        "autopack.PackingCollator does"
     )
 
 

@@ -66,9 +66,9 @@ def why_not_block_sparse(config: Any, part: str = "attention", owner: str = "Big
     if getattr(config, "attention_type", None) != "block_sparse":
         return None
     return (
-        f"what its block-sparse {part} gives a document depends on the calls before, since a short row makes it attend "
-        f"fully for good ({owner}.forward: `self.set_attention_type('original_full')`); load it with "
-        f"attention_type='original_full'"
+        f"what its block-sparse {part} gives a document depends on the calls before, since a short "
+        f"row makes it attend fully for good ({owner}.forward: "
+        "`self.set_attention_type('original_full')`); load it with attention_type='original_full'"
     )
 
 
@@ -122,20 +122,21 @@ _ENCODERS = "convbert deberta deberta-v2 fnet ibert luke mpnet nystromformer squ
 def _refusal(config: Any) -> str | None:
     if config.model_type == "ibert" and config.quant_mode:
         return (
-            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one range, and in training "
-            "move that range along with every batch; load it with quant_mode=False"
+            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one "
+            "range, and in training move that range along with every batch; load it with "
+            "quant_mode=False"
         )
     if config.model_type == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
         return (
-            "NystromformerSelfAttention takes the means of segments of a row of exactly segment_means_seq_len = "
-            f"{config.segment_means_seq_len} columns, padding included, for its {config.num_landmarks} landmarks, so a "
-            f"document of another length has no result of its own; with num_landmarks=segment_means_seq_len it attends "
-            f"to all tokens"
+            "NystromformerSelfAttention takes the means of segments of a row of exactly "
+            f"segment_means_seq_len = {config.segment_means_seq_len} columns, padding included, "
+            f"for its {config.num_landmarks} landmarks, so a document of another length has no "
+            "result of its own; with num_landmarks=segment_means_seq_len it attends to all tokens"
         )
     if config.model_type == "yoso" and not config.use_expectation:
         return (
-            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, so not even two runs "
-            "of one document agree; load it with use_expectation=True"
+            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, "
+            "so not even two runs of one document agree; load it with use_expectation=True"
         )
     return None
 
@@ -217,9 +218,10 @@ class _InWindows(Way):
         hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
         if call.want_weights and bool((seen > 0).any()):
             raise UnsupportedModel(
-                f"{type(mixer).__name__} gives attention weights in a form that depends on the number of tokens with "
-                f"global attention, which packed documents do not share. Leave output_attentions or "
-                f"global_attention_mask out, or run the documents one per row.",
+                f"{type(mixer).__name__} gives attention weights in a form that depends on the "
+                "number of tokens with global attention, which packed documents do not share. "
+                "Leave output_attentions or global_attention_mask out, or run the documents one "
+                "per row.",
                 code="output-asked",
             )
         windows = mixer.config.attention_window
@@ -272,9 +274,9 @@ class _EveryColumn(Way):
         layout, mixer, ids = call.layout, call.mixer, call.arguments.get("input_ids")
         if ids is not None and bool((ids.eq(mixer.pad_index) & layout.upload(real_tokens(layout))).any()):
             raise UnsupportedModel(
-                f"a document holds the padding token (config.pad_index={mixer.pad_index}), by which "
-                f"{type(mixer).__name__} counts tokens, and would be cut short alone. Give padding an attention_mask "
-                f"of 0, and use another token in documents.",
+                f"a document holds the padding token (config.pad_index={mixer.pad_index}), by "
+                f"which {type(mixer).__name__} counts tokens, and would be cut short alone. Give "
+                "padding an attention_mask of 0, and use another token in documents.",
                 code="pad-token",
             )
         lengths = torch.full((layout.rows,), layout.columns, device=layout.device)

@@ -96,8 +96,8 @@ STATE_SPACE = Family(
     how="convolution and scan by documents; attention document by document",
     mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN) | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
     why_no_media={
-        "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one joins those of the "
-        "next (get_video_features)"
+        "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one "
+        "joins those of the next (get_video_features)"
     },
     tiny=Tiny(configs=_TINY_SPACES, images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
 )

@@ -171,8 +171,8 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
     return (
-        "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features makes other rows; "
-        "give one for each feature"
+        "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features "
+        "makes other rows; give one for each feature"
     )
 
 

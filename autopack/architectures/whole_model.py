@@ -127,8 +127,8 @@ WHOLE_MODEL = Family(
 
 _OF_BYTES = (
     "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
-    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
-    "no other number, so the tokens of a packed row have none of their own"
+    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its "
+    "loss takes labels of no other number, so the tokens of a packed row have none of their own"
 )
 
 PERCEIVER = Family(

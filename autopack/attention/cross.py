@@ -32,8 +32,8 @@ def attend(call: AttentionCall) -> Output:
     if isinstance(mask, DocumentMask):
         if mask.pattern != masks.Pattern(causal=False) and not _sees_all(mask, layout, memory):
             raise UnsupportedModel(
-                f"{type(call.module).__name__} attends to the encoder by a rule of its own, which autopack cannot "
-                f"apply to documents. Run such documents one per row.",
+                f"{type(call.module).__name__} attends to the encoder by a rule of its own, which "
+                "autopack cannot apply to documents. Run such documents one per row.",
                 code="attention-unknown",
             )
         mask = None  # all that a document's encoder has made is seen
@@ -90,8 +90,9 @@ def attend_to_images(
     each, rest = divmod(key.shape[2], seen.count)
     if rest or rows != 1 + seen.documents[-1][0] or columns != seen.documents[-1][2]:
         raise UnsupportedModel(
-            f"{type(module).__name__} attends to images from {rows} rows of {columns} tokens to {key.shape[2]} states "
-            f"of {seen.count} images, and autopack does not know which are whose. Run the documents one per row.",
+            f"{type(module).__name__} attends to images from {rows} rows of {columns} tokens to "
+            f"{key.shape[2]} states of {seen.count} images, and autopack does not know which are "
+            "whose. Run the documents one per row.",
             code="media-mixed",
         )
     pairs = zip(seen.documents, seen.images, strict=True)

@@ -95,8 +95,9 @@ class DocumentMask:
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
-                "this model combines chunked attention with per-token blocks (images in chunks); autopack cannot yet "
-                "give a packed document the chunks that it would have alone. Run such documents one per row.",
+                "this model combines chunked attention with per-token blocks (images in chunks); "
+                "autopack cannot yet give a packed document the chunks that it would have alone. "
+                "Run such documents one per row.",
                 code="attention-unknown",
             )
         rule, arguments = self.rule, masks.with_length(self.arguments, end - first)
@@ -168,8 +169,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(
-                f"{site} is called by position inside a packed forward; autopack needs names. Run `autopack doctor` to "
-                f"see which versions are supported.",
+                f"{site} is called by position inside a packed forward; autopack needs names. Run "
+                "`autopack doctor` to see which versions are supported.",
                 code="site-drift",
             )
         # Some models make an all-ones mask of their own; padding that the entry has not seen would
@@ -190,9 +191,10 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             layout = memory if across else layout
         if (kwargs["batch_size"], kwargs["kv_length"]) != layout.shape:
             raise UnsupportedModel(
-                f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
-                f"packed batch has {scope.layout.rows} rows of {scope.layout.columns} tokens. Cross-attention and "
-                f"prefixes cannot be packed; run such documents one per row.",
+                f"the model asks for a mask over {kwargs['kv_length']} keys in "
+                f"{kwargs['batch_size']} rows, but the packed batch has {scope.layout.rows} rows "
+                f"of {scope.layout.columns} tokens. Cross-attention and prefixes cannot be packed; "
+                "run such documents one per row.",
                 code="other-tokens",
             )
         mask = DocumentMask(layout, original, kwargs, pattern)
@@ -205,14 +207,15 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             return mask
         if scope.shared is not None:
             raise UnsupportedModel(
-                "the model combines its masks by code of its own, of which a rank that has a part of each row would "
-                "get whole rows. Train it without sequence_parallel.",
+                "the model combines its masks by code of its own, of which a rank that has a part "
+                "of each row would get whole rows. Train it without sequence_parallel.",
                 code="sequence-parallel",
             )
         if scope.prefixes is not None:
             raise UnsupportedModel(
-                "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
-                "rows of the batch begin with. Use autopack.enable(model, share=False).",
+                "the model combines its masks by code of its own, which cannot be done for a row "
+                "that holds once what rows of the batch begin with. Use autopack.enable(model, "
+                "share=False).",
                 code="share-refused",
             )
         return mask.over_rows
@@ -253,9 +256,9 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
     asked, part = (arguments["batch_size"], arguments["kv_length"]), (layout.rows, layout.columns // rows.ranks)
     if asked != part or (pattern is None and masks.captured_tensors(arguments["mask_function"])):
         raise UnsupportedModel(
-            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of single tokens, but "
-            f"this rank has {part[1]} columns of {part[0]} rows that it shares with others. Train the model without "
-            f"sequence_parallel.",
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of "
+            f"single tokens, but this rank has {part[1]} columns of {part[0]} rows that it shares "
+            "with others. Train the model without sequence_parallel.",
             code="sequence-parallel",
         )
     return arguments | masks.length_arguments(layout.columns, layout.device)
@@ -267,8 +270,9 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
     asked, ran, columns = (arguments["batch_size"], arguments["kv_length"]), (1, prefixes.tokens), len(prefixes.columns)
     if asked != ran:
         raise UnsupportedModel(
-            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
-            f"once what rows of the batch begin with. Use autopack.enable(model, share=False).",
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of "
+            f"{ran[1]} tokens holds once what rows of the batch begin with. Use "
+            "autopack.enable(model, share=False).",
             code="share-refused",
         )
     return arguments | masks.length_arguments(columns, prefixes.device)

@@ -105,9 +105,9 @@ def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
     columns, length = call.layout.columns, option.shape[1]
     if length == columns == call.query.shape[1] and not is_of_library(type(call.module)):
         raise UnsupportedModel(
-            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function for a "
-            f"row of {columns} tokens, and has {length} heads: autopack cannot tell heads from tokens. Add a token of "
-            f"padding to the row.",
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its "
+            f"attention function for a row of {columns} tokens, and has {length} heads: autopack "
+            "cannot tell heads from tokens. Add a token of padding to the row.",
             code="attention-unknown",
         )
     return length in (1, call.query.shape[1]) or length != columns

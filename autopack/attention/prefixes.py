@@ -29,8 +29,9 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
     """
     if call.pattern is None or not call.pattern.causal:
         raise UnsupportedModel(
-            f"{type(call.module).__name__} attends by a mask that is not known to hide later tokens, so what rows of "
-            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share=False).",
+            f"{type(call.module).__name__} attends by a mask that is not known to hide later "
+            "tokens, so what rows of the batch begin with cannot be computed once for all of them. "
+            "Use autopack.enable(model, share=False).",
             code="share-refused",
         )
     found = None
@@ -89,9 +90,10 @@ def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixe
     axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]
     if len(axes) > 1 or (axes[0] == 1 and option.shape[1] == call.query.shape[1]):
         raise UnsupportedModel(
-            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function, for "
-            f"a row of {prefixes.tokens} tokens that holds once what rows of the batch begin with; autopack cannot "
-            f"tell what of it is of which document. Use autopack.enable(model, share=False).",
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its "
+            f"attention function, for a row of {prefixes.tokens} tokens that holds once what rows "
+            "of the batch begin with; autopack cannot tell what of it is of which document. Use "
+            "autopack.enable(model, share=False).",
             code="share-refused",
         )
     return option.index_select(axes[0], prefixes.row.back.to(option.device))

@@ -55,8 +55,9 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
         raise UnsupportedModel(
-            f"{type(module).__name__} gives frequencies of the longest position for several axes, which autopack "
-            f"cannot give each document. Train the model on padded batches, one document per row.",
+            f"{type(module).__name__} gives frequencies of the longest position for several axes, "
+            "which autopack cannot give each document. Train the model on padded batches, one "
+            "document per row.",
             code="positions-cannot-restart",
         )
     wholes = [part.new_empty(layout.rows, columns, *part.shape[2:]) for part in parts]

@@ -49,16 +49,16 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(
-                f"{type(module).__name__} passes options to {site} by position; autopack needs names. Run `autopack "
-                f"doctor` to see which versions are supported.",
+                f"{type(module).__name__} passes options to {site} by position; autopack needs "
+                "names. Run `autopack doctor` to see which versions are supported.",
                 code="site-drift",
             )
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.reads_images:
             if seen is None:
                 raise UnsupportedModel(
-                    f"{type(module).__name__} attends to images inside a packed forward whose call does not say which "
-                    f"document sees which. Run the documents one per row.",
+                    f"{type(module).__name__} attends to images inside a packed forward whose call "
+                    "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
             return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
@@ -100,8 +100,8 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:
             raise UnsupportedModel(
-                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use it: {reason}. Use "
-                f"backend='auto'.",
+                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use "
+                f"it: {reason}. Use backend='auto'.",
                 code="backend-unavailable",
             )
         return BACKENDS[requested]
@@ -129,9 +129,10 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
     ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
     if (rows, columns) == (scope.layout.rows, ran):
         raise UnsupportedModel(
-            f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
-            f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
-            f"belongs to as well, or call that outside of this forward.",
+            f"{type(module).__name__} attends over packed rows inside the forward of an enabled "
+            "model, but it is no part of that model, so autopack does not keep their documents "
+            "apart in it. Enable the model that it belongs to as well, or call that outside of "
+            "this forward.",
             code="call-within-call",
         )
 
@@ -163,8 +164,9 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
     tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
     if tensors:
         raise UnsupportedModel(
-            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of the tokens of a part, "
-            f"so it cannot attend over rows that ranks share. Train it without sequence_parallel.",
+            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of "
+            "the tokens of a part, so it cannot attend over rows that ranks share. Train it "
+            "without sequence_parallel.",
             code="sequence-parallel",
         )
     query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states)
@@ -176,8 +178,9 @@ def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, he
     rank, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
-            f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
-            f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel.",
+            f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} "
+            f"for whole rows of {call.query.shape[1]} heads, so it does not treat heads alike. "
+            "Train it without sequence_parallel.",
             code="sequence-parallel",
         )
     return rows.part(output, 1) if output.shape[2] == heads else _exchanged(output, rows)
@@ -212,7 +215,7 @@ def _check_shapes(
         has = f"this rank has {wanted[1]} columns of {wanted[0]} rows that it shares with others"
         way = "Train it without sequence_parallel."
     raise UnsupportedModel(
-        f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} rows, "
-        f"but {has}. {way}",
+        f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
+        f"{len(query)} rows, but {has}. {way}",
         code="other-tokens" if ranks == 1 else "sequence-parallel",
     )

@@ -131,14 +131,16 @@ class PairCall(Call):
         refusals.refuse_caches(self)
         if self.entry.has_other_head:
             raise UnsupportedModel(
-                f"{self.name} gives one result per row, so the documents of a packed row would share one. Pass the "
-                f"encoder's tokens alone, of which it makes the decoder's, or run the documents one per row.",
+                f"{self.name} gives one result per row, so the documents of a packed row would "
+                "share one. Pass the encoder's tokens alone, of which it makes the decoder's, or "
+                "run the documents one per row.",
                 code="result-per-row",
             )
         if self.wants_router_loss:
             raise UnsupportedModel(
-                f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
-                f"of all documents. Set output_router_logits=False, or run the documents one per row.",
+                f"{self.name} was asked for the losses of its routers with packed rows, where they "
+                "would be over rows of all documents. Set output_router_logits=False, or run the "
+                "documents one per row.",
                 code="output-asked",
             )
         if self._takes_tokens_of_encoder:
@@ -149,15 +151,16 @@ class PairCall(Call):
             )
         if self.hides_labels(given=_OF_DECODER[:2]):  # a mask declares documents, and a document alone has none
             raise UnsupportedModel(
-                f"{self.name} hides padding tokens from its decoder, and some of the labels of packed rows that it "
-                f"makes the decoder's tokens of are such, or count for nothing. Pass decoder_input_ids, or run the "
-                f"documents one per row.",
+                f"{self.name} hides padding tokens from its decoder, and some of the labels of "
+                "packed rows that it makes the decoder's tokens of are such, or count for nothing. "
+                "Pass decoder_input_ids, or run the documents one per row.",
                 code="decoder-tokens",
             )
         if self.wants_weights:
             raise UnsupportedModel(
-                f"{self.name} was asked for attention weights with packed rows, where encoder and decoder have "
-                f"documents of their own. Leave output_attentions out, or run the documents one per row.",
+                f"{self.name} was asked for attention weights with packed rows, where encoder and "
+                "decoder have documents of their own. Leave output_attentions out, or run the "
+                "documents one per row.",
                 code="output-asked",
             )
         # What an encoder has made already is a half of the call, whatever it was made of.
@@ -165,8 +168,9 @@ class PairCall(Call):
         homeless = self._without_a_place()
         if homeless is not None:
             raise UnsupportedModel(
-                f"{homeless} was given to {self.name} with packed rows, and autopack does not know what of it belongs "
-                f"to which document. Leave it out, or run the documents one per row.",
+                f"{homeless} was given to {self.name} with packed rows, and autopack does not know "
+                "what of it belongs to which document. Leave it out, or run the documents one per "
+                "row.",
                 code="argument-of-no-document",
             )
 
@@ -193,8 +197,9 @@ class PairAsRows(CallPlan):
         pair = self.pair = call.pair
         self.unpads = not pair.packs
         refusal = (
-            "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
-            "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
+            "mixes tokens outside the encoder and the decoder of a packed call, where autopack "
+            "does not know its documents. Train the model on padded batches, with "
+            "autopack.enable(model, unpad=False)."
         )
         reason = "it declares documents" if pair.packs else "its masks hide padding"
         volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
@@ -242,8 +247,9 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     documents = len(pair.decoder.layout.lengths)
     if not isinstance(states, torch.Tensor) or len(states) != documents:
         raise UnsupportedModel(
-            f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
-            f"documents. Train the model on padded batches with autopack.enable(model, unpad=False).",
+            f"the decoder reads {0 if states is None else len(states)} encoded recordings or "
+            f"images for {documents} documents. Train the model on padded batches with "
+            "autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
     real = np.ones(states.shape[:2], dtype=bool)
@@ -293,8 +299,8 @@ def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     function = next(filter(None, (getattr(each, "shift_tokens_right", None) for each in modules)), None)
     if function is None:
         raise InvalidPacking(
-            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot "
-            f"do it document by document. Pass decoder_input_ids.",
+            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so "
+            "autopack cannot do it document by document. Pass decoder_input_ids.",
             code="decoder-tokens",
         )
     wanted = list(inspect.signature(function).parameters)[1:]

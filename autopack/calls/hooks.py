@@ -144,8 +144,8 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
 # Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs
 # the hooks of the model itself outside of its graph, those of models inside in it.
 @torches.untraced(
-    "autopack reads on the host where documents begin, once per call: compile the model itself, torch.compile(model), "
-    "and not a function that calls it, or compile without fullgraph=True"
+    "autopack reads on the host where documents begin, once per call: compile the model itself, "
+    "torch.compile(model), and not a function that calls it, or compile without fullgraph=True"
 )
 def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -205,8 +205,9 @@ def _checked(call: Call, plan: CallPlan) -> CallPlan:
     model = call.model
     if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
         raise UnsupportedModel(
-            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "
-            f"checked, and they have to be ({model.proof.how}). Call it once outside of these.",
+            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where "
+            f"its calls cannot be checked, and they have to be ({model.proof.how}). Call it once "
+            "outside of these.",
             code="recorded-call",
         )
     proof = model.proof

@@ -113,8 +113,8 @@ def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
     layout, *others = activation.layouts
     if any(not np.array_equal(layout.bounds, other.bounds) for other in others):
         raise UnsupportedModel(
-            "a loss was computed in a forward that has run packed rows of different documents, so autopack cannot tell "
-            "whose labels it was given. Compute the loss from the logits.",
+            "a loss was computed in a forward that has run packed rows of different documents, so "
+            "autopack cannot tell whose labels it was given. Compute the loss from the logits.",
             code="loss-not-of-documents",
         )
     activation.met_loss = True

@@ -82,9 +82,9 @@ def _result(
     axis = Frame(1, padding.tokens).axis_of_output(name, value)
     if axis is None:
         raise UnsupportedModel(
-            f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
-            f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
-            f"into the form of the batch. Use autopack.enable(model, unpad=False).",
+            f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} "
+            f"tokens, and {name or 'an output'} of shape {tuple(value.shape)} cannot be brought "
+            "back into the form of the batch. Use autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
@@ -102,8 +102,9 @@ def _result(
 
     def no_sum() -> None:
         raise UnsupportedModel(
-            f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common has run once, where "
-            f"that of each row cannot be told. Use autopack.enable(model, share=False).",
+            f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common "
+            "has run once, where that of each row cannot be told. Use autopack.enable(model, "
+            "share=False).",
             code="share-refused",
         )
 
@@ -199,8 +200,8 @@ def of_documents(
     """
     if parts_of(output).get("loss") is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} makes a loss and one result of every row, and the loss may be one of them. "
-            f"Compute it from the outputs, or run the documents one per row.",
+            f"{type(module).__name__} makes a loss and one result of every row, and the loss may "
+            "be one of them. Compute it from the outputs, or run the documents one per row.",
             code="result-per-row",
         )
     groups = equally_long_documents(layout)
@@ -209,8 +210,9 @@ def of_documents(
     unknown = [name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN]
     if unknown:
         raise UnsupportedModel(
-            f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does "
-            f"not know what of {unknown[0]} belongs to which document. Leave it out, or run the documents one per row.",
+            f"{type(module).__name__} makes one result of every row, so its documents are run "
+            f"alone, and autopack does not know what of {unknown[0]} belongs to which document. "
+            "Leave it out, or run the documents one per row.",
             code="argument-of-no-document",
         )
     runs = []
@@ -226,9 +228,9 @@ def of_documents(
         changed[name] = in_order(parts, groups)
         if changed[name] is None:
             raise UnsupportedModel(
-                f"{type(module).__name__} gives {name or 'its output'} of shapes that differ by document, "
-                f"and not for each token, so autopack cannot tell what of it is of which document of a packed row. "
-                f"Run the documents one per row.",
+                f"{type(module).__name__} gives {name or 'its output'} of shapes that differ by "
+                "document, and not for each token, so autopack cannot tell what of it is of which "
+                "document of a packed row. Run the documents one per row.",
                 code="output-unknown",
             )
     return with_parts(output, changed)

@@ -43,8 +43,8 @@ def why_not(model: EnabledModel) -> str | None:
         return "its tokens see later ones (a bidirectional model), so a prefix is another one in each row"
     if traits.mixing_weights > MIXING:
         return (
-            f"{type(anatomy.mixers[0]).__name__} and its like hold nearly all of its weights, and read every document "
-            "by itself"
+            f"{type(anatomy.mixers[0]).__name__} and its like hold nearly all of its weights, and "
+            "read every document by itself"
         )
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"

@@ -42,8 +42,9 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
     given = DocumentArguments(call, without_what_packing_drops(call, call.arguments), layout)
     if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
         raise UnsupportedModel(
-            f"{given.head.name} finds the last token of each of several rows by config.pad_token_id, which is None. "
-            f"Set model.config.pad_token_id to a token that no document ends with, as for padded batches.",
+            f"{given.head.name} finds the last token of each of several rows by "
+            "config.pad_token_id, which is None. Set model.config.pad_token_id to a token that no "
+            "document ends with, as for padded batches.",
             code="pad-token",
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
@@ -64,8 +65,8 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
         first = layout.first_positions
         if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
-                f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
-                f"first token of every document 0. Let them begin at 0.",
+                f"position_ids of a document begin at {int(first.max())}, but {call.name} takes "
+                "none and numbers the first token of every document 0. Let them begin at 0.",
                 code="first-position",
             )
     # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
@@ -107,11 +108,12 @@ class DocumentArguments:
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
             raise InvalidPacking(
-                f"{name} of {self.head.name} must have one entry per document on packed rows, ({self.documents},) or "
-                f"({self.documents}, K); found {found}. The {self.layout.rows} x {self.layout.columns} tokens hold "
-                f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
-                f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
-                f"there.",
+                f"{name} of {self.head.name} must have one entry per document on packed rows, "
+                f"({self.documents},) or ({self.documents}, K); found {found}. The "
+                f"{self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
+                "documents of "
+                f"{', '.join(map(str, self.batch.lengths[:8]))}{', ...' if self.documents > 8 else ''} "
+                "tokens, in order; padding counts unless attention_mask is 0 there.",
                 code="wrong-labels",
             )
         if self.head.spans:
@@ -123,10 +125,10 @@ class DocumentArguments:
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
         if len(wrong):
             raise InvalidPacking(
-                f"{name} counts from the start of each document and must lie in 0 ... its length (which stands for no "
-                f"answer inside, and is left out of the loss); document {wrong[0]} has "
-                f"{self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. Subtract the document's first column "
-                f"from positions in the row.",
+                f"{name} counts from the start of each document and must lie in 0 ... its length "
+                "(which stands for no answer inside, and is left out of the loss); document "
+                f"{wrong[0]} has {self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. "
+                "Subtract the document's first column from positions in the row.",
                 code="wrong-labels",
             )
 
@@ -203,8 +205,9 @@ class PaddedDocuments(Delegate):
             )
         if self.batch.is_padded and self.head.spans and not ended.masked:
             raise UnsupportedModel(
-                f"no module of {self.head.name} gave the logits of starts and ends, (documents, longest, 2), so "
-                f"padding would have a part in its loss. Run its documents one per row.",
+                f"no module of {self.head.name} gave the logits of starts and ends, (documents, "
+                "longest, 2), so padding would have a part in its loss. Run its documents one per "
+                "row.",
                 code="result-per-row",
             )
 
@@ -221,8 +224,9 @@ class PerDocument(CallPlan):
     def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
         if call.model.groups:
             raise UnsupportedModel(
-                f"{given.head.name} runs documents alone, and its parameters lie on several ranks, all of which would "
-                f"have to run it as often as each other. Pass it padded batches, one document per row.",
+                f"{given.head.name} runs documents alone, and its parameters lie on several ranks, "
+                "all of which would have to run it as often as each other. Pass it padded batches, "
+                "one document per row.",
                 code="rows-on-ranks",
             )
         self.given = given
@@ -234,8 +238,9 @@ class PerDocument(CallPlan):
         volume = Volume(1, len(first), columns, columns, len(first), skipped)
         if given.left_out:
             raise UnsupportedModel(
-                f"{given.left_out[0]} of some document is its length, which leaves it out of the loss, and "
-                f"{given.head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
+                f"{given.left_out[0]} of some document is its length, which leaves it out of the "
+                f"loss, and {given.head.name} runs documents alone here and cannot weigh such a "
+                "loss. Leave it out of the rows.",
                 code="loss-not-of-documents",
             )
         counted = _counted(given.arguments.get("labels"), given.documents)

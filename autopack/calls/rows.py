@@ -36,9 +36,10 @@ from autopack.runtime.tally import Tally, Volume
 _LEAST_PADDING = 0.1
 """Share of the columns of packed rows from which their padding is taken out before they run."""
 _LABELS_BEHIND_PADDING = (
-    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole in the mask). "
-    "Stock scores them by what it predicts at padding. autopack leaves these terms out, so losses differ from a run "
-    "without it. Pad on the right or set these labels to -100, and both agree; unpad=False keeps stock's loss."
+    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a "
+    "hole in the mask). Stock scores them by what it predicts at padding. autopack leaves these "
+    "terms out, so losses differ from a run without it. Pad on the right or set these labels to "
+    "-100, and both agree; unpad=False keeps stock's loss."
 )
 NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row of a padded batch does not get."""
@@ -319,8 +320,9 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
         return
     if not call.entry.takes_positions:
         raise UnsupportedModel(
-            f"{call.name}.forward takes no position_ids, so positions cannot restart at each document. Run the "
-            f"documents one per row, or register a family that restarts them (docs/families.md).",
+            f"{call.name}.forward takes no position_ids, so positions cannot restart at each "
+            "document. Run the documents one per row, or register a family that restarts them "
+            "(docs/families.md).",
             code="positions-cannot-restart",
         )
     numbering, ids = call.entry.numbering, arguments.get("input_ids")

@@ -92,10 +92,11 @@ class SharedRows(RowsPlan):
             if len(crossing):
                 row, column = divmod(int(crossing[0]), layout.columns)
                 raise InvalidPacking(
-                    f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a "
-                    f"document ends: it would be compared with the first token of the next one. Set it to "
-                    f"{call.ignored_label}, as autopack.packing.shard_rows does, or set the labels of first tokens to "
-                    f"it before they are shifted, as autopack.PackingCollator does.",
+                    f"shift_labels of rows that ranks share have a label at row {row}, column "
+                    f"{column}, where a document ends: it would be compared with the first token "
+                    f"of the next one. Set it to {call.ignored_label}, as "
+                    "autopack.packing.shard_rows does, or set the labels of first tokens to it "
+                    "before they are shifted, as autopack.PackingCollator does.",
                     code="parts-of-rows",
                 )
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
@@ -111,8 +112,8 @@ class SharedRows(RowsPlan):
         same = given is None or mine is None or given is mine or torch.equal(given.expand_as(mine), mine)
         if not same or call.inputs.shape[:2] != self.shape:
             raise UnsupportedModel(
-                f"{call.name} was called inside a call of a part of rows that ranks share, with other columns or "
-                f"positions than that call has. Pass the same on. {_WITHOUT}",
+                f"{call.name} was called inside a call of a part of rows that ranks share, with "
+                f"other columns or positions than that call has. Pass the same on. {_WITHOUT}",
                 code="call-within-call",
             )
         return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
@@ -126,9 +127,9 @@ class SharedRows(RowsPlan):
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(
-                f"{type(module).__name__} computed its loss otherwise than from the shift_labels that it was given, so "
-                f"that the last token of a part has no label or a wrong one. Compute the loss from the logits and "
-                f"shift_labels.",
+                f"{type(module).__name__} computed its loss otherwise than from the shift_labels "
+                "that it was given, so that the last token of a part has no label or a wrong one. "
+                "Compute the loss from the logits and shift_labels.",
                 code="loss-not-of-documents",
             )
         return None
@@ -155,16 +156,17 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         raise refused
     if said[:, 0].any():
         raise UnsupportedModel(
-            f"{call.name} was called with parts of rows, and rank {int(said[:, 0].argmax())} of those that share them "
-            f"refused its own; its error says why.",
+            f"{call.name} was called with parts of rows, and rank {int(said[:, 0].argmax())} of "
+            "those that share them refused its own; its error says why.",
             code="sequence-parallel",
         )
     if (said != said[0]).any():
         raise InvalidPacking(
-            f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
-            f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
+            f"all ranks that share rows must call {call.name} with equally many columns of the "
+            "same rows and with the same arguments; found input_ids of "
+            f"{[tuple(one) for one in said[:, 1:3].tolist()]}, and "
             f"{', '.join((*PER_TOKEN, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
-            f"autopack.packing.shard_rows cuts rows like that.",
+            "autopack.packing.shard_rows cuts rows like that.",
             code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
@@ -181,8 +183,9 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     if layout is None:
         if declared.jumps:
             raise InvalidPacking(
-                f"position_ids of rows that ranks share neither go on by one nor begin anew, so autopack cannot tell "
-                f"where documents of {call.name} begin. Declare them by seq_idx as well.",
+                "position_ids of rows that ranks share neither go on by one nor begin anew, so "
+                f"autopack cannot tell where documents of {call.name} begin. Declare them by "
+                "seq_idx as well.",
                 code="documents-unclear",
             )
         layout = PackedLayout.of_padded(declared.real_of((shape[0], columns)), device, declared.positions)
@@ -255,8 +258,8 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
         if not is_tensor or value.is_floating_point() or value.shape != shape or value.device != device:
             what = f"{tuple(value.shape)} of {value.dtype} on {value.device}" if is_tensor else type(value).__name__
             raise InvalidPacking(
-                f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on {device}; found "
-                f"{what}",
+                f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on "
+                f"{device}; found {what}",
                 code="parts-of-rows",
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value

@@ -33,8 +33,8 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
         "--column",
         action="extend",
         type=_names,
-        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with --tokenizer text or "
-        "messages); several, as prompt,completion, add up",
+        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with "
+        "--tokenizer text or messages); several, as prompt,completion, add up",
     )
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="a tokenizer of transformers, for text and for messages of a chat"

@@ -26,10 +26,11 @@ longest.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Time a model on documents of your lengths: padded batches as they are, and both padded batches and packed "
-        "rows with autopack enabled. Prints real tokens per second, peak memory, and the ratio to padded. First the "
-        "losses of all are compared: exit status 1 if one computes something else than padded. Rounds are "
-        "interleaved, and a ratio that noise could have made is too noisy to tell."
+        "Time a model on documents of your lengths: padded batches as they are, and both padded "
+        "batches and packed rows with autopack enabled. Prints real tokens per second, peak "
+        "memory, and the ratio to padded. First the losses of all are compared: exit status 1 if "
+        "one computes something else than padded. Rounds are interleaved, and a ratio that noise "
+        "could have made is too noisy to tell."
     )
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -37,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         default="llama",
-        help="a directory with a saved model, the name of one on the Hub that has been downloaded, or a type that is "
-        "built at random: llama, qwen3, mamba, bert ... (%(default)s)",
+        help="a directory with a saved model, the name of one on the Hub that has been downloaded, "
+        "or a type that is built at random: llama, qwen3, mamba, bert ... (%(default)s)",
     )
     model.add_argument(
         "--size",
@@ -53,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         metavar="DATA",
         default="flan",
-        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that save_to_disk wrote, or "
-        f"drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
+        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that "
+        f"save_to_disk wrote, or drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
     )
     add_data_options(data)
     data.add_argument("--max-length", type=int, metavar="TOKENS", help="cut longer documents (to what the model takes)")

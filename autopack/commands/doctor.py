@@ -42,8 +42,9 @@ SECTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Print what is installed, which attention backends work here and why the others do not, and what "
-        "autopack.enable would choose; enable a tiny model and audit it. Exit status 1 if something is broken."
+        "Print what is installed, which attention backends work here and why the others do not, "
+        "and what autopack.enable would choose; enable a tiny model and audit it. Exit status 1 if "
+        "something is broken."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the families of architectures that autopack serves: the path of each, and its model types; --json adds "
-        "the mixers. Other models with attention of the same structure are served too."
+        "List the families of architectures that autopack serves: the path of each, and its model "
+        "types; --json adds the mixers. Other models with attention of the same structure are "
+        "served too."
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="show only these model types, as in config.model_type")
     parser.add_argument("--json", action="store_true", help="print as JSON")

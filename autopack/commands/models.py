@@ -62,8 +62,8 @@ def obtain(
         torch.zeros(1, device=args.device).item()
     except Exception as error:  # each kind of device fails in its own way, by an AssertionError too
         raise CannotLoad(
-            f"--device {args.device}: torch {torch.__version__} cannot compute on it here; pass --device cpu, or "
-            f"another one that `autopack doctor` names"
+            f"--device {args.device}: torch {torch.__version__} cannot compute on it here; pass "
+            "--device cpu, or another one that `autopack doctor` names"
         ) from error
     if is_built(args.model, tasks):
         form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
@@ -93,9 +93,9 @@ def obtain(
             closest = did_you_mean(args.model, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
             sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
             said = (
-                f"{args.model!r} is neither a directory with a saved model, nor a downloaded model of the Hub (nothing "
-                f"is downloaded here), nor a model type{sorts} of transformers {transformers.__version__}; name one of "
-                f"these{closest}"
+                f"{args.model!r} is neither a directory with a saved model, nor a downloaded model "
+                f"of the Hub (nothing is downloaded here), nor a model type{sorts} of transformers "
+                f"{transformers.__version__}; name one of these{closest}"
             )
         raise CannotLoad(said) from error
 

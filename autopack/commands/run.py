@@ -26,17 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Run a Python script or program as it is. Every transformers model that it trains is enabled by itself when\n"
-        "it is first called in training: padded batches run without their padding, and packed rows are exact. That\n"
-        "holds in processes that it starts too, so torchrun, python -m torch.distributed.run and accelerate launch\n"
-        "work. A model that cannot be served runs as it would have. At exit, stderr gets a line for every model."
+        "Run a Python script or program as it is. Every transformers model that it trains is "
+        "enabled by itself when\nit is first called in training: padded batches run without their "
+        "padding, and packed rows are exact. That\nholds in processes that it starts too, so "
+        "torchrun, python -m torch.distributed.run and accelerate launch\nwork. A model that "
+        "cannot be served runs as it would have. At exit, stderr gets a line for every model."
     )
     parser.epilog = (
-        "Options stand before the script; each can be given as an environment variable instead (AUTOPACK_BACKEND,\n"
-        "AUTOPACK_STRICT=1 ...), which the option overrides. The exit status is that of the script, and 2 where it\n"
-        "could not be started.\n\n"
-        "  autopack run train.py --epochs 3\n"
-        "  autopack run --strict torchrun --nproc-per-node 2 train.py"
+        "Options stand before the script; each can be given as an environment variable instead "
+        "(AUTOPACK_BACKEND,\nAUTOPACK_STRICT=1 ...), which the option overrides. The exit status "
+        "is that of the script, and 2 where it\ncould not be started.\n\n  autopack run train.py "
+        "--epochs 3\n  autopack run --strict torchrun --nproc-per-node 2 train.py"
     )
     for option in settings.OPTIONS:
         form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
@@ -118,8 +118,9 @@ def _interpreter() -> list[str]:
     flags = [name for name, is_set in isolating.items() if is_set]
     if flags:
         raise AutopackError(
-            f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import sitecustomize, by which "
-            f"autopack starts in the script; run it without, as in `python -m autopack run ...`",
+            f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import "
+            "sitecustomize, by which autopack starts in the script; run it without, as in `python "
+            "-m autopack run ...`",
             code="cannot-run",
         )
     return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]

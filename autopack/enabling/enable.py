@@ -198,8 +198,8 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:
         logger.warning(
-            "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
-            "faster than batches of documents of like lengths.",
+            "autopack runs %s on one document after another, those of one length as a batch: %s. "
+            "It is exact, and no faster than batches of documents of like lengths.",
             type(base).__name__,
             reason,
         )
@@ -223,8 +223,8 @@ def _check_same(found: Options, given: Options) -> None:
         name, one, other = each.name, getattr(found, each.name), getattr(given, each.name)
         if other not in (each.default, one):
             raise ValueError(
-                f"the model is enabled with {name}={one!r}; call autopack.disable(model) before enabling it with "
-                f"{name}={other!r}"
+                f"the model is enabled with {name}={one!r}; call autopack.disable(model) before "
+                f"enabling it with {name}={other!r}"
             )
 
 
@@ -252,14 +252,15 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     proof, name = enabled.proof, type(model).__name__
     if proof.packed is not None and enabled.options.verify == "strict" and not proof.source:
         raise UnsupportedModel(
-            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The model is left as it "
-            f"was; verify=True proves it as far as that goes, and checks its calls.",
+            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The "
+            "model is left as it was; verify=True proves it as far as that goes, and checks its "
+            "calls.",
             code="not-proven",
         )
     if proof.packed is not None and proof.padded is None:
         logger.warning(
-            "autopack runs padded batches of %s without their padding, and refuses packed rows, in which its own "
-            "forward lets documents meet: %s",
+            "autopack runs padded batches of %s without their padding, and refuses packed rows, in "
+            "which its own forward lets documents meet: %s",
             name,
             proof.packed,
         )

@@ -98,8 +98,8 @@ def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None
     if left_out and left_out not in enabled.logged:
         enabled.logged.add(left_out)
         logger.warning(
-            "packed calls of %s return None for %s: nobody can tell what of it belongs to which document. Call "
-            "documents alone, one in each row, to get it.",
+            "packed calls of %s return None for %s: nobody can tell what of it belongs to which "
+            "document. Call documents alone, one in each row, to get it.",
             type(model).__name__,
             left_out,
         )

@@ -78,8 +78,9 @@ def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:
     if releases.attention_function(implementation) is None:
         raise UnsupportedModel(
-            f"attn_implementation={implementation!r} is not registered with transformers' AttentionInterface, so "
-            f"autopack cannot reach it. Load the model with 'sdpa', 'eager', 'flex_attention' or a flash attention.",
+            f"attn_implementation={implementation!r} is not registered with transformers' "
+            "AttentionInterface, so autopack cannot reach it. Load the model with 'sdpa', 'eager', "
+            "'flex_attention' or a flash attention.",
             code="backend-unavailable",
         )
     local = source.modules_with_own_function(attention, implementation)

@@ -20,9 +20,10 @@ from autopack.inspection.foreign import is_own, layers, original
 from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, looks_at_rows
 
 _FOLLOWED = frozenset(
-    "_attn_implementation_internal _attn_implementation _experts_implementation_internal _name_or_path _commit_hash "
-    "problem_type id2label label2id architectures transformers_version use_cache return_dict _output_attentions "
-    "output_hidden_states output_attentions output_router_logits".split()
+    "_attn_implementation_internal _attn_implementation _experts_implementation_internal "
+    "_name_or_path _commit_hash problem_type id2label label2id architectures transformers_version "
+    "use_cache return_dict _output_attentions output_hidden_states output_attentions "
+    "output_router_logits".split()
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 Reader = Callable[[], Any]

@@ -108,9 +108,9 @@ def check_step(model: EnabledModel, holders: list[Any], name: str, layout: Packe
     kind = type(trainer).__name__
     if adapter.adds_up_rows and layout is not None and real_documents(layout).sum() > layout.rows:
         raise InvalidPacking(
-            f"{type(collator_of(trainer)).__name__} made rows of several documents, and {kind} adds up the "
-            f"log-probabilities of a row as those of one sequence. Leave the collator to {kind}: {name} runs its "
-            f"padded batches without the padding.",
+            f"{type(collator_of(trainer)).__name__} made rows of several documents, and {kind} "
+            "adds up the log-probabilities of a row as those of one sequence. Leave the collator "
+            f"to {kind}: {name} runs its padded batches without the padding.",
             code="trainer-loses-documents",
         )
     if is_fed and (model.fed_by is None or model.fed_by() is not trainer):

@@ -35,8 +35,9 @@ def lease() -> SiteLease:
     """
     if not hasattr(import_module(_MODULE), _PADS):
         raise UnsupportedModel(
-            f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval has none. Install "
-            f"lm-eval 0.4.3 or newer, or enable its model alone, autopack.enable(lm.model): its batches stay padded.",
+            f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval "
+            "has none. Install lm-eval 0.4.3 or newer, or enable its model alone, "
+            "autopack.enable(lm.model): its batches stay padded.",
             code="which-model",
         )
     return SiteLease(_sites)

@@ -22,16 +22,16 @@ from autopack.runtime.scope import holds_marks
 
 PER_TOKEN = frozenset(
     (
-        "ADALORA BEFT BOFT BONE C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LN_TUNING LOHA LOKR LORA "
-        "MISS OFT OSF PEANUT POLY PSOFT PVERA RANDLORA ROAD SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA "
-        "VBLORA VERA WAVEFT"
+        "ADALORA BEFT BOFT BONE C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 "
+        "LN_TUNING LOHA LOKR LORA MISS OFT OSF PEANUT POLY PSOFT PVERA RANDLORA ROAD SHIRA "
+        "SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA VBLORA VERA WAVEFT"
     ).split()
 )
 """PEFT types measured to be exact on packed rows: logits, loss and gradients."""
 
 _PROMPT = (
-    "it prepends virtual tokens or a cached prefix to the row, and drops position_ids, so only the first document of a "
-    "packed row would get them"
+    "it prepends virtual tokens or a cached prefix to the row, and drops position_ids, so only the "
+    "first document of a packed row would get them"
 )
 _REASONS = {
     "ADAPTION_PROMPT": "it calls the forward of the model inside past its hooks",

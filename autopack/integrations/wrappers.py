@@ -35,22 +35,23 @@ def unwrap(model: Any) -> PreTrainedModel:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if _is_lightning_trainer(model) and not modules:
         raise UnsupportedModel(
-            "a lightning.Trainer holds no model before trainer.fit(model). Call autopack.enable(model) on the "
-            "LightningModule.",
+            "a lightning.Trainer holds no model before trainer.fit(model). Call "
+            "autopack.enable(model) on the LightningModule.",
             code="which-model",
         )
     if found:
         names = ", ".join(type(inner).__name__ for inner in found)
         raise UnsupportedModel(
-            f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of them is meant. Enable "
-            f"those that you train: autopack.enable([first, second]).",
+            f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of "
+            "them is meant. Enable those that you train: autopack.enable([first, second]).",
             code="which-model",
         )
     raise UnsupportedModel(
-        f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
-        f"a module or an object of your own that holds one), transformers Trainers, and lists, tuples and dicts of "
-        f"these; found {f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
-        f"Pass the model that you train.",
+        "autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, "
+        "accelerate, torch.compile or a module or an object of your own that holds one), "
+        "transformers Trainers, and lists, tuples and dicts of these; found "
+        f"{f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
+        "Pass the model that you train.",
         code="which-model",
     )
 
@@ -83,8 +84,8 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
     """
     if isinstance(models, Iterator | Set | MappingView):
         raise UnsupportedModel(
-            f"autopack enables a model, or a list, tuple or dict of models; found a {type(models).__name__}, which "
-            f"does not keep them in an order. Pass list(models).",
+            "autopack enables a model, or a list, tuple or dict of models; found a "
+            f"{type(models).__name__}, which does not keep them in an order. Pass list(models).",
             code="which-model",
         )
     if not isinstance(models, list | tuple | dict):

@@ -77,8 +77,8 @@ class _Transformers:
             with _careful():
                 if _place_of_wrapt() != self.wrapt:
                     raise ImportError(
-                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, which the script does "
-                        f"not import by itself: rename that file"
+                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, "
+                        "which the script does not import by itself: rename that file"
                     )
                 import wrapt
 

@@ -97,8 +97,9 @@ def read(
     real = mask != 0
     if (mask < 0).any():
         raise _invalid(
-            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
-            "An additive mask must be four-dimensional, and cannot be combined with packed rows."
+            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative "
+            "or fractional values. An additive mask must be four-dimensional, and cannot be "
+            "combined with packed rows."
         )
     declarations = dict(_declarations(host, real))
     # The first real token of a row starts a document whether it is said or not.
@@ -253,8 +254,9 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
     if resumed.any():
         row, column = np.argwhere(resumed)[0]
         raise _invalid(
-            f"padding lies inside a document: at row {row}, column {column} a document goes on after masked tokens. "
-            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens."
+            f"padding lies inside a document: at row {row}, column {column} a document goes on "
+            "after masked tokens. Between packed documents padding is fine, inside one it is not; "
+            "remove the masked tokens."
         )
     return (starts & real) | edges
 
@@ -311,9 +313,10 @@ def _section_starts(
     if unclear.any():
         row, column = np.argwhere(real)[unclear][0]
         raise InvalidPacking(
-            f"position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections at row {row}, "
-            f"column {column}, so autopack cannot tell whether a document starts there. Declare the documents by "
-            f"seq_idx too (one number for one document), or by segment ids in attention_mask.",
+            "position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections "
+            f"at row {row}, column {column}, so autopack cannot tell whether a document starts "
+            "there. Declare the documents by seq_idx too (one number for one document), or by "
+            "segment ids in attention_mask.",
             code="documents-unclear",
         )
     return zero
@@ -326,8 +329,9 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
     if (counts > 1).any():
         row, number = runs[:, counts > 1][:, 0]
         raise _invalid(
-            f"attention_mask holds segment ids, and each id must be one unbroken run of a row; in row {row} id "
-            f"{number} comes back after another. Number the documents of a row 1, 2, 3, ..."
+            "attention_mask holds segment ids, and each id must be one unbroken run of a row; in "
+            f"row {row} id {number} comes back after another. Number the documents of a row 1, 2, "
+            "3, ..."
         )
     return starts
 
@@ -339,8 +343,8 @@ def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.nd
     if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
         raise _invalid(
             f"{name} must rise from 0 to the {real.size} tokens of the flattened rows; found "
-            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. It may end before the last "
-            f"padding, where attention_mask says that it is such."
+            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. It may end "
+            "before the last padding, where attention_mask says that it is such."
         )
     starts = np.zeros(real.size + 1, dtype=bool)
     starts[last:] = True

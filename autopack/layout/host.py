@@ -14,9 +14,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from autopack.errors import UnsupportedModel
 
 _WITHOUT_VALUES = (
-    "autopack reads on the host where documents begin, and here position_ids, attention_mask or the like have no "
-    "values: the call is recorded (torch.export) or stands for many (torch.vmap). Do that with the stock model, after "
-    "`autopack.disable(model)`, or give it tokens alone."
+    "autopack reads on the host where documents begin, and here position_ids, attention_mask or "
+    "the like have no values: the call is recorded (torch.export) or stands for many (torch.vmap). "
+    "Do that with the stock model, after `autopack.disable(model)`, or give it tokens alone."
 )
 
 
@@ -47,8 +47,9 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 _WRITTEN_TO = (
-    "autopack: a tensor of a batch was written to after it was moved to this device, by a collective or by its .data, "
-    "so documents do not begin where the host has them. Write to a copy of it, and pass that"
+    "autopack: a tensor of a batch was written to after it was moved to this device, by a "
+    "collective or by its .data, so documents do not begin where the host has them. Write to a "
+    "copy of it, and pass that"
 )
 _ASSERTING = ("cuda",)
 """Kinds of devices that can be told to stop if they meet other values."""

@@ -260,8 +260,8 @@ def without_boundaries(
         flat = labels.reshape(tokens)
     else:
         raise InvalidPacking(
-            f"labels must have one for each token of the packed rows, {shape}; found {tuple(labels.shape)}, in which "
-            f"autopack cannot tell where documents begin",
+            f"labels must have one for each token of the packed rows, {shape}; found "
+            f"{tuple(labels.shape)}, in which autopack cannot tell where documents begin",
             code="wrong-labels",
         )
     bounds = layout.cu_seqlens.long()

@@ -108,8 +108,9 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     if target is None:
         if packs:
             raise InvalidPacking(
-                "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
-                "segment ids in decoder_attention_mask or with decoder_position_ids",
+                "the encoder's tokens are packed and the decoder's are missing: pass "
+                "decoder_input_ids or labels, with segment ids in decoder_attention_mask or with "
+                "decoder_position_ids",
                 code="halves-disagree",
             )
         return real, None
@@ -131,8 +132,9 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
         )
     if counts[0] != counts[-1]:
         raise InvalidPacking(
-            f"the documents of the encoder and of the decoder must match, row by row: found {counts[0]} documents in "
-            f"the rows of the encoder and {counts[1]} in those of the decoder. Declare both: by {_BOTH}",
+            "the documents of the encoder and of the decoder must match, row by row: found "
+            f"{counts[0]} documents in the rows of the encoder and {counts[1]} in those of the "
+            f"decoder. Declare both: by {_BOTH}",
             code="halves-disagree",
         )
     # Without a mask of the decoder, what is padding follows from the labels, and none of it is

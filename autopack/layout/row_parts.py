@@ -84,8 +84,8 @@ def shard_rows(
             continue
         if tuple(value.shape) != (rows, columns):
             raise InvalidPacking(
-                f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it can be cut like "
-                f"them; found {tuple(value.shape)}",
+                f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it "
+                f"can be cut like them; found {tuple(value.shape)}",
                 code="parts-of-rows",
             )
         whole[name] = pad(value, (0, more))

@@ -65,8 +65,9 @@ class AtOperations(Way):
         missed = set(self.operations) - arrived
         if missed and self.fused not in arrived:
             raise UnsupportedModel(
-                f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where autopack keeps "
-                f"documents apart, so they may have been mixed. Train it on padded batches, one document per row.",
+                f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where "
+                "autopack keeps documents apart, so they may have been mixed. Train it on padded "
+                "batches, one document per row.",
                 code="other-code",
             )
         return output
@@ -150,8 +151,8 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
     output = ALONE.run(replace(call, original=original), bias)
     if len(place) != 1:
         raise UnsupportedModel(
-            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need. "
-            f"Train it on padded batches, one document per row.",
+            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its "
+            "next layers need. Train it on padded batches, one document per row.",
             code="attention-unknown",
         )
     return tuple(bias if number in place else part for number, part in enumerate(output))

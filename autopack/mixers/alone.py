@@ -193,8 +193,9 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     known = (columns, columns + 1)
     if len(mask) not in (1, rows) or queries not in known or mask.shape[-1] not in known:
         raise UnsupportedModel(
-            f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of {columns} columns, "
-            f"so what of it belongs to a document cannot be told. Run the documents one per row.",
+            f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of "
+            f"{columns} columns, so what of it belongs to a document cannot be told. Run the "
+            "documents one per row.",
             code="other-tokens",
         )
     column = batch.where % columns
@@ -310,8 +311,9 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
             outputs.append(call.original(call.mixer, **{**given, "return_dict": True}))
         if any(outputs[-1].get(name) is not None for name in ("aux_loss", "router_logits")):
             raise UnsupportedModel(
-                f"{type(call.mixer).__name__} runs the documents of packed rows one after another, and the loss of its "
-                f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches.",
+                f"{type(call.mixer).__name__} runs the documents of packed rows one after another, "
+                "and the loss of its routers is not the mean of theirs. Set "
+                "output_router_logits=False, or pass padded batches.",
                 code="output-asked",
             )
     loss = None

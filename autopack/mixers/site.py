@@ -38,8 +38,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     names = parameters_of(owner).names
     if not names:
         raise UnsupportedModel(
-            f"{site} does not name its arguments, so autopack cannot tell which of them holds the tokens. Take away "
-            f"what is wrapped around it, or train the model on padded batches, one document per row.",
+            f"{site} does not name its arguments, so autopack cannot tell which of them holds the "
+            "tokens. Take away what is wrapped around it, or train the model on padded batches, "
+            "one document per row.",
             code="other-code",
         )
 
@@ -126,8 +127,9 @@ def _with_own_images(
     states, real = arguments.get("encoder_hidden_states"), real_documents(layout)
     if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
-            f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
-            f"{real.sum()} documents of packed rows. Run the documents one per row.",
+            f"{type(mixer).__name__} attends from text to images in code of its own, and not to "
+            f"one for each of the {real.sum()} documents of packed rows. Run the documents one per "
+            "row.",
             code="media-mixed",
         )
     number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
@@ -158,9 +160,9 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
         return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
     if columns in value.shape:
         raise UnsupportedModel(
-            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the {columns} columns that a "
-            f"rank has of each row, and autopack cannot tell what whole rows have there. Train it without "
-            f"sequence_parallel.",
+            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the "
+            f"{columns} columns that a rank has of each row, and autopack cannot tell what whole "
+            "rows have there. Train it without sequence_parallel.",
             code="sequence-parallel",
         )
     return value

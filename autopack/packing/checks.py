@@ -75,10 +75,12 @@ def check_columns(names: Collection[Any], option: str) -> None:
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
     if pair is not None:
         raise InvalidPacking(
-            f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
-            f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
-            f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
-            f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
+            f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. "
+            "Leave them to the collator of their trainer, whose batches an enabled model runs "
+            "without padding, and plan these batches by "
+            "PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name "
+            f"both in {option} to pack the rest; PackingCollator(labels='completions') makes "
+            "documents of a prompt and answers",
             code="pairs-are-no-documents",
         )
     if IDS not in names:

@@ -200,8 +200,9 @@ class PackingCollator:
         arguments: Collection[str] = () if forward is None else inspect.signature(forward).parameters
         if "decoder_input_ids" in arguments:
             raise ValueError(
-                f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
-                f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
+                f"{type(model).__name__} has an encoder and a decoder, and this collator packs one "
+                "row of tokens. Keep transformers.DataCollatorForSeq2Seq: enabled, the model runs "
+                "its padded batches without the padding"
             )
         config = getattr(model, "config", model)
         from autopack.inspection.heads import row_head  # need torch, which this module does not
@@ -349,7 +350,8 @@ def _say_if_plain(model: Any) -> None:
     hooks = () if model is None else model._forward_pre_hooks.values()  # `autopack run` enables at the first call
     if model is not None and not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
         logger.warning(
-            "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock transformers may let "
-            "documents of a row see each other. Call autopack.enable(model) before the model is called.",
+            "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock "
+            "transformers may let documents of a row see each other. Call autopack.enable(model) "
+            "before the model is called.",
             type(model).__name__,
         )

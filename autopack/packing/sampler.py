@@ -237,15 +237,16 @@ class PackedBatchSampler:
         for asking in callers(_ACCELERATE):
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
-                    "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
-                    "pass dispatch_batches=False",
+                    "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows "
+                    "do not survive: pass dispatch_batches=False",
                     code="accelerate-batches",
                 )
             if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
                 if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
-                        f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is made "
-                        f"for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or neither",
+                        f"accelerate shares out batches to {asking.num_processes} processes, and "
+                        f"this sampler is made for {self.num_replicas}: pass "
+                        f"num_replicas={asking.num_processes} and the rank, or neither",
                         code="accelerate-batches",
                     )
                 return range(self.num_replicas)

@@ -32,9 +32,9 @@ MOST_PARAMETERS = 20_000_000
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Origins of classes that wrap or replace modules' classes after they have been made."""
 _NOT_OF_THE_CODE = frozenset(
-    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
-    "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
-    "is_8bit_serializable model_tags vocab_size rope_deltas".split()
+    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config "
+    "hf_device_map hf_quantizer is_quantized quantization_method is_loaded_in_4bit "
+    "is_loaded_in_8bit is_4bit_serializable is_8bit_serializable model_tags vocab_size rope_deltas".split()
 )
 """Attributes that do not concern a module's code.
 

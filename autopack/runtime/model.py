@@ -208,9 +208,10 @@ class Link:
 def severed(module: Any) -> str:
     """Return the reason why a copy of a part of an enabled model cannot run, and the way out."""
     return (
-        f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack enabled, and knows "
-        f"nothing of that model's documents. autopack.disable(copy) makes it plain, autopack.enable(copy) enables it "
-        f"by itself; where it was put into an enabled model, disable that model and enable it again."
+        f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack "
+        "enabled, and knows nothing of that model's documents. autopack.disable(copy) makes it "
+        "plain, autopack.enable(copy) enables it by itself; where it was put into an enabled "
+        "model, disable that model and enable it again."
     )
 
 

@@ -127,9 +127,10 @@ class PaddingRead:
         """Raise `UnsupportedModel`: something beside the labels' loss has read padding."""
         self.where = name
         raise UnsupportedModel(
-            f"a gradient came back to {name} at padding of a batch that autopack ran without it: something beside the "
-            f"loss of its labels reads there what stock gives, and got zeros. Padded batches keep their padding from "
-            f"now on, so run this step again; autopack.enable(model, unpad=False) keeps it from the beginning.",
+            f"a gradient came back to {name} at padding of a batch that autopack ran without it: "
+            "something beside the loss of its labels reads there what stock gives, and got zeros. "
+            "Padded batches keep their padding from now on, so run this step again; "
+            "autopack.enable(model, unpad=False) keeps it from the beginning.",
             code="unpad-refused",
         )
 
@@ -149,8 +150,9 @@ class PaddingRead:
         else:
             self.where = name
             logger.warning(
-                "What this model gives at padding (%s) is read by what comes after it, and counts there: padded "
-                "batches keep their padding from now on. If nobody should read it, mask it out.",
+                "What this model gives at padding (%s) is read by what comes after it, and counts "
+                "there: padded batches keep their padding from now on. If nobody should read it, "
+                "mask it out.",
                 name,
             )
 

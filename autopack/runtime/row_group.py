@@ -37,8 +37,9 @@ class RowGroup:
             if isinstance(value, distributed.ProcessGroup):
                 return cls(value) if distributed.get_world_size(value) > 1 else None
         raise ValueError(
-            f"sequence_parallel must be a process group of torch.distributed that this process is in, or a DeviceMesh "
-            f"of one dimension, made after torch.distributed.init_process_group; found {value!r}"
+            "sequence_parallel must be a process group of torch.distributed that this process is "
+            "in, or a DeviceMesh of one dimension, made after "
+            f"torch.distributed.init_process_group; found {value!r}"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowGroup:
@@ -61,8 +62,9 @@ class RowGroup:
         """The process group. Raises `UnsupportedModel` if it was lost."""
         if self._group is None:
             raise UnsupportedModel(
-                "this model was enabled with sequence_parallel=... and then pickled, and process groups cannot be: "
-                "call autopack.disable(model), then enable it with the group of this process.",
+                "this model was enabled with sequence_parallel=... and then pickled, and process "
+                "groups cannot be: call autopack.disable(model), then enable it with the group of "
+                "this process.",
                 code="sequence-parallel",
             )
         return self._group

@@ -112,7 +112,8 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
     anybody, stuck = most(groups, [going_on, obstacle is not None])
     if anybody and stuck:
         raise UnsupportedModel(
-            f"ranks of a sharded model have other numbers of documents, so some would have to run on without any, and "
+            "ranks of a sharded model have other numbers of documents, so some would have to run "
+            "on without any, and "
             f"{obstacle or 'on another rank that cannot be done: its error says why'}",
             code="rows-on-ranks",
         )

@@ -283,11 +283,12 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
     if mark.model is None:
         return OutsideForward(severed(module), code="copied-part")
     return OutsideForward(
-        f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing that "
-        f"model's entry, so its documents are unknown. Call the model itself, not one of its layers or the forward of "
-        f"a class that it is derived from; for gradient checkpointing use `model.gradient_checkpointing_enable()` or "
-        f"torch's checkpoint wrappers, since other ways do not carry the layout into backward; or call "
-        f"`autopack.disable(model)` first.",
+        f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached "
+        "without passing that model's entry, so its documents are unknown. Call the model itself, "
+        "not one of its layers or the forward of a class that it is derived from; for gradient "
+        "checkpointing use `model.gradient_checkpointing_enable()` or torch's checkpoint wrappers, "
+        "since other ways do not carry the layout into backward; or call `autopack.disable(model)` "
+        "first.",
         code="past-the-entry",
     )
 
@@ -316,9 +317,9 @@ class ArrivalHook:
             return
         if activation.scope.model is mark.link.model and mark not in activation.arrived and not _is_compiled(module):
             raise UnsupportedModel(
-                f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
-                f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it "
-                f"on padded batches, one document per row.",
+                f"{type(module).__name__} has run in a packed forward without reaching the place "
+                "where autopack keeps documents apart, so it may have mixed them. Its code took a "
+                "way that nobody has measured; train it on padded batches, one document per row.",
                 code="other-code",
             )
 
@@ -343,8 +344,8 @@ class _Rebound:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.scope.model.active:
             raise OutsideForward(
-                "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
-                "recomputed as they were. Disable after backward.",
+                "autopack was disabled between a checkpointed forward and its backward, so the "
+                "layers cannot be recomputed as they were. Disable after backward.",
                 code="disabled-before-backward",
             )
         activation = ambient.activation

@@ -205,13 +205,13 @@ class Tally:
         if self.batches:
             total = self.tokens + self.padding
             parts.append(
-                f"{number_of(self.batches, 'padded batch')} packed inside; {self.padding:,} of {total:,} tokens were "
-                f"padding and were not computed ({self.padding / total:.1%})"
+                f"{number_of(self.batches, 'padded batch')} packed inside; {self.padding:,} of "
+                f"{total:,} tokens were padding and were not computed ({self.padding / total:.1%})"
             )
         if self.after_padding:
             parts.append(
-                f"{number_of(self.after_padding, 'padded batch')} without the terms of stock's loss that are predicted "
-                f"at padding"
+                f"{number_of(self.after_padding, 'padded batch')} without the terms of stock's "
+                "loss that are predicted at padding"
             )
         for reason, count in self.left.most_common():
             parts.append(f"{number_of(count, 'padded batch')} left as they came: {reason}")

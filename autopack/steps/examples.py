@@ -211,7 +211,8 @@ def _padded(values: list[torch.Tensor], fill: Any, on_the_left: bool) -> torch.T
 
 def _not_cut(why: str) -> InvalidPacking:
     return InvalidPacking(
-        f"max_tokens cuts the batches of a step into their documents, and cannot cut this one: {why}. Leave out "
-        f"max_tokens, or have the collator return what each row needs in columns of one entry a row or a token.",
+        "max_tokens cuts the batches of a step into their documents, and cannot cut this one: "
+        f"{why}. Leave out max_tokens, or have the collator return what each row needs in columns "
+        "of one entry a row or a token.",
         code="batch-not-cut",
     )

@@ -24,8 +24,8 @@ class Memory:
         self.device = device
         if device.type == "cpu" or not hasattr(torch.get_device_module(device), "max_memory_allocated"):
             raise ValueError(
-                f"max_tokens='auto' measures the memory of a device, which torch does not count on {device.type}. "
-                f"Give a number of tokens."
+                "max_tokens='auto' measures the memory of a device, which torch does not count on "
+                f"{device.type}. Give a number of tokens."
             )
         self._module = torch.get_device_module(device)
 

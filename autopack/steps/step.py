@@ -73,8 +73,9 @@ def step_of(
     of_ranks = ranks.gathered((lengths, {name: per.name for name, per in columns.per.items()}))
     if any(per != of_ranks[0][1] for _, per in of_ranks):
         raise InvalidPacking(
-            "the ranks of a step have batches of other columns than one another, so their documents cannot be dealt "
-            "anew. Have the collator return the same columns on every rank, or leave out max_tokens.",
+            "the ranks of a step have batches of other columns than one another, so their "
+            "documents cannot be dealt anew. Have the collator return the same columns on every "
+            "rank, or leave out max_tokens.",
             code="batch-not-cut",
         )
     every = [length for found, _ in of_ranks for length in found]

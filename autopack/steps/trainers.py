@@ -80,8 +80,9 @@ class StepCutter:
             return f"max_tokens={self.asked}, no step so far"
         found = " (auto)" if self.asked == AUTO else ""
         return (
-            f"max_tokens={self.max_tokens}{found}: {self.micro_batches / self.steps:.1f} micro-batches of "
-            f"{self.tokens / self.micro_batches:.0f} tokens a step, slowest rank {self.slowest:.3f} x the mean"
+            f"max_tokens={self.max_tokens}{found}: {self.micro_batches / self.steps:.1f} "
+            f"micro-batches of {self.tokens / self.micro_batches:.0f} tokens a step, slowest rank "
+            f"{self.slowest:.3f} x the mean"
         )
 
     # --- What stands at the trainer
@@ -221,9 +222,9 @@ class StepCutter:
             return False
         raise _not_cut(
             self._trainer,
-            f"its loss is neither a sum over documents nor, of results of documents, their mean: some give "
-            f"{together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} alone, so it matters which "
-            f"documents share a batch",
+            "its loss is neither a sum over documents nor, of results of documents, their mean: "
+            f"some give {together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} "
+            "alone, so it matters which documents share a batch",
         )
 
     def _loss(self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any) -> float:
@@ -320,7 +321,7 @@ def _is_close(found: float, wanted: float, tolerance: float) -> bool:
 
 def _not_cut(trainer: Any, why: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"max_tokens cuts the optimizer steps of {type(trainer).__name__} anew, and cannot cut these: {why}. Leave out "
-        f"max_tokens.",
+        f"max_tokens cuts the optimizer steps of {type(trainer).__name__} anew, and cannot cut "
+        f"these: {why}. Leave out max_tokens.",
         code="step-not-cut",
     )

@@ -78,15 +78,15 @@ FIELDS: dict[str, Any] = {name: int(value) for value, *names in _LINES for name 
 
 # Fields that are shrunk only where the type's own default switches them on.
 ONLY_IF_SET = """
-sliding_window n_inner num_experts hidden_size_per_layer_input shared_intermediate_size moe_intermediate_size
-shared_expert_intermediate_size num_shared_experts moe_num_shared_experts n_shared_experts q_lora_rank
-query_pre_attn_scalar unpadded_vocab_size num_local_experts
+sliding_window n_inner num_experts hidden_size_per_layer_input shared_intermediate_size
+moe_intermediate_size shared_expert_intermediate_size num_shared_experts moe_num_shared_experts
+n_shared_experts q_lora_rank query_pre_attn_scalar unpadded_vocab_size num_local_experts
 """.split()
 
 # Lists with one entry per layer. A type's own default is cut down to one layer of each kind.
 PER_LAYER = """
-layer_types layers_block_type mlp_layer_types indexer_types no_rope_layers num_attention_heads_per_layer
-activation_sparsity_pattern layer_rope_theta attn_type_list
+layer_types layers_block_type mlp_layer_types indexer_types no_rope_layers
+num_attention_heads_per_layer activation_sparsity_pattern layer_rope_theta attn_type_list
 """.split()
 
 # The names of the number of layers, as configurations store it.

@@ -26,7 +26,8 @@ SOUND = "sound"
 """Marker of a sound among the lengths of runs of text."""
 
 _MASKS = """
-feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask audio_input_ids_mask
+feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask
+audio_input_ids_mask
 """.split()
 FRAMES = 22
 """Number of frames of the shorter sounds."""

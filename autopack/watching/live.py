@@ -188,8 +188,9 @@ def _refuse_backward_hooks(call: Call) -> None:
         hook = next((hook for hook in held if not is_own(hook)), None)
         if hook is not None:
             raise UnsupportedModel(
-                f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its parameters, so its "
-                f"gradients cannot be checked. Take it off, or run the documents one per row.",
+                f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its "
+                "parameters, so its gradients cannot be checked. Take it off, or run the documents "
+                "one per row.",
                 code="not-exact",
             )
 
