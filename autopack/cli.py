@@ -36,9 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # an error of what is written belongs here, and not to the end of the process
+                # an error of what is written belongs here, and not to the end of the process
+                sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+        # what is left is written when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 141
         print(f"autopack: could not write its output: {error.strerror}", file=sys.stderr)

@@ -154,7 +154,8 @@ def _docstrings(root: Path) -> Iterator[str]:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escape sequences in the standard library's own sources
+                # invalid escape sequences in the standard library's own sources
+                warnings.simplefilter("ignore")
                 tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue

@@ -215,7 +215,8 @@ class _InWindows(Way):
         layout = call.layout
         mixer: Any = call.mixer
         rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
-        hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
+        # below 0 is padding, above it global
+        hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]
         if call.want_weights and bool((seen > 0).any()):
             raise UnsupportedModel(
                 f"{type(mixer).__name__} gives attention weights in a form that depends on the "

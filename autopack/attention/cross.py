@@ -20,7 +20,8 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
 
 
-@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+# lengths on the host would be constants of a graph, and every layout a graph of its own
+@torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
     """Attend from the documents of `call.layout`, one row, to as many documents of `call.memory`.
 

@@ -28,7 +28,8 @@ times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faste
 """
 
 
-@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+# lengths on the host would be constants of a graph, and every layout a graph of its own
+@torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout

@@ -50,7 +50,8 @@ def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
     )
 
 
-@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+# lengths on the host would be constants of a graph, and every layout a graph of its own
+@torch._dynamo.disable
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
     """Attend by the model's own function, once per stretch; return None if no mask can be made for
     that."""

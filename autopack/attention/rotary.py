@@ -49,7 +49,8 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
     if rows is not None:
         position_ids = rows.whole(position_ids, position_ids.dim() - 1)
-    once = scope.prefixes  # what documents begin with, taken once: of those alone that have the same frequencies
+    # what documents begin with, taken once: of those alone that have the same frequencies
+    once = scope.prefixes
     columns = layout.columns if once is None else once.tokens
     position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, columns).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)

@@ -159,7 +159,8 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
-    tensors = [name for name, option in given.items() if option.shape != (heads,)]  # sinks have one for each head
+    # sinks have one for each head
+    tensors = [name for name, option in given.items() if option.shape != (heads,)]
     all_heads = bool(given) or bool(heads % rows.ranks or call.key.shape[1] % rows.ranks)
     tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
     if tensors:

@@ -149,7 +149,8 @@ class PairCall(Call):
                 f"decoder_input_ids.",
                 code="decoder-tokens",
             )
-        if self.hides_labels(given=_OF_DECODER[:2]):  # a mask declares documents, and a document alone has none
+        # a mask declares documents, and a document alone has none
+        if self.hides_labels(given=_OF_DECODER[:2]):
             raise UnsupportedModel(
                 f"{self.name} hides padding tokens from its decoder, and some of the labels of "
                 "packed rows that it makes the decoder's tokens of are such, or count for nothing. "

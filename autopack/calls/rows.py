@@ -74,7 +74,8 @@ class RowsPlan(CallPlan):
         if not names or (ended.pooled and len(way.real) == 1):
             return restore(output, way, ended.pooled, model.padding_read)
         results = [outputs.parts_of(output)[name] for name in names]
-        if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):  # else sizes may coincide
+        # else sizes may coincide
+        if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):
             model.pooling.add(self.call.entry.level)
         return again(ended, module)
 
@@ -247,7 +248,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
     reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
     of_columns = call.wants_last_logits or entry.has_other_head  # of every column of the rows
-    of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)  # where no model inside runs the row
+    # where no model inside runs the row
+    of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)
     per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
     if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
@@ -305,7 +307,8 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
         kept.pop(name, None)
     if "attention_mask" in entry.names:
-        kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
+        # in all calls, whether they bring one or not: compiled code counts arguments
+        kept["attention_mask"] = None
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others
     # on beside its own).

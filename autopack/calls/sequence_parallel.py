@@ -172,7 +172,8 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     columns = shape[1] * rows.ranks
     whole: dict[str, torch.Tensor] = {}
     if tensors:  # those of whole rows on the host: one exchange, one copy
-        parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
+        # (ranks, names, rows, part)
+        parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))
         values = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
         whole = dict(zip(tensors, values, strict=True))
     counted = whole.pop("shift_labels", None)

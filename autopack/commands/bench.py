@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     check_ints(batch_size=args.batch_size)
     check_ints(optional=True, max_length=args.max_length)
     keep_freed_memory()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
+    # torch's profiler, which counts memory, prints lines of its own
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if args.lengths in DISTRIBUTIONS:
         given, source = draw(DISTRIBUTIONS[args.lengths], DRAWN, LONGEST, seed=0), f"drawn like {args.lengths}'s"
     else:

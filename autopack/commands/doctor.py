@@ -100,7 +100,8 @@ def _failure(attempt: Callable[[], Any]) -> str:
     """Return what an attempt raises, in a line; nothing where it succeeds."""
     try:
         attempt()
-    except Exception as error:  # a broken binary package, or an installation that does not fit, fails in any way
+    except Exception as error:
+        # a broken binary package, or an installation that does not fit, fails in any way
         return in_a_line(error)
     return ""
 
@@ -139,7 +140,8 @@ def _examine_backends(found: dict[str, Any]) -> None:
     from autopack.attention.choose import BACKENDS, availability, taken_by_auto
 
     found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in availability().items()}
-    kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})  # those of CUDA have numbers
+    # those of CUDA have numbers
+    kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})
     for backend, kind in product(BACKENDS.values(), kinds):
         for implementation in backend.implementations():
             if kind == "cuda" or not implementation.startswith("flash"):
@@ -151,7 +153,8 @@ def _import_all() -> None:
     from autopack.errors import UnsupportedVersion
 
     for name in autopack.__all__:
-        with suppress(UnsupportedVersion):  # one name may need more than autopack does, and says so where it is used
+        # one name may need more than autopack does, and says so where it is used
+        with suppress(UnsupportedVersion):
             getattr(autopack, name)
     autopack.registry.families()
     import_module("autopack.attention.compiled")  # which registers the operator that compiled graphs hold

@@ -25,7 +25,8 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
     implementations.
     """
     sites = [*_mixer_sites(anatomy.mixers)]
-    taken = {(site.module, site.path) for site in sites}  # a model may be a mixer itself, run on each document alone
+    # a model may be a mixer itself, run on each document alone
+    taken = {(site.module, site.path) for site in sites}
     sites += [site for site in forward_sites(map(type, anatomy.entries)) if (site.module, site.path) not in taken]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are
     # always needed.

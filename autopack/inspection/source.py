@@ -257,7 +257,8 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
         found.append(function)
         for name in names_in(function.__code__):
             part = function.__globals__.get(name)
-            parts = part.values() if isinstance(part, dict) else [part]  # of functions by implementation (Gemma 2)
+            # of functions by implementation (Gemma 2)
+            parts = part.values() if isinstance(part, dict) else [part]
             waiting.append(inspect.getattr_static(cls, name, None))
             waiting += [each for each in parts if getattr(each, "__module__", None) == function.__module__]
     return found

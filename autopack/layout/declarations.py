@@ -129,7 +129,8 @@ def read(
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
         counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
-        if "shift_labels" in host:  # which stand a column before their tokens, and are used in place of labels
+        # which stand a column before their tokens, and are used in place of labels
+        if "shift_labels" in host:
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)

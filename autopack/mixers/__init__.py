@@ -100,7 +100,8 @@ class Restarting(Way):
         layout = call.layout
 
         def change(name: str, value: Any) -> Any:
-            if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
+            # columns, in one row or one for each
+            if name == "position_ids" and isinstance(value, torch.Tensor):
                 columns = torch.arange(layout.max_seqlen, dtype=value.dtype, device=value.device)
                 if value.shape == (layout.columns, 1):  # Pegasus-X
                     return columns[:, None]

@@ -176,7 +176,8 @@ def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
         return mask[: batch.into[1], : batch.into[1]]
     if mask.dim() == 2:
         return batch.gather(mask)
-    if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:  # queries before heads (GPT-BigCode)
+    # queries before heads (GPT-BigCode)
+    if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:
         return square(batch, mask.transpose(1, 2)).transpose(1, 2)
     return square(batch, mask)
 
@@ -264,7 +265,8 @@ def _described(mask: DocumentMask, batch: TokenMap) -> Any:
     documents, length = batch.into
     masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
     made = [each for each in masks if each is not None]
-    if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
+    # a BlockMask, the same for every document of one length
+    if made and not isinstance(made[0], torch.Tensor):
         if mask.absolute:
             raise UnsupportedModel(
                 "a rule over tokens of the row cannot be cut into block masks; use sdpa or eager",

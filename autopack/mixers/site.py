@@ -184,7 +184,8 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     places, pairs = prefixes.row.back.to(value.device), (prefixes.tokens, prefixes.tokens)
-    if value.dim() == 4 and value.shape[-2:] == pairs:  # a mask of the row, in which columns are in the order of tokens
+    # a mask of the row, in which columns are in the order of tokens
+    if value.dim() == 4 and value.shape[-2:] == pairs:
         return value.index_select(2, places).index_select(3, places)
     return Frame(1, prefixes.tokens).changed(name, value, prefixes.row.restore)
 

@@ -305,7 +305,8 @@ class PackingCollator:
             raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
         for example in lacking:
             example.columns["labels"] = labels_of(example.columns)
-        if self.labels == "completions":  # losses of completions read a mask, which other examples of the batch lack
+        # losses of completions read a mask, which other examples of the batch lack
+        if self.labels == "completions":
             for columns in (example.columns for example in examples if "labels" in example.columns):
                 for key in COMPLETION_KEYS:
                     columns.pop(key, None)
@@ -347,7 +348,8 @@ class PackingCollator:
 
 def _say_if_plain(model: Any) -> None:
     """Warn if packed rows are made for a model that autopack has not enabled."""
-    hooks = () if model is None else model._forward_pre_hooks.values()  # `autopack run` enables at the first call
+    # `autopack run` enables at the first call
+    hooks = () if model is None else model._forward_pre_hooks.values()
     if model is not None and not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
         logger.warning(
             "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock "

@@ -96,14 +96,16 @@ def place(
         width = int(used.max()) + -int(used.max()) % multiple
 
     before = np.cumsum(taken) - taken  # columns of all documents before
-    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]  # of the documents of each row
+    # of the documents of each row
+    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]
     firsts = before + np.repeat(moved, np.diff(documents[bounds]))
     tokens = np.repeat(firsts, lengths) + numbered(lengths)
     real = np.zeros((len(used), width), np.bool_)
     real.flat[tokens] = True
 
     # Padding is cut into documents as well, none of them longer than the longest real one.
-    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
+    # columns after the last document of the row; negative in them
+    past_end = np.arange(width) - used[:, None]
     fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0))
     starts = np.concatenate([firsts, fillers])
     order = np.argsort(starts, kind="stable")

@@ -43,7 +43,8 @@ def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig
     for name, token in (("pad_token_id", 0), ("decoder_start_token_id", 2)):
         if vars(config).get(name) is not None and vars(found).get(name) is None:
             vars(found)[name] = token
-    if getattr(config, "chunk_size_feed_forward", 0) > 1:  # of layers that take any number of tokens at a time
+    # of layers that take any number of tokens at a time
+    if getattr(config, "chunk_size_feed_forward", 0) > 1:
         vars(found)["chunk_size_feed_forward"] = 1
     _size_what_is_sized(config, found)
     return found
@@ -61,7 +62,8 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
             _size_what_is_sized(value, inner)
         elif isinstance(value, int) and value > 1 and name in rules.FIELDS and inner is None:
             vars(found)[name] = rules.FIELDS[name]
-        elif name == "pad_token_id" and value is not None and inner is None:  # of a part that has no tokens, too
+        elif name == "pad_token_id" and value is not None and inner is None:
+            # of a part that has no tokens, too
             vars(found)[name] = 0
         elif name in _OF_EMBEDDINGS and value not in (None, of_layers) and inner == rules.HIDDEN:
             vars(found)[name] = rules.HIDDEN // 2
@@ -97,7 +99,8 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
     depth = next((name for name in rules.DEPTH if isinstance(vars(config).get(name), int)), None)
     if depth is not None and vars(config)[depth] > 0:
         given[depth] = len(chosen) if per_layer else min(len(chosen), vars(config)[depth])
-    if "attention_types" in vars(config) and "attention_layers" in given:  # GPT-Neo spells them out and compares
+    # GPT-Neo spells them out and compares
+    if "attention_types" in vars(config) and "attention_layers" in given:
         given["attention_types"] = [[given["attention_layers"], 1]]
     if isinstance(vars(config).get("original_max_position_embeddings"), int):
         given["original_max_position_embeddings"] = _SHORT

@@ -132,7 +132,8 @@ def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
         sent = _Sent(way, stands, result.parts)
         place = (way, sent, stands, earlier, probe.grad_fn)
         output = _Place.apply(place, [result.output()], probe, *stands, *found.values())
-        output.register_hook(lambda gradient: None).remove()  # so that it has a place for hooks, which outlives it
+        # so that it has a place for hooks, which outlives it
+        output.register_hook(lambda gradient: None).remove()
         sent.output, sent.hooks = weakref.ref(output), output._backward_hooks
         found[result], earlier = output, (*earlier, (sent, output.grad_fn))
     return found

@@ -246,7 +246,8 @@ class EnabledModel:
         self.padding_read: PaddingRead | None = PaddingRead()
         """Observations of reads of results at padding; None while an audit or a twin does not look.
         """
-        self.pooling: set[int] = set()  # levels of the entries that have been observed to return one result per row
+        # levels of the entries that have been observed to return one result per row
+        self.pooling: set[int] = set()
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
         self.active = False  # whether it is enabled now; a handle outlives that
@@ -254,7 +255,8 @@ class EnabledModel:
         """Facts of other libraries for its calls, written when it is attached, or again when it has
         changed.
         """
-        self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
+        # the trainer whose data were last found to reach the model whole
+        self.fed_by: weakref.ref[Any] | None = None
         self.lenient = False
         """True if a call that would be refused runs as it would without autopack (`autopack run`).
         """
@@ -269,7 +271,8 @@ class EnabledModel:
         """
         self.is_checked_closely = False
         """True if third-party code takes part, hooks included, or no twin proves it."""
-        self.unknown_code: str | None = None  # the first part of it that no twin proves or no library has written
+        # the first part of it that no twin proves or no library has written
+        self.unknown_code: str | None = None
         self.kind: Hashable | None = None
         """Key of what twins say of models like it; None for one whose third-party code has no such
         key.

@@ -17,7 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
 
-after_each: Callable[[], None] | None = None  # called when a call has been counted, of any model of this process
+# called when a call has been counted, of any model of this process
+after_each: Callable[[], None] | None = None
 
 
 class Volume(NamedTuple):
@@ -110,7 +111,8 @@ class Tally:
     """The outcomes of one enabled model's calls; calls of generation are not counted."""
 
     unpadded: Volume = field(default_factory=Volume)  # padded batches that ran as a packed row
-    left: Counter[str] = field(default_factory=Counter)  # padded batches that were left as they came, by reason
+    # padded batches that were left as they came, by reason
+    left: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as without it, by reason."""
     apart: Counter[str] = field(default_factory=Counter)

@@ -199,14 +199,16 @@ class StepCutter:
         """
         chosen = _unlike(examples, columns, self.steps)
         model.train()
-        if isinstance(model, DistributedDataParallel):  # which sends buffers around, and here a rank may raise alone
+        # which sends buffers around, and here a rank may raise alone
+        if isinstance(model, DistributedDataParallel):
             model = model.module
         with self._unnoticed() as begin:
             parts = [*([each] for each in chosen), chosen]
             try:
                 *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
             except Exception as error:  # of a loss that wants another number of documents
-                if not self._enabled.groups:  # ranks that gather parameters wait elsewhere, and end with this one
+                # ranks that gather parameters wait elsewhere, and end with this one
+                if not self._enabled.groups:
                     ranks.gathered((False, False))
                 said = f"its loss raises {type(error).__name__} for documents of its batches alone, or others together"
                 raise _not_cut(self._trainer, f"{said}: {error}") from error

@@ -96,7 +96,8 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
     `own` are the fields of its type beyond the general rules; the caller's overrides win over them.
     """
     present = vars(default)
-    parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}  # configurations
+    # configurations
+    parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}
     given = _routed(default, parts, overrides)
     arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
     arguments |= {name: value for name, value in (own | given).items() if name not in parts}

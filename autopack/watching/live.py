@@ -132,7 +132,8 @@ class Live:
             ways += [partial(by_replacement, share=share) for share in _SHARES]
         if not is_padded(call) and (has_media or (closely and begins_to_train)):
             ways.append(partial(influence.by_gradients, call))
-        leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
+        # other code must not end a training run that is exact
+        leak, reasons = self._tried(call, ways, Exception)
         if leak is not None:
             return leak
         told = "" in reasons

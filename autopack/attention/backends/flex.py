@@ -106,7 +106,8 @@ def _block_mask(
     from torch.nn.attention.flex_attention import create_block_mask
 
     def make() -> tuple[Any, Any]:
-        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own  # kept: its id is the key
+        # kept: its id is the key
+        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own
 
     return layout.derived((*key, id(own)), make)[0]
 
