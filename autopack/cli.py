@@ -19,11 +19,20 @@ from autopack.version import __version__, refuse_old
 
 COMMANDS = {
     "demo": ("autopack.demo", "train a small model offline: padded batches against packed rows"),
-    "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
+    "doctor": (
+        "autopack.commands.doctor",
+        "say what is installed, what autopack would use, and what is broken",
+    ),
     "families": ("autopack.commands.families", "list the architectures that are served, and how"),
-    "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),
+    "estimate": (
+        "autopack.commands.estimate",
+        "say what packing a data set would gain, counted from its lengths",
+    ),
     "bench": ("autopack.commands.bench", "time a model on your lengths, padded and enabled"),
-    "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),
+    "audit": (
+        "autopack.commands.audit",
+        "measure whether documents in a packed row change each other in a model",
+    ),
     "run": ("autopack.commands.run", "run a script as it is, with every model enabled that it trains"),
 }
 """Name of each subcommand, its module, and its line in ``autopack --help``."""

@@ -183,7 +183,13 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=[END_OF_TEXT])
+    tokenizer.train_from_iterator(
+        texts,
+        vocabulary,
+        min_frequency=0,
+        show_progress=False,
+        special_tokens=[END_OF_TEXT],
+    )
     return tokenizer
 
 
@@ -255,7 +261,10 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
     # training calm: where it is not, Adam blows rounding up a thousandfold, whichever way the
     # batches are made.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps))
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps),
+    )
     optimizer.register_step_post_hook(lambda *_: rates.step())
     return model, optimizer
 
@@ -322,7 +331,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "padded batches and of autopack differ."
     )
     parser.add_argument("--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
-    parser.add_argument("--seed", type=int, default=DemoSettings.seed, help="of weights and order (%(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=DemoSettings.seed,
+        help="of weights and order (%(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

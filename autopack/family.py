@@ -164,7 +164,9 @@ class MixerCall:
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
         shape = (self.layout.rows, self.layout.columns)
-        return self.changed(lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread))
+        return self.changed(
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),
+        )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
         """Run the module's own forward with other arguments."""

@@ -65,10 +65,15 @@ class Options:
     unpad: bool = option(True, "run padded batches as packed rows inside, where that gives the same")
     share: bool = option(True, "compute once what rows of a batch begin with, where that is worth it")
     verify: bool | Literal["strict"] = option(
-        True, "prove a model when it is enabled; strict leaves one as it is that no twin proves", (*_SWITCH, "strict")
+        True,
+        "prove a model when it is enabled; strict leaves one as it is that no twin proves",
+        (*_SWITCH, "strict"),
     )
     check_every: int | None = option(
-        None, "check a document of every Nth training call; 0 checks no call, of third-party code neither", (), "N"
+        None,
+        "check a document of every Nth training call; 0 checks no call, of third-party code neither",
+        (),
+        "N",
     )
     sequence_parallel: Any = None
 

@@ -180,7 +180,9 @@ def media_of(model_type: str) -> frozenset[str]:
     return frozenset(kind for f in families() for kind, types in f.media.items() if model_type in types)
 
 
-def sounds_together_of(model_type: str) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
+def sounds_together_of(
+    model_type: str,
+) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
     """Return the check of a packed call's sounds for this type, or None if it has none.
 
     It returns the reason why one sound would change another's results, or None.

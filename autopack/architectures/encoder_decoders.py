@@ -27,7 +27,13 @@ _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
 """Models whose sinusoidal embeddings number the tokens that are no padding."""
 _MUSICGEN = ("musicgen", "musicgen_melody")
 _FLORENCE_VISION = (
-    {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "projection_dim": 64}
+    {
+        "depths": [1, 1],
+        "patch_size": [7, 3],
+        "patch_stride": [4, 2],
+        "patch_padding": [3, 1],
+        "projection_dim": 64,
+    }
     | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
     | {"window_size": 3}
 )
@@ -135,7 +141,9 @@ NLLB_MOE = Family(
     refusal=_refuse_random_experts,
     mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
     # a sparse layer on both sides, and experts that documents overflow
-    tiny=Tiny(configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}}),
+    tiny=Tiny(
+        configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}},
+    ),
 )
 
 # Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a
@@ -156,13 +164,18 @@ WHOLE_HALF = Family(
         "LEDLearnedPositionalEmbedding": RESTARTING,
         "LongT5Attention": RELATIVE,
         "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
-        "T5Gemma2Decoder": OneByOne("its decoder attends to its own tokens and to the encoder's states in one softmax"),
+        "T5Gemma2Decoder": OneByOne(
+            "its decoder attends to its own tokens and to the encoder's states in one softmax",
+        ),
     },
     tiny=Tiny(
         configs={
             "longt5": {"local_radius": 3, "global_block_size": 4},
             "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
-            "t5gemma2": {"image_token_index": 120, "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4}},
+            "t5gemma2": {
+                "image_token_index": 120,
+                "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4},
+            },
         },
         images={"square": frozenset({"t5gemma2"})},
     ),

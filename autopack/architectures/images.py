@@ -33,7 +33,11 @@ MLLAMA = Family(
         configs={
             "mllama": {"image_token_index": 120},
             "mllama_vision_model": {"attention_heads": 4, "num_global_layers": 1, "vision_output_dim": 128}
-            | {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2]], "max_num_tiles": 2},
+            | {
+                "intermediate_layers_indices": [0],
+                "supported_aspect_ratios": [[1, 1], [1, 2]],
+                "max_num_tiles": 2,
+            },
         },
         images={"tiles by row": _MLLAMA},
     ),
@@ -88,8 +92,17 @@ IMAGE_ENCODERS = Family(
     mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
     tiny=Tiny(
         configs={
-            "pp_formulanet_vision": {"output_channels": 16, "post_conv_in_channels": 16, "post_conv_mid_channels": 32}
-            | {"post_conv_out_channels": 64, "decoder_hidden_size": 64, "global_attn_indexes": [0], "image_size": 64},
+            "pp_formulanet_vision": {
+                "output_channels": 16,
+                "post_conv_in_channels": 16,
+                "post_conv_mid_channels": 32,
+            }
+            | {
+                "post_conv_out_channels": 64,
+                "decoder_hidden_size": 64,
+                "global_attn_indexes": [0],
+                "image_size": 64,
+            },
             "pix2struct_text_model": {"d_kv": 16, "d_ff": 96},
             "pix2struct_vision_model": {"d_kv": 16, "d_ff": 96, "patch_embed_hidden_size": 32, "seq_len": 64},
             "vision-encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
@@ -158,7 +171,9 @@ GIT = Family(
     how="the model's own attention, documents alone; with images the whole model, each document after its own",
     attends=False,
     mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
-    refused_without_images={"labels": "its loss leaves out as many tokens at the start of a row as an image has"},
+    refused_without_images={
+        "labels": "its loss leaves out as many tokens at the start of a row as an image has",
+    },
     image_of_each=_GIT,
     tiny=Tiny(images={"square beside text": _GIT}),
 )

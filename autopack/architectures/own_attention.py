@@ -17,8 +17,8 @@ from autopack.mixers import ALONE, Alone
 # Types whose position_ids say where a document begins.
 _TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm"
 _ATTENTION = """
-CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention MegatronBertSelfAttention
-RemBertSelfAttention XGLMAttention
+CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention
+MegatronBertSelfAttention RemBertSelfAttention XGLMAttention
 """
 
 
@@ -80,7 +80,10 @@ BIG_BIRD = Family(
     attends=False,
     mixers={"BigBirdSelfAttention": ALONE},
     refusal=why_not_block_sparse,
-    tiny=Tiny(configs={"big_bird": {"attention_type": "original_full"}}, causal={"big_bird": {"is_decoder": True}}),
+    tiny=Tiny(
+        configs={"big_bird": {"attention_type": "original_full"}},
+        causal={"big_bird": {"is_decoder": True}},
+    ),
 )
 
 
@@ -158,7 +161,9 @@ OWN_ENCODERS = Family(
         "SqueezeBertSelfAttention": Alone(channels_first=True),
         "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
     },
-    refused_arguments={"entity_ids": "entities stand beside the row, and whose document they are of is not said"},
+    refused_arguments={
+        "entity_ids": "entities stand beside the row, and whose document they are of is not said",
+    },
     refusal=_refusal,
     numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
     | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))

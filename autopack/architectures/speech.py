@@ -125,12 +125,20 @@ def _alike(
     return f"they have {lengths.min()} to {lengths.max()} frames, and {why}"
 
 
-def _alike_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _alike_without_a_mask(
+    why: str,
+    config: Any,
+    given: Mapping[str, Any],
+    layout: PackedLayout,
+) -> str | None:
     """Return the reason as `_alike` does, for calls that need not declare how long a sound is.
 
     Silence and padding have one value in all bins.
     """
-    features = next((given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None), None)
+    features = next(
+        (given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None),
+        None,
+    )
     if features is None or len(features) < 2:
         return None
     if given.get("audio_attention_mask") is None:
@@ -180,7 +188,10 @@ _BEHIND = "what stands behind a shorter one"
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
     "gemma3n": partial(_alike, _lengths, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
     "glmasr": partial(_alike, _in_less_than_a_window, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"),
-    "granite_speech": partial(_alike_without_a_mask, f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}"),
+    "granite_speech": partial(
+        _alike_without_a_mask,
+        f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}",
+    ),
     "granite_speech_plus": partial(
         _alike_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
     ),
@@ -191,10 +202,15 @@ _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None
         _with_a_frame_more,
         "get_audio_features makes the last feature of a shorter one of what stands behind it",
     ),
-    "phi4_multimodal": partial(_alike_without_a_mask, f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}"),
+    "phi4_multimodal": partial(
+        _alike_without_a_mask,
+        f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}",
+    ),
     "qwen2_audio": _one_for_each,
     "qwen3_omni_moe_thinker": partial(
-        _alike, _within_chunks, "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk"
+        _alike,
+        _within_chunks,
+        "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
     ),
 }
 

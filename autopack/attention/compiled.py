@@ -66,10 +66,21 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSetting
         mask, causal = (distance <= settings.before) & (-distance <= settings.after), False
     if key.shape[1] != query.shape[1]:
         key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=settings.scale)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=settings.scale,
+    )
 
 
-@torch.library.custom_op("autopack::document_attention", mutates_args=(), schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor")
+@torch.library.custom_op(
+    "autopack::document_attention",
+    mutates_args=(),
+    schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor",
+)
 def _document_attention(*inputs: Any) -> Tensor:
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     output = query.new_empty(*query.shape[:3], value.shape[3])

@@ -253,7 +253,13 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
     if padding is not None:
         _refuse_padding(padding, scope.model)
         arguments = {**arguments, "attention_mask": padding.new_ones(layout.shape)}
-    asked, part = (arguments["batch_size"], arguments["kv_length"]), (layout.rows, layout.columns // rows.ranks)
+    asked, part = (
+        (arguments["batch_size"], arguments["kv_length"]),
+        (
+            layout.rows,
+            layout.columns // rows.ranks,
+        ),
+    )
     if asked != part or (pattern is None and masks.captured_tensors(arguments["mask_function"])):
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of "
@@ -267,7 +273,13 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
 def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, Any]:
     """Return a mask function's arguments for documents whose common beginnings the row that runs
     holds once."""
-    asked, ran, columns = (arguments["batch_size"], arguments["kv_length"]), (1, prefixes.tokens), len(prefixes.columns)
+    asked, ran, columns = (
+        (arguments["batch_size"], arguments["kv_length"]),
+        (1, prefixes.tokens),
+        len(
+            prefixes.columns,
+        ),
+    )
     if asked != ran:
         raise UnsupportedModel(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of "

@@ -80,7 +80,14 @@ def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice)
     return mask[rows, :, queries if mask.shape[2] > 1 else slice(None), keys]
 
 
-def _slice_option(call: AttentionCall, name: str, option: torch.Tensor, row: int, first: int, end: int) -> torch.Tensor:
+def _slice_option(
+    call: AttentionCall,
+    name: str,
+    option: torch.Tensor,
+    row: int,
+    first: int,
+    end: int,
+) -> torch.Tensor:
     """Return an option for one document; an option without an axis of columns is the same for
     all."""
     rows, columns = call.layout.rows, call.layout.columns
@@ -140,7 +147,10 @@ def _has_axes(option: Any) -> bool:
 def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
     """Attend once for each length, with the documents of that length as a batch."""
     maps = groups.maps
-    order = call.layout.derived("order by length", lambda: torch.cat([each.where.reshape(-1) for each in maps]))
+    order = call.layout.derived(
+        "order by length",
+        lambda: torch.cat([each.where.reshape(-1) for each in maps]),
+    )
 
     def batches(tokens: torch.Tensor) -> list[torch.Tensor]:
         """Return (R, C, ...) as (documents, L, ...) for each length."""
@@ -157,7 +167,12 @@ def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
     for number, batch in enumerate(maps):
         mask = call.mask.for_document(0, 0, batch.into[1]) if isinstance(call.mask, DocumentMask) else None
         options = {**call.options_beside(mask), **{name: parts[number] for name, parts in columns.items()}}
-        output, _ = call.original(call.module, *(each[number].transpose(1, 2) for each in states), mask, **options)
+        output, _ = call.original(
+            call.module,
+            *(each[number].transpose(1, 2) for each in states),
+            mask,
+            **options,
+        )
         outputs.append(output.flatten(0, 1))
     if len(maps) == 1:
         return outputs[0].unflatten(0, groups.shape)

@@ -40,7 +40,13 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     exchanges = sharding.exchange_of(original) is not None
 
     def autopack_attention(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
         seen = None if scope is None else scope.images
@@ -61,12 +67,26 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
+            return cross.attend_to_images(
+                original,
+                module,
+                (query, key, value),
+                attention_mask,
+                options,
+                seen,
+            )
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
         rows = layout if scope.prefixes is None else scope.prefixes.queries
-        _check_shapes(module, rows, memory or rows, query, key, 1 if scope.shared is None else scope.shared.ranks)
+        _check_shapes(
+            module,
+            rows,
+            memory or rows,
+            query,
+            key,
+            1 if scope.shared is None else scope.shared.ranks,
+        )
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         # DeepSpeed's loses masks, also where it exchanges nothing.

@@ -109,7 +109,10 @@ class PairCall(Call):
             return f"how {self.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:
             return "the losses of its routers are over all columns, padding included"
-        return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
+        return next(
+            (reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)),
+            None,
+        )
 
     def obstacle_here(self) -> str | None:
         """Return the reason why this very entry cannot run the halves as rows, or None."""

@@ -19,7 +19,12 @@ class Entry:
     """Facts about the calls at one entry, known beforehand; nothing is written into it later."""
 
     def __init__(
-        self, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
+        self,
+        model: EnabledModel,
+        level: int,
+        numbering: Numbering,
+        foreign: list[str | None],
+        shifts: bool | None,
     ):
         """Find the facts of the entry of a model at `level`, with its rule for positions.
 

@@ -217,7 +217,12 @@ def _checked(call: Call, plan: CallPlan) -> CallPlan:
 
 def _open(plan: CallPlan) -> Arguments | None:
     """Put the scope of a plan in force; return the arguments that the forward gets."""
-    opened = scopes.ambient.activation = Activation(plan.scope, scopes.ambient.activation, plan.call.entry.level, plan)
+    opened = scopes.ambient.activation = Activation(
+        plan.scope,
+        scopes.ambient.activation,
+        plan.call.entry.level,
+        plan,
+    )
     around = opened.outer if plan.packs else None
     while around is not None and around.scope.model is opened.scope.model:
         around.packed_inside, around = True, around.outer

@@ -29,7 +29,14 @@ from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Tally
 
-PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
+PASSED_ON = {
+    "labels",
+    "num_items_in_batch",
+    "return_dict",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+}
 PASSED_ON |= {"output_router_logits", "ignore_index"}
 """Arguments that forwards take by `**kwargs` and whose meaning is the same everywhere."""
 UNREAD = {"margin"}

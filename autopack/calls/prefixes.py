@@ -185,7 +185,11 @@ def find(
     return tuple(stretches), np.concatenate([columns[place] for place in np.argsort(order)])
 
 
-def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[np.ndarray]]:
+def _tree(
+    common: Sequence[int],
+    lengths: Sequence[int],
+    least: int,
+) -> tuple[list[Stretch], list[np.ndarray]]:
     """Return the stretches of documents sorted so that those that begin alike are neighbours.
 
     `common` is the number of tokens that each has in common with the next one. The second result

@@ -133,7 +133,9 @@ class DocumentArguments:
             )
 
     def map(
-        self, of_tokens: Callable[[torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        of_tokens: Callable[[torch.Tensor], torch.Tensor],
+        of_document: Callable[[torch.Tensor], torch.Tensor],
     ) -> dict[str, Any]:
         """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
         to (documents, ...).
@@ -192,7 +194,10 @@ class PaddedDocuments(Delegate):
         wanted = (*self.batch.into, 2)
         if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
             return None
-        return output.masked_fill(~self.batch.mask.to(output.device)[..., None], torch.finfo(output.dtype).min)
+        return output.masked_fill(
+            ~self.batch.mask.to(output.device)[..., None],
+            torch.finfo(output.dtype).min,
+        )
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:

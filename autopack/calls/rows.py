@@ -92,10 +92,20 @@ class Packed(RowsPlan):
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
-                    arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
+                    arguments[name] = without_boundaries(
+                        labels,
+                        layout,
+                        name == "shift_labels",
+                        call.ignored_label,
+                    )
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
-        of_row = self._scope_of_rows = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
+        of_row = self._scope_of_rows = Scope(
+            call.model,
+            layout,
+            images=images,
+            want_weights=call.wants_weights,
+        )
         volume = self.volume_apart = Volume.of_layout(layout)
         way = None
         if once is not None:
@@ -349,7 +359,11 @@ def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 
-def arguments_of_rows(call: Call, layout: PackedLayout, positions: torch.Tensor | None = None) -> dict[str, Any]:
+def arguments_of_rows(
+    call: Call,
+    layout: PackedLayout,
+    positions: torch.Tensor | None = None,
+) -> dict[str, Any]:
     """Return the arguments of packed rows, with the positions and token types that they lack.
 
     `positions` are those that the model has computed itself.

@@ -100,7 +100,13 @@ class SharedRows(RowsPlan):
                     code="parts-of-rows",
                 )
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
-        super().__init__(call, self.why, Scope(call.model, layout, shared=rows), arguments, Volume.of_layout(layout))
+        super().__init__(
+            call,
+            self.why,
+            Scope(call.model, layout, shared=rows),
+            arguments,
+            Volume.of_layout(layout),
+        )
 
     def further_in(self, call: Call) -> dict[str, Any]:
         """Return a third-party call's arguments of an inner model, with this rank's columns.
@@ -228,7 +234,10 @@ def _why_not(call: Call) -> str | None:
     if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
     unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
-    return model.ask_twin("parts", "no" if unlabelled else "shifted" if entry.shifts_labels else "as they are")
+    return model.ask_twin(
+        "parts",
+        "no" if unlabelled else "shifted" if entry.shifts_labels else "as they are",
+    )
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:

@@ -122,7 +122,11 @@ def _as_rows(
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
-    return {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}, documents
+    return {
+        **call,
+        "attention_mask": mask,
+        **{name: None for name in CACHES if name in parameters},
+    }, documents
 
 
 def positions_of_rows(call: Call) -> torch.Tensor | None:

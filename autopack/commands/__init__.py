@@ -84,7 +84,9 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "numpy")]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
-            "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
+            "versions": ", ".join(
+                [f"autopack {__version__}", *versions, f"Python {platform.python_version()}"],
+            ),
             "platform": platform.platform(),
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
         }

@@ -58,11 +58,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"save_to_disk wrote, or drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
     )
     add_data_options(data)
-    data.add_argument("--max-length", type=int, metavar="TOKENS", help="cut longer documents (to what the model takes)")
+    data.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="cut longer documents (to what the model takes)",
+    )
 
     work = parser.add_argument_group("what is timed")
-    work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
-    work.add_argument("--seconds", type=int, default=60, help="time for all of it, loading apart (%(default)s)")
+    work.add_argument(
+        "--forward",
+        action="store_true",
+        help="forward passes without gradients, not training steps",
+    )
+    work.add_argument(
+        "--seconds",
+        type=int,
+        default=60,
+        help="time for all of it, loading apart (%(default)s)",
+    )
     add_outputs(parser)
 
 
@@ -92,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         name = f"{args.model}, {size}, random"
     elif args.size:
         raise AutopackError(
-            f"--size is for models that are built, and {args.model} is loaded; leave it out", code="bad-option"
+            f"--size is for models that are built, and {args.model} is loaded; leave it out",
+            code="bad-option",
         )
     most = min(args.max_length or sys.maxsize, int(given.max()))
     model = obtain(args, TASKS, task_for(args.model, TASKS), size, most)

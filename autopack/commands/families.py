@@ -19,7 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "types; --json adds the mixers. Other models with attention of the same structure are "
         "served too."
     )
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="show only these model types, as in config.model_type")
+    parser.add_argument(
+        "types",
+        nargs="*",
+        metavar="TYPE",
+        help="show only these model types, as in config.model_type",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 

@@ -23,7 +23,11 @@ class CannotLoad(AutopackError):
     code = "model-unavailable"
 
 
-def add_model_options(parser: argparse._ActionsContainer, dtype: str | None = None, device: str | None = None) -> None:
+def add_model_options(
+    parser: argparse._ActionsContainer,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> None:
     """Add the options of commands that take a model; without a dtype and a device they are those of
     a GPU if any.
     """
@@ -33,9 +37,16 @@ def add_model_options(parser: argparse._ActionsContainer, dtype: str | None = No
         metavar="NAME",
         help="eager, sdpa, flash_attention_2 ... (what transformers chooses)",
     )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
     parser.add_argument(
-        "--dtype", choices=DTYPES, default=dtype, help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})"
+        "--trust-remote-code",
+        action="store_true",
+        help="run the code in the model's directory",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=dtype,
+        help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})",
     )
     parser.add_argument(
         "--device", default=device, help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})"
@@ -90,7 +101,11 @@ def obtain(
         said = f"transformers {transformers.__version__} cannot load {name}: {error}"
         if not is_saved(args.model):
             known = types_for(tasks)
-            closest = did_you_mean(args.model, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
+            closest = did_you_mean(
+                args.model,
+                known,
+                f"; it knows {len(known)}, from {known[0]} to {known[-1]}",
+            )
             sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
             said = (
                 f"{args.model!r} is neither a directory with a saved model, nor a downloaded model "

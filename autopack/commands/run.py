@@ -47,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="SCRIPT is a module, as in `python -m`",
+    )
     # One argument and not two, for argparse would take a `--` that follows the script away.
     parser.add_argument(
         "command_line",
@@ -64,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
     """
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
-        raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
+        raise AutopackError(
+            "there is nothing to run; name a script, a program, or -m MODULE",
+            code="cannot-run",
+        )
     command = [*_command(script, args.is_module), *arguments]
     launches = (script.partition(".")[0] if args.is_module else Path(script).name) in _LAUNCHERS
     environment = _environment(args, script if launches else "")
@@ -93,10 +101,14 @@ def _command(script: str, is_module: bool) -> list[str]:
         return [program]
     if path.is_dir():
         raise AutopackError(
-            f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE", code="cannot-run"
+            f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE",
+            code="cannot-run",
         )
     hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
-    raise AutopackError(f"there is no file {script}, and no program of that name on PATH{hint}", code="cannot-run")
+    raise AutopackError(
+        f"there is no file {script}, and no program of that name on PATH{hint}",
+        code="cannot-run",
+    )
 
 
 def _runs_by_itself(path: Path) -> bool:
@@ -112,9 +124,16 @@ def _runs_by_itself(path: Path) -> bool:
 
 def _interpreter() -> list[str]:
     if not sys.executable:
-        raise AutopackError("this Python does not know its own executable (sys.executable is empty)", code="cannot-run")
+        raise AutopackError(
+            "this Python does not know its own executable (sys.executable is empty)",
+            code="cannot-run",
+        )
     given = sys.flags
-    isolating = {"-I": given.isolated, "-E": given.ignore_environment and not given.isolated, "-S": given.no_site}
+    isolating = {
+        "-I": given.isolated,
+        "-E": given.ignore_environment and not given.isolated,
+        "-S": given.no_site,
+    }
     flags = [name for name, is_set in isolating.items() if is_set]
     if flags:
         raise AutopackError(

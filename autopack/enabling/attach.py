@@ -53,7 +53,10 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
 
 
 def attach(
-    model: PreTrainedModel, enabled: EnabledModel, family: Family, ask: Callable[[int], bool | None] | None = None
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    family: Family,
+    ask: Callable[[int], bool | None] | None = None,
 ) -> ModelCode:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
@@ -82,7 +85,13 @@ def attach(
     )
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
-        entry = Entry(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
+        entry = Entry(
+            enabled,
+            level,
+            registry.numbering_of(modules.config_of(module, model)),
+            foreign,
+            shifts,
+        )
         _hook(module, EntryHook(entry), before=True, with_kwargs=True)
         _hook(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
@@ -178,7 +187,10 @@ def _is_severed(hook: Any) -> bool:
     return link is not None and link.model is None
 
 
-def remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS)) -> None:
+def remove_hooks(
+    model: nn.Module,
+    wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
+) -> None:
     """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     for module in model.modules():

@@ -62,7 +62,9 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     """
     options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
-        raise NoTwin("its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed")
+        raise NoTwin(
+            "its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed",
+        )
     kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
     kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
     asked = options.backend, options.unpad, enabled.implementations()
@@ -175,7 +177,10 @@ def _asked(
         report = replace(report, results=[result for result in report.results if result not in refused])
     if not report.results and not (is_own and refused):
         raise NoTwin("nothing of its twin can be compared with stock")
-    failed = next((r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)), None)
+    failed = next(
+        (r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)),
+        None,
+    )
     if failed is not None:
         raise _Raised(f"its twin raised {failed}")
     if report.results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
@@ -209,7 +214,11 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     )
     if not report.results:
         said = str(refused[0].failure)
-        return Proof(f"not, for all calls of a tiny copy of it are refused: {said}", padded=said, source="twin")
+        return Proof(
+            f"not, for all calls of a tiny copy of it are refused: {said}",
+            padded=said,
+            source="twin",
+        )
     count = sum(parameter.numel() for parameter in twin.parameters())
     how = f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error {report.worst:.1e}"
     if outside:
@@ -236,7 +245,8 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
     """
     family = registry.family_for(model)
     options = replace(
-        like.options, **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed}
+        like.options,
+        **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed},
     )
     enabled = examine(model, family, options, _not_renewed)
     try:

@@ -179,7 +179,8 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel(
-            "a part of this model is enabled on its own; disable that part, then enable the whole", code="part-enabled"
+            "a part of this model is enabled on its own; disable that part, then enable the whole",
+            code="part-enabled",
         )
     family = registry.family_for(base)
     enabled = examine(base, family, wanted, renew)
@@ -244,7 +245,8 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
         usable, reason = BACKENDS[backend].availability()
         if not usable and BACKENDS[backend].strict:
             raise UnsupportedModel(
-                f"backend={backend!r} is not available here: {reason}. Use backend='auto'.", code="backend-unavailable"
+                f"backend={backend!r} is not available here: {reason}. Use backend='auto'.",
+                code="backend-unavailable",
             )
 
 
@@ -272,7 +274,12 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None) -> TrainerHandle:
+def _enable_trainer(
+    trainer: Any,
+    given: Options,
+    undo: ExitStack,
+    max_tokens: int | str | None,
+) -> TrainerHandle:
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
     from autopack.steps.trainers import cut_steps
 

@@ -55,7 +55,10 @@ class Explanation:
     def of_several(cls, models: Mapping[str, Explanation]) -> Explanation:
         """The explanations of several models by name as one."""
         decisions = [replace(d, name=f"{name}: {d.name}") for name, one in models.items() for d in one.decisions]
-        return cls(tuple(decisions), tuple(f"{name}: {note}" for name, one in models.items() for note in one.notes))
+        return cls(
+            tuple(decisions),
+            tuple(f"{name}: {note}" for name, one in models.items() for note in one.notes),
+        )
 
     @property
     def what(self) -> str:

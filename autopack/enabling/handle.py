@@ -189,7 +189,9 @@ class Handle(AbstractContextManager["Handle"]):
         return f"autopack: {self._text('  ')}"
 
     def _text(self, indent: str) -> str:
-        return "\n".join([self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())])
+        return "\n".join(
+            [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())],
+        )
 
     def _repr_html_(self) -> str:
         return parts.facts(self._facts(), f"autopack: {self.summary}")
@@ -237,7 +239,13 @@ class TrainerHandle(Handles):
     does not name them; `cut` says why documents of its rows cannot be told apart, where that is so.
     """
 
-    def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str], cut: str | None = None):
+    def __init__(
+        self,
+        trainer: Any,
+        handles: dict[str, Handle],
+        left_alone: dict[str, str],
+        cut: str | None = None,
+    ):
         super().__init__(handles)
         self._trainer, self.cut = trainer, cut
         self.trainer, self.left_alone = type(trainer).__name__, left_alone
@@ -278,7 +286,11 @@ class TrainerHandle(Handles):
 
     @property
     def _of_data(self) -> list[tuple[str, str]]:
-        found = [("data keep", ", ".join(self.kept)), ("steps:", cutter_of(self._trainer)), ("data:", self.cut)]
+        found = [
+            ("data keep", ", ".join(self.kept)),
+            ("steps:", cutter_of(self._trainer)),
+            ("data:", self.cut),
+        ]
         return [(name, str(said)) for name, said in found if said]
 
     def __repr__(self) -> str:

@@ -79,7 +79,9 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
         enabled.is_checked_closely = bool(verify) and (bool(code.foreign) or code.hook is not None or not is_whole)
         if verify == "strict" and enabled.proof.source != "twin":
-            enabled.proof = _unproven(f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})")
+            enabled.proof = _unproven(
+                f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})",
+            )
         _say_what_is_left_out(model, enabled)
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
@@ -130,7 +132,9 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(
-            "no twin proves %s, so its calls are checked from the first one on: %s", type(model).__name__, because
+            "no twin proves %s, so its calls are checked from the first one on: %s",
+            type(model).__name__,
+            because,
         )
     return Proof(f"call by call, in use ({because})", padded=unasked, source="checks")
 

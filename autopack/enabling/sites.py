@@ -35,7 +35,9 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
         for module, name in source.eager_functions(anatomy.attention)
     ]
     if releases.losses():
-        sites.append(Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")))
+        sites.append(
+            Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")),
+        )
     for implementation in implementations:
         if implementation != "eager" and anatomy.attention:
             sites += _attention_sites(anatomy.attention, implementation)
@@ -49,7 +51,12 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
     if masks.has_mask_interface():
         parameters = ("config", "position_ids")
         sites.append(
-            Site(masks.MASKING_UTILS, "_preprocess_mask_arguments", adapt_preprocessing, parameters=parameters)
+            Site(
+                masks.MASKING_UTILS,
+                "_preprocess_mask_arguments",
+                adapt_preprocessing,
+                parameters=parameters,
+            )
         )
     return sites
 

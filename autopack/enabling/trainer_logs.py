@@ -75,7 +75,14 @@ class PackingLogs(TrainerCallback):
             logs.pop(name, None)
         self._added = {}, []
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
         if logs is None:
             return
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any

@@ -140,7 +140,12 @@ def _refuse_layers(twin: Twin) -> None:
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
-def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None, labels: Labels) -> list[Result]:
+def _on_one(
+    twin: PreTrainedModel,
+    like: EnabledModel,
+    group: ThreadGroup | None,
+    labels: Labels,
+) -> list[Result]:
     """Outputs and gradients of this rank's part; those of whole rows where there is no group."""
     found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
@@ -231,7 +236,9 @@ def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str,
                     if isinstance(module, _BatchNorm):
                         module.eval()
                 with stock(twin_enabled):
-                    wanted.append(_result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]))
+                    wanted.append(
+                        _result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]),
+                    )
                 logits = twin(**media_rows.packed(twin, documents)).logits[0]
                 found.append(_result(twin, [*logits.split([*map(len, documents)])]))
     return _difference(found, wanted, dtype)

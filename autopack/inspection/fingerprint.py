@@ -39,7 +39,9 @@ class Fingerprint:
         children = [module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)]
         # One entry for each place: the same function stands in many trees of calls.
         on_modules = (place for module in modules for place in functions_on(module))
-        places = list({(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values())
+        places = list(
+            {(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values(),
+        )
         self._parts = [
             _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
             _Part(
@@ -48,9 +50,18 @@ class Fingerprint:
                 lambda: _functions(places, modules),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
-            _Part("what stands in the place of torch's functions", process.held, process.foreign, code.of_process),
+            _Part(
+                "what stands in the place of torch's functions",
+                process.held,
+                process.foreign,
+                code.of_process,
+            ),
             *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
-            _Part("its hooks", partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
+            _Part(
+                "its hooks",
+                partial(_hooks, modules),
+                partial(_watched_hooks, modules, set(_hooks(modules))),
+            ),
         ]
 
     def changed(self) -> str | None:

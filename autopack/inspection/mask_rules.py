@@ -42,7 +42,11 @@ class Pattern:
     def __and__(self, other: Any) -> Pattern:
         if not isinstance(other, Pattern):
             raise Unknown
-        reaches = [_least(self.before, other.before), _least(self.after, other.after), _least(self.chunk, other.chunk)]
+        reaches = [
+            _least(self.before, other.before),
+            _least(self.after, other.after),
+            _least(self.chunk, other.chunk),
+        ]
         return Pattern(self.causal or other.causal, *reaches)
 
 

@@ -68,7 +68,13 @@ def _without_padding(function: Any) -> Any:
         elif name == "left_padding":
             value = _NoPadding()
         cells.append(CellType(value))
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 

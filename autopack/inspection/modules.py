@@ -68,7 +68,11 @@ class Anatomy:
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, mixing: Collection[str], attending: Collection[str], within: Collection[str]
+        cls,
+        model: PreTrainedModel,
+        mixing: Collection[str],
+        attending: Collection[str],
+        within: Collection[str],
     ) -> Anatomy:
         """Take a model apart by names of classes.
 
@@ -184,7 +188,10 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
     """Return the outermost modules under `root`, outside `mixers`, that attend by themselves."""
     # A class inside a function cannot be found again by its name, so nothing can stand at its
     # forward.
-    attending = _of_classes(_text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c)))
+    attending = _of_classes(
+        _text_modules(root),
+        lambda c: attends_by_itself(c) and found_by_name(defining_class(c)),
+    )
     inside = {part for mixer in mixers for part in mixer.modules()}
     found = []
     for module in attending:  # outer ones first

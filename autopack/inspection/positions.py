@@ -63,7 +63,12 @@ class Numbering:
         """
         return self.along_mask or not (adds_up_mask or self.changed)
 
-    def in_padded_batch(self, config: Any, mask: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
+    def in_padded_batch(
+        self,
+        config: Any,
+        mask: torch.Tensor,
+        input_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Return a padded batch's positions in models of this config: int64 (rows, columns).
 
         Most models use the column's number, whatever the mask.

@@ -23,7 +23,12 @@ from autopack.inspection import releases
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
-_KERNELS = {"scaled_dot_product_attention", "_flash_attention_forward", "flash_attn_func", "flash_attn_varlen_func"}
+_KERNELS = {
+    "scaled_dot_product_attention",
+    "_flash_attention_forward",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+}
 _WRITING = {"add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "renorm_", "sub_"}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
@@ -142,7 +147,10 @@ def is_named_causal_lm(cls: type) -> bool:
 
 def names_of(cls: type) -> tuple[str, ...]:
     """Return the names of a class and of the first class of transformers that it derives from."""
-    known = next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")), cls.__name__)
+    known = next(
+        (base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")),
+        cls.__name__,
+    )
     return cls.__name__, known
 
 
@@ -288,4 +296,6 @@ def modules_with_own_function(modules: list[nn.Module], implementation: str) -> 
     names = [f.__globals__ for cls in {class_of(module) for module in modules} for f in dispatching_functions(cls)]
     own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
     # One object that several have is one place, and has to have one name.
-    return list({id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"] for n in own}.values())
+    return list(
+        {id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"] for n in own}.values(),
+    )

@@ -72,7 +72,9 @@ class Contents:
                 owner = getattr(value, "__self__", value)
                 if not isinstance(owner, nn.Module):
                     self._keep([getattr(owner, "__dict__", None)])
-                self._keep([*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()])
+                self._keep(
+                    [*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()],
+                )
 
     def _keep_function(self, function: FunctionType) -> None:
         filled = [cell for cell in function.__closure__ or () if cell != CellType()]

@@ -95,7 +95,13 @@ def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
     return why
 
 
-def check_step(model: EnabledModel, holders: list[Any], name: str, layout: PackedLayout | None, is_fed: bool) -> None:
+def check_step(
+    model: EnabledModel,
+    holders: list[Any],
+    name: str,
+    layout: PackedLayout | None,
+    is_fed: bool,
+) -> None:
     """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
 
     `holders` hold the methods that run around the call, the innermost first, `layout` the documents

@@ -48,7 +48,11 @@ def _sites(_: tuple[str, ...]) -> list[Site]:
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    def pad_and_concat(max_length: int, tensors: list[torch.Tensor], padding_side: Any = "right") -> torch.Tensor:
+    def pad_and_concat(
+        max_length: int,
+        tensors: list[torch.Tensor],
+        padding_side: Any = "right",
+    ) -> torch.Tensor:
         lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]  # it writes to the list
         batch = original(max_length, tensors, padding_side)
         columns = np.arange(batch.shape[1])

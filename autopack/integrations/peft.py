@@ -149,10 +149,18 @@ class _Seen:
 _Stand = tuple[str, str, Callable[..., Any]]
 _STANDS: dict[str, list[_Stand]] = {
     "peft.peft_model": [
-        ("PeftModel", "_setup_prompt_encoder", _guard(lambda self, name: (self.base_model, self.peft_config[name]))),
+        (
+            "PeftModel",
+            "_setup_prompt_encoder",
+            _guard(lambda self, name: (self.base_model, self.peft_config[name])),
+        ),
         # Reached by every call: the base model may have been enabled after, and unseen from, its
         # prompt.
-        ("PeftModel", "get_prompt", _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config))),
+        (
+            "PeftModel",
+            "get_prompt",
+            _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config)),
+        ),
         ("PeftModelForQuestionAnswering", "forward", _pass_positions_on),
     ],
     "peft.tuners.tuners_utils": [
@@ -165,7 +173,11 @@ _STANDS: dict[str, list[_Stand]] = {
     ],
     "peft.tuners.adalora.model": [("AdaLoraModel", "forward", _call_the_model)],
     "peft.tuners.adaption_prompt.model": [
-        ("AdaptionPromptModel", "add_adapter", _guard(lambda self, adapter_name, config: (self.model, config)))
+        (
+            "AdaptionPromptModel",
+            "add_adapter",
+            _guard(lambda self, adapter_name, config: (self.model, config)),
+        )
     ],
 }
 """Replacements of PEFT's methods (class, method, replacement), by the module that defines the

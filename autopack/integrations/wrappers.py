@@ -117,7 +117,12 @@ def _held_by(holder: Any) -> list[nn.Module]:
 
 
 def _is_lightning_trainer(subject: Any) -> bool:
-    return derives_from(subject, "Trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+    return derives_from(
+        subject,
+        "Trainer",
+        "lightning.pytorch.trainer.trainer",
+        "pytorch_lightning.trainer.trainer",
+    )
 
 
 def holds_models(module: nn.Module) -> bool:

@@ -113,12 +113,20 @@ def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
 
 def _hook(module: nn.Module, kind: type = FirstCall) -> int | None:
     """Return the id of the hook of class `kind` on a model; None if it has none."""
-    return next((number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)), None)
+    return next(
+        (number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)),
+        None,
+    )
 
 
 # It changes the hooks of the model, and what it calls reads values on the host.
 @torch._dynamo.disable
-def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+def _first_call(
+    hook: FirstCall,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> _Arguments | None:
     here = session.current
     if here is None:
         return None

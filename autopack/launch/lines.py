@@ -56,4 +56,9 @@ def prepare() -> None:
     if level in LEVELS:
         logger.setLevel(level.upper())
     elif level:
-        logger.warning("%s must be one of %s; found %r, which changes nothing", VARIABLE, ", ".join(LEVELS), level)
+        logger.warning(
+            "%s must be one of %s; found %r, which changes nothing",
+            VARIABLE,
+            ", ".join(LEVELS),
+            level,
+        )

@@ -132,7 +132,12 @@ def read(
         # which stand a column before their tokens, and are used in place of labels
         if "shift_labels" in host:
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
-        labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
+        labelled, after = (
+            bool(counted[~real].any()),
+            bool(
+                (counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any(),
+            ),
+        )
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
     slots = max([host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0)
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, positions, real, slots)
@@ -140,7 +145,9 @@ def read(
         value = arguments.get(name)
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
         if isinstance(value, int) and real.all() and value < layout.max_seqlen:
-            raise _invalid(f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}")
+            raise _invalid(
+                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}",
+            )
     ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
     return Declared(layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens)
 

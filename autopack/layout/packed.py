@@ -79,13 +79,20 @@ class PackedLayout:
         """Build from the lengths of documents in tokens, by row; all rows must be equally long."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
-            raise ValueError(f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}")
+            raise ValueError(
+                f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}",
+            )
         bounds = np.cumsum([0, *(length for row in lengths for length in row)])
         return cls(len(lengths), columns, bounds, torch.device(device))
 
     @classmethod
     def from_starts(
-        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None, real: np.ndarray, slots: int = 0
+        cls,
+        starts: np.ndarray,
+        device: torch.device,
+        positions: np.ndarray | None,
+        real: np.ndarray,
+        slots: int = 0,
     ) -> PackedLayout:
         """Build from boolean arrays (rows, columns): True at the first token of each document, and
         at real tokens.
@@ -111,7 +118,12 @@ class PackedLayout:
         return cls(rows, columns, bounds, device, places[bounds[:-1]], padding, fixed, largest)
 
     @classmethod
-    def of_padded(cls, real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+    def of_padded(
+        cls,
+        real: np.ndarray,
+        device: torch.device,
+        positions: np.ndarray | None = None,
+    ) -> PackedLayout:
         """Build from rows of one document each, True at its tokens; runs of padding are documents
         too."""
         return cls.from_starts(changes(real), device, positions, real)
@@ -210,14 +222,21 @@ class PackedLayout:
 
 
 def one_row(
-    lengths: Iterable[int], device: torch.device, first: np.ndarray | None = None, largest: np.ndarray | None = None
+    lengths: Iterable[int],
+    device: torch.device,
+    first: np.ndarray | None = None,
+    largest: np.ndarray | None = None,
 ) -> PackedLayout:
     """Return the layout of one row of documents of these lengths, first and largest positions."""
     bounds = np.cumsum([0, *lengths])
     return PackedLayout(1, int(bounds[-1]), bounds, device, first, largest_positions=largest)
 
 
-def rows_as_documents(real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+def rows_as_documents(
+    real: np.ndarray,
+    device: torch.device,
+    positions: np.ndarray | None = None,
+) -> PackedLayout:
     """Return the packed row of a padded batch's rows; both arrays are (rows, columns).
 
     `real` is True at tokens, and every row holds at least one.

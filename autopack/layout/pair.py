@@ -74,7 +74,10 @@ class Pair:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 
 
-def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple[list[np.ndarray] | None, Pair | None]:
+def declared_of(
+    arguments: Mapping[str, Any],
+    pad_token_id: int | None,
+) -> tuple[list[np.ndarray] | None, Pair | None]:
     """Return the real tokens of each half of a call, and its halves if it packs or pads documents.
 
     Real tokens are True in (rows, columns) of each half that the call brings; None if it brings
@@ -163,7 +166,10 @@ def _read(
 
 
 def _before_last_label(
-    arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], target: torch.Tensor, pad_token_id: int | None
+    arguments: Mapping[str, Any],
+    host: Mapping[str, torch.Tensor],
+    target: torch.Tensor,
+    pad_token_id: int | None,
 ) -> np.ndarray:
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)

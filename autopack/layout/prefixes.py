@@ -104,7 +104,9 @@ class Prefixes:
     def depths(self) -> torch.Tensor:
         """For each column of the row that runs, its token's place in its document: int64 (S,) on
         the device."""
-        return self.documents.upload(np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]))
+        return self.documents.upload(
+            np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]),
+        )
 
     @cached_property
     def sees(self) -> torch.Tensor:

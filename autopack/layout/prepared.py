@@ -79,7 +79,11 @@ class SeenImages:
     count: int
 
 
-def images_of_documents(mask: torch.Tensor, layout: PackedLayout, real: torch.Tensor | None) -> SeenImages | str:
+def images_of_documents(
+    mask: torch.Tensor,
+    layout: PackedLayout,
+    real: torch.Tensor | None,
+) -> SeenImages | str:
     """Return the images that documents see by a mask (rows, columns, images, ...), or why it is
     unclear.
 

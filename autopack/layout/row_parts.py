@@ -60,7 +60,8 @@ def shard_rows(
     ids = batch.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         raise InvalidPacking(
-            "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)", code="parts-of-rows"
+            "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)",
+            code="parts-of-rows",
         )
     rows, columns = ids.shape
     declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
@@ -122,5 +123,9 @@ def _labels(
     if shifted is None:
         assert labels is not None
         shifted = pad(labels, (0, 1), value=ignored)[:, 1:]
-    targets = pad(without_boundaries(shifted, layout, shifted=True, ignored=ignored), (0, more), value=ignored)
+    targets = pad(
+        without_boundaries(shifted, layout, shifted=True, ignored=ignored),
+        (0, more),
+        value=ignored,
+    )
     return {"labels": targets, "shift_labels": targets, "num_items_in_batch": int((targets != ignored).sum())}

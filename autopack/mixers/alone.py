@@ -100,7 +100,14 @@ class Alone(Way):
             whole = _with_weights(call, found.maps, whole, outputs)
         return _transposed(whole) if self.channels_first else whole
 
-    def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: TokenMap, name: str, value: Any) -> Any:
+    def _within(
+        self,
+        call: MixerCall,
+        bias: torch.Tensor | None,
+        batch: TokenMap,
+        name: str,
+        value: Any,
+    ) -> Any:
         """Return an argument of a call as attention within each document of a batch needs it."""
         layout, (documents, length) = call.layout, batch.into
         axis = dict(self.beginnings).get(name)
@@ -217,7 +224,11 @@ def _gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
 
     def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
         between = (1,) * (parts.dim() + axis - 1)
-        return torch.take_along_dim(parts, columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)), axis)
+        return torch.take_along_dim(
+            parts,
+            columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)),
+            axis,
+        )
 
     parts = along(-1, keys)
     return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
@@ -329,7 +340,10 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
 def _count_from_zero(positions: Any) -> bool:
     if not isinstance(positions, torch.Tensor):
         return False
-    return torch.equal(positions, torch.arange(positions.shape[-1], device=positions.device).expand_as(positions))
+    return torch.equal(
+        positions,
+        torch.arange(positions.shape[-1], device=positions.device).expand_as(positions),
+    )
 
 
 def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:

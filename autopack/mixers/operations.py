@@ -74,7 +74,12 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
     return found.together([run(batch.gather) for batch in found.maps])
 
 
-def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+def _convolution(
+    original: Callable[..., Any],
+    layout: PackedLayout,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Any:
     """Run causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...) within
     documents."""
     given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
@@ -116,10 +121,19 @@ class _Scan:
             if value is not None:
                 check_tokens(value.movedim(self.axis, 1).shape, layout, self.name)
 
-    def __call__(self, original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self,
+        original: Callable[..., Any],
+        layout: PackedLayout,
+        args: Any,
+        kwargs: dict[str, Any],
+    ) -> Any:
         self.check(layout, args, kwargs)
         if self.chunk is not None and not releases.kernel_parameters(original):
-            kwargs = {**kwargs, "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen))}
+            kwargs = {
+                **kwargs,
+                "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen)),
+            }
 
         def call(spread: Spread, **more: Any) -> Any:
             def change(value: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,12 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         return output.to_tuple() if wants_tuple else output
 
     @torch._dynamo.disable
-    def mix(mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    def mix(
+        mixer: torch.nn.Module,
+        scope: Scope,
+        arguments: dict[str, Any],
+        original: Callable[..., Any],
+    ) -> Any:
         mark = mark_of(mixer)
         assert scope.layout is not None
         assert mark is not None
@@ -100,7 +105,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         original = from_the_same_buffers(original, mixer)
 
         def run(arguments: dict[str, Any], memory: PackedLayout | None = None) -> Any:
-            return way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
+            return way.run(
+                MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory),
+            )
 
         if (rows := scope.shared) is not None:
             arguments = {name: _of_whole_rows(mixer, way, name, value, scope) for name, value in arguments.items()}
@@ -193,7 +200,8 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return an output with `keep` applied to its values per token: tensors (*shape, ...)."""
     return each_part(
-        lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part, output
+        lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part,
+        output,
     )
 
 

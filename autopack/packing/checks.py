@@ -84,12 +84,19 @@ def check_columns(names: Collection[Any], option: str) -> None:
             code="pairs-are-no-documents",
         )
     if IDS not in names:
-        raise unusable(f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)")
+        raise unusable(
+            f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)",
+        )
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 
 
-def refuse_unlike(names: Sequence[Collection[Any]], optional: Collection[Any], way: str, kind: str = "") -> None:
+def refuse_unlike(
+    names: Sequence[Collection[Any]],
+    optional: Collection[Any],
+    way: str,
+    kind: str = "",
+) -> None:
     """Raise `InvalidPacking` unless all examples have the same names, but for `optional` ones."""
     for index, found in enumerate(names):
         for name in sorted(({*names[0]} ^ {*found}) - {*optional}, key=str):

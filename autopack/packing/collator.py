@@ -165,7 +165,9 @@ class PackingCollator:
             check_in("declare", form, get_args(Declaration))
         for name in ("pad_to_multiple_of", "align"):
             if self.max_length and self.max_length % (getattr(self, name) or 1):
-                raise ValueError(f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}")
+                raise ValueError(
+                    f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}",
+                )
         if self.align > 1 and MASK not in self.declare:
             raise ValueError(f"align={self.align}: only {MASK!r} tells padding inside documents; declare it")
         for name in ("max_documents", "rows"):
@@ -234,7 +236,9 @@ class PackingCollator:
             _say_if_plain(made_for())
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
-            raise no_examples(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
+            raise no_examples(
+                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts",
+            )
         read = self._read_all(list(examples))
         if not read:
             raise no_examples("wanted at least one example, found an empty batch; leave empty batches out")
@@ -277,7 +281,13 @@ class PackingCollator:
         """Return one example as arrays, no longer than a row."""
         completes = self.labels == "completions"
         given = as_documents(example, ignored) if completes else example
-        read = read_example(given, ignored, self.loss_weights is not None, self.image_processor is not None, completes)
+        read = read_example(
+            given,
+            ignored,
+            self.loss_weights is not None,
+            self.image_processor is not None,
+            completes,
+        )
         found = f"{IDS!r}: found {len(read)} tokens"
         columns = bounds_of(aligned(read.lengths, self.align))
         if self.max_length and columns[-1] > self.max_length:

@@ -102,7 +102,11 @@ class Documents:
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
     def values(
-        self, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray, names: Collection[str] | None = None
+        self,
+        documents: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        names: Collection[str] | None = None,
     ) -> dict[str, Values]:
         """Return values of columns per token, by default all, for parts of documents, end to end.
 
@@ -146,7 +150,9 @@ class Documents:
         """Return a number per document, equal for equal values of a column; -1 for a missing
         value."""
         if name not in self.table.column_names:
-            raise wrong_numbers(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
+            raise wrong_numbers(
+                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another",
+            )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
@@ -167,7 +173,11 @@ class Documents:
         offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
         if any(batch.column(name).null_count for batch in self.batches):
             absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
-            self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
+            self._refuse(
+                np.concatenate(absent),
+                name,
+                "found no value; fill it, or leave the example or column out",
+            )
         self._starts[name] = np.concatenate([o[:-1] for o in offsets])
         return np.concatenate([np.diff(o) for o in offsets])
 

@@ -106,7 +106,9 @@ def _tokens(name: str, value: Any) -> np.ndarray:
     if found.shape == (0,):
         return found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind != "i":
-        raise unusable(f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
+        raise unusable(
+            f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}",
+        )
     return found
 
 

@@ -20,7 +20,12 @@ ALONE = -1
 """Group number of documents without a group."""
 
 
-def units_of(pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray]:
+def units_of(
+    pieces: Pieces,
+    groups: np.ndarray,
+    prefixes: np.ndarray,
+    max_length: int,
+) -> tuple[Pieces, np.ndarray]:
     """Return documents by units, and the bounds of units; groups and prefixes are of all documents.
 
     A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
@@ -72,7 +77,9 @@ def check_whole(lengths: np.ndarray, overflow: str, align: int, max_documents: i
     if align > 1:
         raise ValueError(f"align={align}: pads documents of one sequence each, and {what}: leave one out")
     if is_grouped and max_documents is not None:
-        raise ValueError("max_documents= is not kept for groups=, which go into a row together: leave one out")
+        raise ValueError(
+            "max_documents= is not kept for groups=, which go into a row together: leave one out",
+        )
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
@@ -133,7 +140,9 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
     if groups is None and lengths.ndim == 1:
         raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
     if groups is not None and lengths.ndim > 1:
-        raise ValueError(f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}")
+        raise ValueError(
+            f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}",
+        )
     found = {} if groups is None else {"groups": _of_each("groups", groups, len(lengths), ALONE)}
     begun = _of_each("prefixes", prefixes if prefixes is not None else zeros(len(lengths)), len(lengths), 0)
     shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)

@@ -49,7 +49,9 @@ class Counts:
 
 def nothing_left(counts: Counts) -> InvalidPacking:
     """Return the error about data of which everything was dropped."""
-    return does_not_fit(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
+    return does_not_fit(
+        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it",
+    )
 
 
 class Pieces(NamedTuple):
@@ -75,7 +77,9 @@ class Pieces(NamedTuple):
     def take(self, order: np.ndarray) -> Pieces:
         """Return these pieces in this order; offsets made by `zeros` stay one number in memory."""
         given = (column for column in self if column is not None)
-        return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given))
+        return Pieces(
+            *(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given),
+        )
 
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the pieces of `chosen` rows, by the `bounds` of all rows, and the bounds of those
@@ -101,10 +105,14 @@ def numbers(key: str, value: Any) -> np.ndarray:
                 return np.asarray(array.array("q", value))
         found = np.asarray(to_numpy(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise unusable(f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys") from error
+        raise unusable(
+            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys",
+        ) from error
     kind = found.dtype.kind
     if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
-        raise unusable(f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys")
+        raise unusable(
+            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys",
+        )
     return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
 
 
@@ -159,7 +167,9 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     """
     found = ints("lengths", lengths)
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
-        raise wrong_numbers(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
+        raise wrong_numbers(
+            f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each",
+        )
     if found.ndim == 2 and not hasattr(lengths, "__array__") and found.shape[1] > 2:
         raise wrong_numbers(
             f"lengths: wanted one int per document, found lists of {found.shape[1]} each, which "
@@ -188,7 +198,9 @@ def ints(name: str, given: Any) -> np.ndarray:
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
-        raise wrong_numbers(f"{name}: wanted one int per document, found what is no array: {error}") from error
+        raise wrong_numbers(
+            f"{name}: wanted one int per document, found what is no array: {error}",
+        ) from error
     if found.dtype.kind in "iu" or not found.size:
         return found
     of_any = given if isinstance(given, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()

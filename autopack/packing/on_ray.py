@@ -86,7 +86,11 @@ def _result(task: Any, before: int = 0) -> Any:
             raise error.cause from None
 
 
-def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
+def _measured(
+    data: Any,
+    packing: Packing,
+    count: int | None,
+) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
     """Return the blocks that have documents, of so many, the lengths of those, and the schema of
     all."""
     task = ray.remote(measure)
@@ -117,7 +121,12 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
         ) from error
 
 
-def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]) -> list[list[Any]]:
+def _spread(
+    blocks: list[Any],
+    firsts: np.ndarray,
+    needed: list[np.ndarray],
+    names: list[str],
+) -> list[list[Any]]:
     """Return, for each shard, the parts of all blocks with the documents that are needed there, by
     number, and with these columns."""
     task = ray.remote(spread).options(num_returns=len(needed))
@@ -148,7 +157,13 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: bytes, packing: Packing, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+    folder: Folder,
+    marked: bytes,
+    packing: Packing,
+    schema: pa.Schema,
+    name: str,
+    work: Work,
+    *parts: pa.Table,
 ) -> None:
     """Write the rows of a shard, whose documents are in these parts, in order.
 

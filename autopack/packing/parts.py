@@ -106,10 +106,14 @@ class Folder:
             raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
         found = self.names()
         if wanted in found:
-            raise ValueError(f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again")
+            raise ValueError(
+                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again",
+            )
         for name in found:
             if wanted is None or NAMED.fullmatch(name) is None:
-                raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
+                raise ValueError(
+                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one",
+                )
         if found and self.mark(found[0]) != marked:
             raise ValueError(
                 f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
@@ -138,7 +142,11 @@ class Folder:
             raise
 
     def write(
-        self, tables: Iterable[pa.Table], marked: bytes, name: str, metadata: Mapping[bytes, bytes] | None = None
+        self,
+        tables: Iterable[pa.Table],
+        marked: bytes,
+        name: str,
+        metadata: Mapping[bytes, bytes] | None = None,
     ) -> None:
         """Write these tables of rows, each a group of rows, under this name when all are written.
 
@@ -250,7 +258,9 @@ def pack_own(
         if count is None:
             count = count_by_tokens(Documents.of_dataset(dataset, packing.drop_columns).lengths)
         if count > len(dataset):
-            raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
+            raise ValueError(
+                f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}",
+            )
         size, larger = divmod(len(dataset), count)
         shards = np.arange(count + 1)
         edges = shards * size + np.minimum(shards, larger)  # as dataset.shard has them

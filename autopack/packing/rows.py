@@ -204,7 +204,10 @@ class Packing:
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)
             if made.counts.level == logging.WARNING and not self.warned:
-                logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
+                logger.warning(
+                    "Packed: %r; buffers that follow are packed alike, and nothing more is said",
+                    made,
+                )
                 self.warned = True
             if not len(made):
                 return {}

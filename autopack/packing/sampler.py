@@ -207,14 +207,20 @@ class PackedBatchSampler:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
             check_ints(epoch=epoch, step=step)
         except (KeyError, TypeError, ValueError) as error:
-            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}") from error
+            raise other_data(
+                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
+            ) from error
         ours = self._made_of()
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
-            raise other_data(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
+            raise other_data(
+                f"the state is of another sampler: {'; '.join(differ)}; make this one with the same",
+            )
         self.set_epoch(epoch)
         if step > self._steps:
-            raise other_data(f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them")
+            raise other_data(
+                f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them",
+            )
         self._start = self._step = int(step)
 
     @cached_property
@@ -226,7 +232,11 @@ class PackedBatchSampler:
 
     def _made_of(self) -> dict[str, Any]:
         found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
-        found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
+        found |= {
+            "rows_per_batch": self.rows_per_batch,
+            "seed": self._seed,
+            "num_replicas": self.num_replicas,
+        }
         cost = self._options["cost"]
         return found | self._options | {"cost": cost and [cost.linear, cost.quadratic]}
 

@@ -82,7 +82,12 @@ def pack_shards(
             anything fails, no shard of this call is left.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
+    planned: dict[str, Any] = {
+        "seed": seed,
+        "overflow": overflow,
+        "max_documents": max_documents,
+        "align": align,
+    }
     packing = prepare(
         "autopack.packing.pack_shards", max_length, planned, drop_columns, first_position, mask_first_label
     )
@@ -107,7 +112,9 @@ def pack_shards(
         from autopack.packing.on_ray import pack_ray
 
         if shard is not None:
-            raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
+            raise ValueError(
+                f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
+            )
         made = pack_ray(dataset, packing, folder, plan, num_shards)
     elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, plan, num_shards, shard)
@@ -137,7 +144,9 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
-        raise bad_file(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
+        raise bad_file(
+            f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder",
+        )
     if missing := [name for name in wanted if name not in found]:
         raise bad_file(
             f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are missing; write those"

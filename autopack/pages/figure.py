@@ -141,7 +141,14 @@ class Influence:
         axes.invert_yaxis()
         for (row, column), value in np.ndenumerate(self.values):
             said = "" if np.isnan(value) else f"{value:.2g}"
-            axes.text(column + 1, row + 1, said, ha="center", va="center", color=PAPER if value > 0.1 else INK)
+            axes.text(
+                column + 1,
+                row + 1,
+                said,
+                ha="center",
+                va="center",
+                color=PAPER if value > 0.1 else INK,
+            )
         axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -169,7 +176,11 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
     height = rows * (0.3 + max(chart.height for chart in charts)) + 0.25 * len(title.splitlines())
     library = _matplotlib()
     with library.rc_context(STYLE):
-        figure: Figure = library.figure.Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
+        figure: Figure = library.figure.Figure(
+            figsize=(WIDTH * columns, height),
+            dpi=150,
+            layout="constrained",
+        )
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)

@@ -139,7 +139,9 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     if experts is not None and hasattr(model, "set_experts_implementation"):
         # torch's grouped products know no float64; in float32 rounding of tiny mixtures comes near
         # what leaks are.
-        model.set_experts_implementation("eager" if (experts, dtype) == ("grouped_mm", torch.float64) else experts)
+        model.set_experts_implementation(
+            "eager" if (experts, dtype) == ("grouped_mm", torch.float64) else experts,
+        )
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
     return model.eval()

@@ -191,7 +191,12 @@ class _Stand(torch.autograd.Function):
 
 class _Place(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, place: tuple[Any, ...], output: list[torch.Tensor], *others: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        place: tuple[Any, ...],
+        output: list[torch.Tensor],
+        *others: torch.Tensor,
+    ) -> torch.Tensor:
         ctx.place = place
         ctx.set_materialize_grads(False)
         return output.pop()

@@ -152,7 +152,9 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
         return _Idle.apply(kept, *parts) if parts else kept
     if isinstance(kept, dict):
         alike = [each for each in idle if isinstance(each, dict)]
-        return type(kept)(**{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()})
+        return type(kept)(
+            **{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()},
+        )
     if type(kept) in (tuple, list):
         alike = [each for each in idle if isinstance(each, type(kept))]
         of_place = ([each[place] for each in alike if place < len(each)] for place in range(len(kept)))

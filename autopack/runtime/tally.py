@@ -68,7 +68,10 @@ class Volume(NamedTuple):
 
     def without_padding(self) -> Volume:
         """Return the same calls with their padding taken out before they run."""
-        return self._replace(columns=self.tokens - self.shared, skipped=self.skipped + self.columns - self.tokens)
+        return self._replace(
+            columns=self.tokens - self.shared,
+            skipped=self.skipped + self.columns - self.tokens,
+        )
 
     def plus(self, other: Volume) -> Volume:
         """Return the sum of both."""
@@ -220,7 +223,9 @@ class Tally:
         for reason, count in self.refused.most_common():
             parts.append(f"{number_of(count, 'call')} ran as without autopack: {reason}")
         if self.unmasked:
-            parts.append("batches that look padded came without an attention_mask, and were computed as they came")
+            parts.append(
+                "batches that look padded came without an attention_mask, and were computed as they came",
+            )
         return "; ".join(parts) or "no padded batch yet"
 
 
@@ -292,7 +297,9 @@ class Checked:
         if self.checks:
             found += f", worst relative error {self.worst:.1e}"
         found += f", {self.leaks} leaking" if self.leaks else ""
-        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
+        return "; ".join(
+            [found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())],
+        )
 
 
 def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:

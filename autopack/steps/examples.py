@@ -51,7 +51,11 @@ class Columns:
 
 
 def cut(
-    batches: Sequence[Batch], rows_each: int = 1, is_pair: bool = False, pad_token: int | None = None, first: int = 0
+    batches: Sequence[Batch],
+    rows_each: int = 1,
+    is_pair: bool = False,
+    pad_token: int | None = None,
+    first: int = 0,
 ) -> tuple[Columns, list[list[Example]]]:
     """Return the columns of some batches, and the documents in each. Raises `InvalidPacking`.
 
@@ -100,14 +104,22 @@ def length_of(example: Example, columns: Columns) -> int:
 
 def shape_of(batch: Batch) -> tuple[int, int]:
     """Return the rows and columns of a batch. Raises `InvalidPacking` where it has no tokens."""
-    tokens = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    tokens = next(
+        (batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None),
+        None,
+    )
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
-        raise _not_cut(f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}")
+        raise _not_cut(
+            f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}",
+        )
     return tokens.shape[0], tokens.shape[1]
 
 
-def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
+def _declared(
+    batch: Batch,
+    first: int,
+) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
     """Return a batch with a mask of its tokens, the row, start and end of each document, and which
     are padding.
     """

@@ -96,7 +96,11 @@ def step_of(
 
 
 def _exchanged(
-    held: dict[int, Example], dealt: list[list[list[int]]], homes: list[int], ranks: Ranks, like: Sequence[Example]
+    held: dict[int, Example],
+    dealt: list[list[list[int]]],
+    homes: list[int],
+    ranks: Ranks,
+    like: Sequence[Example],
 ) -> dict[int, Example]:
     """Return the documents that other ranks held and this one runs."""
     away = {n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank}

@@ -192,7 +192,14 @@ class StepCutter:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
-    def _rule(self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks) -> bool:
+    def _rule(
+        self,
+        model: Any,
+        columns: Columns,
+        examples: Sequence[Example],
+        items: Any,
+        ranks: Ranks,
+    ) -> bool:
         """Return True if the losses of some documents add up, False if the loss is their mean.
 
         Raises `UnsupportedModel` where neither holds on every rank.
@@ -275,7 +282,12 @@ class StepCutter:
             )
 
 
-def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False) -> StepCutter | None:
+def cut_steps(
+    trainer: Any,
+    enabled: EnabledModel,
+    max_tokens: int | str,
+    lenient: bool = False,
+) -> StepCutter | None:
     """Cut the steps of a trainer anew; return None if that is so already.
 
     Raises `ValueError` for another number.

@@ -39,7 +39,9 @@ def types_for(task: str) -> list[str]:
     Types registered with transformers' auto classes in this process are among them.
     """
     registered = getattr(modeling_auto, TASKS[task])._extra_content
-    return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
+    return sorted(
+        {*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)},
+    )
 
 
 def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> PretrainedConfig:
@@ -175,7 +177,12 @@ def _depth_name(present: dict[str, Any]) -> str | None:
     return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
 
 
-def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, Any], arguments: dict[str, Any]) -> None:
+def _fit_depth(
+    present: dict[str, Any],
+    own: dict[str, Any],
+    given: dict[str, Any],
+    arguments: dict[str, Any],
+) -> None:
     """Make the number of layers and the per-layer lists agree; the caller's choice wins over the
     type's."""
     name = _depth_name(present)

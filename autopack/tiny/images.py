@@ -99,7 +99,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     allows."""
     form, vision, odd = form_of(model), _vision(model), number % 2
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
+    channels = next(
+        (getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)),
+        3,
+    )
     size = getattr(getattr(vision, "sam_config", vision), "image_size", None)
     size = size if isinstance(size, int) else rules.FIELDS["image_size"]
     patch = getattr(vision, "patch_size", rules.FIELDS["patch_size"])
@@ -141,7 +144,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         case "row of patches":
             # (1, channels, height, patches * width), and the size of each image in patches
             high, wide = 2 * _SIDE, 2 * _SIDE * many
-            return {"pixel_values": pixels(1, channels, patch, high * wide * patch), "target_sizes": one(high, wide)}
+            return {
+                "pixel_values": pixels(1, channels, patch, high * wide * patch),
+                "target_sizes": one(high, wide),
+            }
         case "square" | "square after a prefix" | "square beside text":
             # square: (images, channels, height, width) square after a prefix: as square; token
             # types tell the last run of text, which is learned square beside text: as square, one
@@ -159,7 +165,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # views: (images, channels, height, width), and smaller views of each, one after the
             # other
             of_local = size if form == "square and crops" else size // 2
-            found = {"pixel_values": square(1), "pixel_values_local": pixels(many, channels, of_local, of_local)}
+            found = {
+                "pixel_values": square(1),
+                "pixel_values_local": pixels(many, channels, of_local, of_local),
+            }
             return {**found, "num_local_patches": torch.tensor([many])}
         case "square and grids of crops":
             # as square and crops, in lists, and how many crops lie side by side and below each
@@ -221,11 +230,22 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # by side
             high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
             mask = (torch.arange(most) < high * wide).long()[None]
-            return {"pixel_values": flat(1, most), "spatial_shapes": one(high, wide), "pixel_attention_mask": mask}
+            return {
+                "pixel_values": flat(1, most),
+                "spatial_shapes": one(high, wide),
+                "pixel_attention_mask": mask,
+            }
     assert form == "patches"  # (images, patches, channels * pixels), and where each patch lies
     patch = getattr(vision, "model_patch_size", patch)
     side = 2 * getattr(vision, "pooling_kernel_size", 1)
-    where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)
+    where = torch.stack(
+        torch.meshgrid(
+            torch.arange(side),
+            torch.arange(side),
+            indexing="xy",
+        ),
+        dim=-1,
+    ).reshape(1, -1, 2)
     return {"pixel_values": flat(1, side**2), "image_position_ids": where}
 
 

@@ -90,7 +90,12 @@ def of_config(
     return of_class(model_class, own, attn_implementation, dtype)
 
 
-def of_class(cls: Any, config: PretrainedConfig, attn_implementation: Any, dtype: torch.dtype) -> PreTrainedModel:
+def of_class(
+    cls: Any,
+    config: PretrainedConfig,
+    attn_implementation: Any,
+    dtype: torch.dtype,
+) -> PreTrainedModel:
     """Return a new model of a class."""
     # transformers 4.56 renamed the argument together with the field of the configuration.
     named = {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}

@@ -61,7 +61,9 @@ def by_gradients(call: Call) -> Difference:
     if found.excess <= 1 and blind and is_blind:
         raise CannotTell("no gradient reaches its images or other media")
     if found.excess <= 1 and throughout.ended:
-        raise CannotTell("numbers that it computes become Python's or NumPy's, where no gradient follows them")
+        raise CannotTell(
+            "numbers that it computes become Python's or NumPy's, where no gradient follows them",
+        )
     return found
 
 
@@ -84,7 +86,13 @@ class _Throughout(TorchFunctionMode):
     """Has gradients go through what a model computes without them: `no_grad`, `detach` and `data`."""
 
     _cuts = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
-    _ends = (torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__float__, torch.Tensor.__array__)
+    _ends = (
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__float__,
+        torch.Tensor.__array__,
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,11 +157,20 @@ class _Run:
             return Difference("gradients", apart, ADDED_UP, 0, than)
         return Difference(field, met, MET, 0, than)
 
-    def _by_halves(self, chosen: list[int], leaves: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _by_halves(
+        self,
+        chosen: list[int],
+        leaves: list[torch.Tensor],
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return gradients by the results of the chosen documents, and by those of all others."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
-        return list(zip(*(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)), strict=True))
+        return list(
+            zip(
+                *(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)),
+                strict=True,
+            )
+        )
 
     def _shared(self, chosen: list[int]) -> float:
         """The largest part of a gradient that the chosen documents, and all others, have at one

@@ -33,7 +33,12 @@ _FEWEST = 4
 
 
 def replaced(
-    call: Call, turn: int, both: bool = True, share: float | None = None, packs: bool = True, together: bool = False
+    call: Call,
+    turn: int,
+    both: bool = True,
+    share: float | None = None,
+    packs: bool = True,
+    together: bool = False,
 ) -> Difference:
     """Return the field that moved the farthest. Raises `CannotTell`.
 
@@ -60,7 +65,12 @@ def replaced(
     return worst
 
 
-def _worst(call: Call, runs: Runs, turn: int, both: bool) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
+def _worst(
+    call: Call,
+    runs: Runs,
+    turn: int,
+    both: bool,
+) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
     """Return the field that moved the farthest, the places of documents, those that were replaced,
     and their call.
 
