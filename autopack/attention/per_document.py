@@ -33,7 +33,7 @@ times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faste
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
-    if not call.want_weights and (groups := _by_length(layout)) is not None and _is_cut_by_columns(call):
+    if not call.want_weights and (groups := _batches_by_length(layout)) is not None and _can_be_batched(call):
         return _attend_as_batches(call, groups), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
@@ -96,17 +96,17 @@ def _slice_option(
     own = option[row : row + 1] if option.shape[0] == rows > 1 else option
     if option.dim() == 4 and option.shape[-2:] == (columns, columns):
         return own[:, :, first:end, first:end]
-    if option.dim() == 4 and option.shape[2] == columns and _is_by_head(call, name, option):  # sinks, gates
+    if option.dim() == 4 and option.shape[2] == columns and _has_heads(call, name, option):  # sinks, gates
         return own[:, :, first:end]
     if option.shape[1] == columns and option.shape[0] in (1, rows):
         return own[:, first:end]
     return option
 
 
-def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
-    """Return True if an option whose third axis is as long as a row has heads on the second, as
-    states have.
+def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
+    """Return True if the second axis of an option is its heads, as it is for states.
 
+    The third axis of the option is as long as a row.
     In transformers' own attention that is so whenever the second axis is as long as there are
     heads. Raises `UnsupportedModel` if third-party code could mean the columns by it.
     """
@@ -121,8 +121,8 @@ def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
     return length in (1, call.query.shape[1]) or length != columns
 
 
-def _is_cut_by_columns(call: AttentionCall) -> bool:
-    """Return True if only numbers of columns have to be cut with documents, beside states."""
+def _can_be_batched(call: AttentionCall) -> bool:
+    """Return True if documents can run as batches: only states and options per column are cut."""
     layout = call.layout
     of_columns = (1, layout.columns), (layout.rows, layout.columns)
     return (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)) and all(
@@ -130,8 +130,8 @@ def _is_cut_by_columns(call: AttentionCall) -> bool:
     )
 
 
-def _by_length(layout: PackedLayout) -> Batches | None:
-    """Return documents of one length as a batch; None if moving tokens costs more than calls.
+def _batches_by_length(layout: PackedLayout) -> Batches | None:
+    """Return batches of documents of one length; None if moving tokens costs more than calls.
 
     Documents of a single length lie as in a batch already.
     """
@@ -141,6 +141,7 @@ def _by_length(layout: PackedLayout) -> Batches | None:
 
 
 def _has_axes(option: Any) -> bool:
+    """Return True for a tensor of two or more axes, which has to be cut by documents."""
     return isinstance(option, torch.Tensor) and option.dim() >= 2
 
 

@@ -57,12 +57,12 @@ _KEPT_APART = (
 def call_at(
     entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
 ) -> Call:
-    """Return the call that has arrived at an entry."""
+    """Return an object for a call that has arrived at an entry, with its arguments by name."""
     return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
 def generates(model: EnabledModel) -> bool:
-    """Return True if transformers' generation calls this model for its own tokens, no other's.
+    """Return True if `generate()` calls this model for the tokens that it generates.
 
     Positions of generation go on past padding, and restart there, without a document that begins.
     """
@@ -70,13 +70,13 @@ def generates(model: EnabledModel) -> bool:
 
 
 def decide(call: Call) -> CallPlan:
-    """Return the plan of a call."""
+    """Return the plan of a call: how the model is run for it."""
     if generates(call.model):
         return PassThrough(call, "transformers generates")
-    return _choose_pair(call) if isinstance(call, PairCall) else _choose(call)
+    return _choose_pair(call) if isinstance(call, PairCall) else _choose_rows(call)
 
 
-def _choose(call: Call) -> CallPlan:
+def _choose_rows(call: Call) -> CallPlan:
     """Return the plan of a call of a model with one kind of tokens."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
@@ -90,7 +90,7 @@ def _choose(call: Call) -> CallPlan:
     if layout is None:
         return _choose_without_documents(call)
     if refusals.says_it_all(call, layout):
-        return _as_it_came(call, _MASKED_APART)
+        return _pass_through(call, _MASKED_APART)
     refusals.check_packed(call, layout)
     if declared.beside_ones and call.outer is None:
         call.say_once(_KEPT_APART, call.name)
@@ -106,12 +106,12 @@ def _choose_without_documents(call: Call) -> CallPlan:
     if call.declared.jumps:
         call.say_once(_JUMPS, call.name)
     if call.declared.real is None:
-        _point_out(call)
-    why = _why_not_asked(call)
+        _warn_of_unmasked_padding(call)
+    why = _why_not_unpadded(call)
     if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.holds_models
         why = "the mask is made outside of the text model" if hidden else why
-        return _as_it_came(call, why, hidden)
+        return _pass_through(call, why, hidden)
     real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
@@ -129,16 +129,16 @@ def _choose_without_documents(call: Call) -> CallPlan:
     looks = reason in (LOOKS, LOOKS_AT_STATE)
     if not looks:
         refusals.check_documents_can_stay_padded(call, reason)
-    return _as_it_came(call, reason, looks or real is not None)
+    return _pass_through(call, reason, looks or real is not None)
 
 
-def _as_it_came(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
-    """Return the plan of a call that stays, but for images that upstream would mix over rows."""
+def _pass_through(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
+    """Return a plan that runs a call unchanged; images that stock would mix over rows are kept apart."""
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
-def _why_not_asked(call: Call) -> str | None:
-    """Return the reason why a call is no padded batch to run without padding, or None."""
+def _why_not_unpadded(call: Call) -> str | None:
+    """Return the reason why a call's form leaves no padding to take out, or None."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if call.declared.real is None:
@@ -155,29 +155,29 @@ def _choose_pair(call: PairCall) -> CallPlan:
     layout = call.one_sided_layout()
     if layout is not None:
         if refusals.says_it_all(call, layout):
-            return _as_it_came(call, _MASKED_APART)
+            return _pass_through(call, _MASKED_APART)
         refusals.check_packed(call, layout)
         return row_heads.plan_of_pair(call, layout)
     pair = call.find_pair()
     if pair is None:
-        _point_out(call)
-        return _as_it_came(call, "it declares neither documents nor padding")
+        _warn_of_unmasked_padding(call)
+        return _pass_through(call, "it declares neither documents nor padding")
     if pair.packs:
         call.check_packed()
     elif not call.model.options.unpad:
-        return _as_it_came(call, "unpad=False")
+        return _pass_through(call, "unpad=False")
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and call.entry.holds_pair:
                 return Delegate(call, reason)
-            return _as_it_came(call, reason, keeps_padding=True)
+            return _pass_through(call, reason, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call)
 
 
-def _point_out(call: Call) -> None:
+def _warn_of_unmasked_padding(call: Call) -> None:
     """Warn, once per model, if most rows of an unmasked batch begin or end with padding tokens.
 
     Looks only at tokens that are on the host already, without waiting for a device; at ever fewer

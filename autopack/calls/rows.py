@@ -140,7 +140,7 @@ class Packed(RowsPlan):
         names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
-        return outputs.of_documents(self.scope.model, module, self._as_rows, layout, output, names)
+        return outputs.with_documents_alone(self.scope.model, module, self._as_rows, layout, output, names)
 
 
 class Unpadded(RowsPlan):

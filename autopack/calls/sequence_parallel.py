@@ -49,9 +49,9 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 
 
 def exchange_of(model: EnabledModel) -> Any:
-    """Return DeepSpeed's exchange in the model's attention, with autopack outermost, or None.
+    """Return DeepSpeed's exchange of tokens for heads in the model's attention, or None.
 
-    If it was registered after the model was enabled, the result is as if it had been before.
+    autopack's attention function is put around it, also if it was registered after `enable`.
     """
     for name in model.implementations():
         function = releases.attention_function(name)
@@ -67,13 +67,13 @@ def exchange_of(model: EnabledModel) -> Any:
 
 
 class SharedRows(RowsPlan):
-    """This rank's part of packed rows."""
+    """The plan of a call that brings this rank's columns of packed rows."""
 
     what = "runs as this rank's part of packed rows"
     why = "ranks share its rows"
 
     def __init__(self, call: Call, rows: RowGroup):
-        layout, counted = _gathered(call, rows)
+        layout, counted = _documents_of_whole_rows(call, rows)
         refusals.refuse_early_positions(call, layout)
         arguments = arguments_of_rows(call, layout)
         part = layout.columns // rows.ranks
@@ -109,7 +109,7 @@ class SharedRows(RowsPlan):
         )
 
     def further_in(self, call: Call) -> dict[str, Any]:
-        """Return a third-party call's arguments of an inner model, with this rank's columns.
+        """Return the arguments of an inner model, called by third-party code, with this rank's positions.
 
         Raises `UnsupportedModel` if it brings other positions than this call has.
         """
@@ -125,6 +125,7 @@ class SharedRows(RowsPlan):
         return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
 
     def counts_labels(self, labels: Any) -> bool:
+        """Return True for the labels that this plan gave to the loss."""
         mine = self.targets
         if mine is None or not isinstance(labels, torch.Tensor):
             return False
@@ -141,7 +142,7 @@ class SharedRows(RowsPlan):
         return None
 
 
-def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
+def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
     """Return whole rows' documents, and a mask of counted shifted labels (rows, columns), or None.
 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
@@ -149,7 +150,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     refused: AutopackError | None = None
     tensors: dict[str, torch.Tensor] = {}
     try:
-        tensors = _declared_here(call)
+        tensors = _declarations_of_part(call)
     except AutopackError as error:
         refused = error
     inputs = call.inputs
@@ -201,7 +202,8 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     return layout, None if counted is None else host_values(counted).astype(bool)
 
 
-def _why_not(call: Call) -> str | None:
+def _why_not_in_parts(call: Call) -> str | None:
+    """Return the reason why a model or call cannot run on parts of rows, or None."""
     model, entry = call.model, call.entry
     anatomy, traits = model.anatomy, model.traits
     if call.outer is not None:
@@ -240,14 +242,14 @@ def _why_not(call: Call) -> str | None:
     )
 
 
-def _declared_here(call: Call) -> dict[str, torch.Tensor]:
+def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
     """Return this part's declarations and counted shifted labels: each (rows, its columns).
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
     """
     refusals.check_sites(call.model)
     refusals.refuse_unproven(call)
-    reason = _why_not(call)
+    reason = _why_not_in_parts(call)
     if reason is not None:
         raise UnsupportedModel(
             f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",

@@ -28,8 +28,9 @@ def add_model_options(
     dtype: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Add the options of commands that take a model; without a dtype and a device they are those of
-    a GPU if any.
+    """Add the options of commands that take a model.
+
+    Without a device, a GPU is used if there is one; so is its usual dtype.
     """
     parser.add_argument(
         "--attn-implementation",
@@ -56,8 +57,7 @@ def add_model_options(
 def obtain(
     args: argparse.Namespace, tasks: Collection[str], task: str | None, size: str = TINY, longest: int = 0
 ) -> PreTrainedModel:
-    """Return the model that `args.model` names: a saved one, a type to build for one of `tasks`, or
-    one of the Hub.
+    """Return the model that `args.model` names: saved in a folder, a type to build, or of the Hub.
 
     A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one
     that has been downloaded; nothing is downloaded here. The class of a saved model is the one that

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the script.
+    """Replace this process with the script's; autopack starts in it.
 
     Returns only where the system cannot replace a process, with the script's exit status.
     """
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(script: str, is_module: bool) -> list[str]:
-    """Return the command to start."""
+    """Return the command that starts a script, a module or a program."""
     path = Path(script)
     if is_module:
         return [*_interpreter(), "-m", script]
@@ -112,9 +112,7 @@ def _command(script: str, is_module: bool) -> list[str]:
 
 
 def _runs_by_itself(path: Path) -> bool:
-    """Return True for a program that is no Python script: a shell script that calls torchrun, or an
-    interpreter.
-    """
+    """Return True for an executable file that is no Python script, such as a shell script."""
     if path.suffix.startswith(".py") or not path.is_file() or not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:
@@ -123,6 +121,7 @@ def _runs_by_itself(path: Path) -> bool:
 
 
 def _interpreter() -> list[str]:
+    """Return the command of this Python with its flags. Raises for flags that autopack cannot start under."""
     if not sys.executable:
         raise AutopackError(
             "this Python does not know its own executable (sys.executable is empty)",
@@ -146,6 +145,7 @@ def _interpreter() -> list[str]:
 
 
 def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
+    """Return environment variables by which autopack starts in the script, with the options given."""
     environment = dict(os.environ)
     for option in settings.OPTIONS:
         if (value := getattr(args, option.name)) is not None:

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _Keywords(TypedDict, total=False):
+class _EnableOptions(TypedDict, total=False):
+    """The keyword arguments of `enable`, for its overloads."""
+
     backend: str
     unpad: bool
     share: bool
@@ -45,15 +47,15 @@ class _Keywords(TypedDict, total=False):
 
 
 @overload
-def enable(model: Trainer, **options: Unpack[_Keywords]) -> TrainerHandle: ...
+def enable(model: Trainer, **options: Unpack[_EnableOptions]) -> TrainerHandle: ...
 
 
 @overload
-def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_Keywords]) -> Handles: ...
+def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_EnableOptions]) -> Handles: ...
 
 
 @overload
-def enable(model: Any, **options: Unpack[_Keywords]) -> Handle: ...
+def enable(model: Any, **options: Unpack[_EnableOptions]) -> Handle: ...
 
 
 def enable(
@@ -132,16 +134,17 @@ def enable(
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
     given = Options(backend, unpad, share, verify, check_every, rows)
     with ExitStack() as undo:
-        handle = _enable(model, given, undo, max_tokens)
+        handle = _enable_any(model, given, undo, max_tokens)
         undo.pop_all()
     return handle
 
 
-def _enable(
+def _enable_any(
     model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle | TrainerHandle | Handles:
-    """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled
-    before.
+    """Enable a model, a trainer, or each of several; put the way back into `undo`.
+
+    Nothing is put there for a model that was enabled before.
     """
     if adapter_of(model) is not None:
         return _enable_trainer(model, given, undo, max_tokens)
@@ -152,11 +155,12 @@ def _enable(
         )
     parts = parts_of(model)
     if parts is not None:
-        return Handles({name: _enable(part, given, undo) for name, part in parts.items()})
+        return Handles({name: _enable_any(part, given, undo) for name, part in parts.items()})
     return _enable_one(model, given, undo)
 
 
 def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
+    """Enable one model, or check the options of one that is enabled already."""
     base = unwrap(model)
     handle = handle_of(base)
     if handle is not None and not handle.enabled.active:
@@ -166,7 +170,7 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
         handle = _enable_model(base, given)
         undo.callback(handle.remove)
     else:
-        _check_same(handle.enabled.options, given)
+        _check_same_options(handle.enabled.options, given)
         handle.repeated = True
     handle.enabled.around = forward_around(model, base) or handle.enabled.around
     if lm_eval.is_harness(model) and handle.join_harness():
@@ -175,6 +179,7 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
 
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
+    """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it fails."""
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
@@ -189,7 +194,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     try:
         base.__dict__[HANDLE] = handle
         settle(base, enabled, family)
-        _refuse_what_leaks(base, enabled)
+        _refuse_leaks(base, enabled)
     except BaseException:
         detach(base, enabled)
         raise
@@ -216,9 +221,10 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     return handle
 
 
-def _check_same(found: Options, given: Options) -> None:
-    """Raise `ValueError` where a model is enabled with other options than were given; defaults ask
-    for nothing.
+def _check_same_options(found: Options, given: Options) -> None:
+    """Raise `ValueError` if an option was given that differs from the enabled model's.
+
+    An option of its default value counts as not given.
     """
     for each in fields(Options):
         name, one, other = each.name, getattr(found, each.name), getattr(given, each.name)
@@ -230,6 +236,7 @@ def _check_same(found: Options, given: Options) -> None:
 
 
 def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    """Raise `UnsupportedModel` if the chosen backend cannot serve the model here."""
     backend = enabled.options.backend
     if backend == "auto":
         return
@@ -250,7 +257,8 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
             )
 
 
-def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    """Raise `UnsupportedModel` for a model that is not exact; warn if only packed rows are not."""
     proof, name = enabled.proof, type(model).__name__
     if proof.packed is not None and enabled.options.verify == "strict" and not proof.source:
         raise UnsupportedModel(
@@ -280,6 +288,7 @@ def _enable_trainer(
     undo: ExitStack,
     max_tokens: int | str | None,
 ) -> TrainerHandle:
+    """Enable the models of a trainer, check its data, and add packing to its logs."""
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
     from autopack.steps.trainers import cut_steps
 
@@ -306,8 +315,7 @@ def _enable_trainer(
 
 
 def disable(model: Any) -> None:
-    """Take everything back that `enable` did to this model or trainer, or to those of a list, tuple
-    or dict.
+    """Take back everything that `enable` did to a model, a trainer, or each of several.
 
     Does nothing where nothing is enabled. A copy of a part of an enabled model, such as a layer or
     a backbone, becomes plain too.
@@ -321,26 +329,26 @@ def disable(model: Any) -> None:
         return  # a layer
     if adapter_of(model) is not None:
         take_back(model)
-    for base in _bases(model):
+    for base in _models_of(model):
         handle = handle_of(base)
         if handle is not None:
             handle.remove()
 
 
 def is_enabled(model: Any) -> bool:
-    """Return True if `enable` is in force on this model, the transformers model inside it, or a
-    trainer's policy.
+    """Return True if `enable` is in force on a model, or on the model that a trainer trains.
 
-    Of a list, tuple or dict: True if it is on all of them.
+    A model may be wrapped. For a list, tuple or dict, return True if it is in force on all.
     """
     parts = parts_of(model)
     if parts is not None:
         return all(map(is_enabled, parts.values()))
-    handle = handle_of(_bases(model)[0])
+    handle = handle_of(_models_of(model)[0])
     return handle is not None and handle.enabled.active
 
 
-def _bases(model: Any) -> list[PreTrainedModel]:
+def _models_of(model: Any) -> list[PreTrainedModel]:
+    """Return the transformers models of a trainer, or the one that a model is or wraps."""
     if adapter_of(model) is None:
         return [unwrap(model)]
     needed, others = models_of_trainer(model)

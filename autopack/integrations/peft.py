@@ -78,11 +78,12 @@ def watch() -> None:
 
     PEFT need not be imported yet.
     """
-    for name, stands in _STANDS.items():
-        wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
+    for name, replacements in _REPLACEMENTS.items():
+        wrapt.register_post_import_hook(functools.partial(_replace_methods, replacements), name)
 
 
 def _kind(config: Any) -> str:
+    """Return the PEFT type of an adapter's config, such as "LORA"."""
     return str(getattr(config.peft_type, "value", config.peft_type))
 
 
@@ -122,7 +123,7 @@ def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwarg
     hooks."""
     if before_tuner is not None:
         before_tuner(self.model)
-    seen = _Seen(self, model=_Seen(self.model, forward=self.model)) if holds_marks(self.model) else self
+    seen = _View(self, model=_View(self.model, forward=self.model)) if holds_marks(self.model) else self
     return original(seen, *args, **kwargs)
 
 
@@ -133,10 +134,10 @@ def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kw
     if given is None or not holds_marks(self.base_model):
         return original(self, *args, **kwargs)
     model = functools.partial(self.base_model, position_ids=given)
-    return original(_Seen(self, base_model=model), *args, **kwargs)
+    return original(_View(self, base_model=model), *args, **kwargs)
 
 
-class _Seen:
+class _View:
     """A view of an object in which some attributes differ."""
 
     def __init__(self, target: Any, **replaced: Any):
@@ -146,8 +147,8 @@ class _Seen:
         return getattr(self._target, name)
 
 
-_Stand = tuple[str, str, Callable[..., Any]]
-_STANDS: dict[str, list[_Stand]] = {
+_Replacement = tuple[str, str, Callable[..., Any]]
+_REPLACEMENTS: dict[str, list[_Replacement]] = {
     "peft.peft_model": [
         (
             "PeftModel",
@@ -184,15 +185,18 @@ _STANDS: dict[str, list[_Stand]] = {
 class."""
 
 
-def _stand(stands: list[_Stand], module: Any) -> None:
-    for owner, name, instead in stands:
+def _replace_methods(replacements: list[_Replacement], module: Any) -> None:
+    """Replace methods of PEFT in a module that has just been imported."""
+    for owner, name, instead in replacements:
         original = getattr(getattr(module, owner), name)
         # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
         if instead is not _call_the_model or "forward" in original.__code__.co_names:
-            wrapt.apply_patch(getattr(module, owner), name, _replacement(original, instead))
+            wrapt.apply_patch(getattr(module, owner), name, _passing_original(original, instead))
 
 
-def _replacement(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+def _passing_original(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls `instead` with the original method as its first argument."""
+
     def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
         return instead(original, self, *args, **kwargs)
 

@@ -25,7 +25,7 @@ from autopack.layout.token_map import each_part
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS
 from autopack.patching import Site
-from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
+from autopack.runtime.runs import RankRuns, from_the_same_buffers, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
@@ -58,12 +58,12 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     @torch._dynamo.disable
     def in_step(mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module as often as the rank that runs it most, and return its output."""
-        steps = Steps(scope.model.groups, scope.agreed.get(id(mixer)))
+        rank_runs = RankRuns(scope.model.groups, scope.agreed.get(id(mixer)))
         arguments = {**torches.by_name(names, args), **kwargs}
         runs: list[_RunOfMixer] = []
 
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            steps.begin()
+            rank_runs.begin()
             given = {**torches.by_name(names, args), **kwargs}
             runs.append(_RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
             return original(mixer, *args, **kwargs)
@@ -75,11 +75,11 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         with changed(in_step=True):
             output = mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
             idle = []
-            for _ in steps.idle(None if packs else _obstacle(mixer, arguments)):
+            for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
                 run = max(runs, key=_RunOfMixer.rank)
                 with leaving_nothing(mixer), changed(layout=run.scope.layout, memory=run.scope.memory):
                     idle.append(original(mixer, **run.arguments))
-        scope.agreed[id(mixer)] = steps.count
+        scope.agreed[id(mixer)] = rank_runs.count
         output = with_idle(output, idle)
         return output.to_tuple() if wants_tuple else output
 

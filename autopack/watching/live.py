@@ -23,7 +23,7 @@ from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
-from autopack.watching.alone import beside_stock
+from autopack.watching.alone import difference_to_stock
 from autopack.watching.replaced import replaced
 from autopack.watching.schedule import TRAINS, CannotTell, is_padded, shape_of, sides_of
 
@@ -109,7 +109,7 @@ class Live:
         turn = checked.calls.bit_length()  # the same on all ranks
         ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
         if call.model.groups:
-            ways.append(partial(beside_stock, call, packs=packs, together=True))
+            ways.append(partial(difference_to_stock, call, packs=packs, together=True))
         leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
             self._skip(call, reasons[0], call.model.is_checked_closely)
@@ -126,7 +126,7 @@ class Live:
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
         if closely or beyond or self.checked.every or not self.has_checked:
-            ways.append(partial(beside_stock, call, losses=closely or not self.has_checked))
+            ways.append(partial(difference_to_stock, call, losses=closely or not self.has_checked))
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in _SHARES]
