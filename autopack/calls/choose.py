@@ -31,26 +31,25 @@ _ALL_OF = 16
 """Number of first calls searched for unmasked padding; then only those at powers of two."""
 _MASKED_APART = "its prepared masks keep documents apart already"
 _AROUND = (
-    "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: "
-    "it must keep documents apart itself, by the position_ids of the batch (a mean over columns "
-    "mixes them), or be given padded batches, one document per row."
+    "%s runs around an enabled %s and got packed rows. autopack does not check code outside of the "
+    "model. That code must keep documents apart itself, by the position_ids of the batch (a mean "
+    "over columns mixes them). Or pass padded batches, one document per row."
 )
 _JUMPS = (
-    "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row "
-    "for one document and leaves the call as it came. If documents start there, declare them by "
+    "position_ids of a call of %s neither go on by one nor begin anew. autopack takes every row for "
+    "one document, and leaves the call unchanged. If documents start where positions jump, pass "
     "seq_idx as well."
 )
 _UNMASKED = (
-    "a batch of %s looks padded, and brings no attention_mask: %s of its %s rows end or begin with "
-    "several tokens that are pad_token_id (%s). Every column is taken for a token, as without "
-    "autopack, and computed. Pass the attention_mask that the tokenizer or the collator makes, and "
-    "padding is left out."
+    "a batch of %s looks padded, but has no attention_mask: %s of its %s rows end or begin with "
+    "several tokens that are pad_token_id (%s). Without a mask padding is computed, as without "
+    "autopack. Pass the attention_mask that the tokenizer or the collator makes, and autopack "
+    "leaves padding out."
 )
 _KEPT_APART = (
-    "documents in packed rows of %s are kept apart: position_ids begin anew, beside an "
-    "attention_mask of ones, by which stock transformers lets them see each other (but for "
-    "FlashAttention). Losses are those of the documents alone, and not those of a run without "
-    "autopack."
+    "autopack keeps the documents in packed rows of %s apart. Without it they see each other, since "
+    "stock transformers does not look at position_ids beside an attention_mask of ones (but for "
+    "FlashAttention). So losses differ from a run without autopack."
 )
 
 

@@ -38,13 +38,13 @@ def why_not(model: EnabledModel) -> str | None:
     if not model.options.share:
         return "share=False"
     if model.unknown_code is not None:
-        return f"it runs third-party code ({model.unknown_code}), which may keep state or sum gradients otherwise"
+        return f"it runs third-party code ({model.unknown_code}), which may keep state, or sum gradients in its own way"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
-        return "its tokens see later ones (a bidirectional model), so a prefix is another one in each row"
+        return "its tokens see later ones (a bidirectional model), so a shared prefix differs from row to row"
     if traits.mixing_weights > MIXING:
         return (
-            f"{type(anatomy.mixers[0]).__name__} and its like hold nearly all of its weights, and "
-            "read every document by itself"
+            f"modules like {type(anatomy.mixers[0]).__name__} hold nearly all of its weights, and "
+            "run every document from its first token"
         )
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"

@@ -108,9 +108,8 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     head, inner = call.entry.head, call.entry.inner_head
     if head is None and inner is not None:
         raise UnsupportedModel(
-            f"{call.name} holds {inner.name}, which gives one result per row; what of it is per "
-            f"document cannot be told on packed rows. Call {inner.name} itself, or run documents "
-            "one per row.",
+            f"{call.name} holds {inner.name}, which gives one result per row, and a packed row has "
+            f"several documents. Call {inner.name} itself, or run documents one per row.",
             code="result-per-row",
         )
     if head is not None and head.refusal is not None:
@@ -135,8 +134,8 @@ def refuse_unproven(call: Call) -> None:
     """Raise `UnsupportedModel` if packed calls of this kind are not known to be exact."""
     if torch.jit.is_tracing():
         raise UnsupportedModel(
-            f"packed rows of {call.name} were traced (torch.jit.trace), and a trace would cut all "
-            "later rows where it cuts these. Trace the stock model, after "
+            f"packed rows of {call.name} were traced (torch.jit.trace), and the trace would cut "
+            "all later rows at the same columns. Trace the stock model, after "
             "`autopack.disable(model)`.",
             code="recorded-call",
         )
@@ -145,8 +144,8 @@ def refuse_unproven(call: Call) -> None:
         raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact")
     if proof.labels is not None and call.has_labels:
         raise UnsupportedModel(
-            f"the loss of packed rows of {call.name} is not known to be that of their documents: "
-            f"{proof.labels}. Call it without labels and compute the loss from its logits, or run "
+            f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
+            f"documents: {proof.labels}. Call it without labels and compute the loss from its logits, or run "
             "the documents one per row.",
             code="loss-not-of-documents",
         )
@@ -161,10 +160,10 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
     seen = ended.met_loss or (ended.plan.packs and ended.plan.call.has_labels)
     if ended.layouts and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not "
-            "seen, so it may count the first token of each document, which no document predicts "
-            "alone. Pass them as `labels`, use the model's own loss_function, or compute the loss "
-            "from its logits.",
+            f"{type(module).__name__} computed a loss of packed rows from labels that autopack has "
+            "not seen. The loss may count the first token of each document, which another document "
+            "predicts. Pass the labels as `labels`, use the model's own loss_function, or compute "
+            "the loss from its logits.",
             code="loss-not-of-documents",
         )
 
@@ -178,9 +177,8 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
     if shape != (layout.rows, layout.columns) or not (same or silent):
         raise UnsupportedModel(
             f"{call.name} was called inside a packed forward of {layout.rows} rows of "
-            f"{layout.columns} tokens, with {shape[0]} rows of {shape[1]} tokens whose documents "
-            "are not those of that call. Call it outside of that forward, or pass the same "
-            "documents on.",
+            f"{layout.columns} tokens, with {shape[0]} rows of {shape[1]} tokens and other "
+            "documents. Call it outside of that forward, or pass the same documents on.",
             code="call-within-call",
         )
 
@@ -216,17 +214,17 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
         found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
         raise InvalidPacking(
             f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a "
-            f"prepared mask for every pair of its columns; found {found}. Masks within documents "
-            "are made by the model; leave it out.",
+            f"prepared mask for every pair of its columns; found {found}. Leave it out: the "
+            "model makes masks within documents itself.",
             code="prepared-mask",
         )
     said = {prepared.agreement(mask, layout) for mask in masks}
     if "crosses" in said:
         raise InvalidPacking(
-            f"the prepared attention_mask of {call.name} lets documents see each other that the "
-            "call declares. Leave the mask out, and documents are kept apart; or leave out what "
-            "declares them. A mask that is added to scores hides by the least number of its dtype: "
-            "-1e4 hides nothing from large scores.",
+            f"the prepared attention_mask of {call.name} lets documents of the call see each "
+            "other. Leave the mask out, and autopack keeps them apart; or leave out what declares "
+            "them (position_ids, seq_idx, lengths). A mask that is added to scores must hide by the "
+            "least number of its dtype: -1e4 does not hide large scores.",
             code="prepared-mask",
         )
     if said == {"same"} and not is_dict:
@@ -284,7 +282,7 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, but documents of "
                     f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out "
-                    "(text alone is), or run the documents one per row.",
+                    "(text alone is served), or run the documents one per row.",
                     code="media-not-served",
                 )
             apart = call.why_media_meet(kind)
@@ -322,9 +320,9 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
     why = traits.sounds_together(call.config, call.arguments, layout)
     if why is not None:
         raise InvalidPacking(
-            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What "
-            "sounds of a call must be like is in docs/media.md; or run the documents one per row "
-            "and call.",
+            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. "
+            "docs/media.md says which sounds may share a call. Or run one document per row and "
+            "call.",
             code="media-mixed",
         )
 

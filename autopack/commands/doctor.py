@@ -36,7 +36,7 @@ SECTIONS = {
     "packages": "Installed",
     "devices": "Devices",
     "backends": "Attention backends",
-    "choices": "What autopack.enable(model) computes packed rows with, as a call needs it",
+    "choices": "Backends that autopack.enable(model) uses for packed rows, by attn_implementation",
 }
 
 
@@ -109,7 +109,8 @@ def _failure(attempt: Callable[[], Any]) -> str:
 def _devices() -> dict[str, str]:
     import torch
 
-    found = {"cpu": f"{torch.get_num_threads()} threads"}
+    threads = torch.get_num_threads()
+    found = {"cpu": f"{threads} thread" + ("" if threads == 1 else "s")}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         seen = torch.cuda.get_device_properties(index)

@@ -42,13 +42,16 @@ def run(args: argparse.Namespace) -> int:
             tried = f"; `autopack audit {row['type']}` tries a tiny model of it"
             known = [name for each in found for name in each.model_types]
             said = f"no family lists it{did_you_mean(row['type'], known, tried)}"
-            if row["served"] is not None:
-                said = f"{row['path']} (family {row['family']})" if row["served"] else f"refused: {row['refused']}"
+            if row["served"]:
+                said = f"served: {row['path']} (family {row['family']})"
+            elif row["refused"] is not None:
+                said = f"refused: {row['refused']}"
             _print(row["type"], said)
     else:
         for family in found:
-            print(f"{family.name}: {family.how}")
-            _print("", " ".join(sorted(family.model_types)), indent=2)
+            if family.model_types:
+                print(f"{family.name}: {family.how}")
+                _print("", " ".join(sorted(family.model_types)), indent=2)
         print("refused")
         for name, reason in sorted(pair for family in found for pair in family.refused_types.items()):
             _print(f"  {name}", reason)

@@ -269,8 +269,8 @@ def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
     if proof.packed is not None and proof.padded is None:
         logger.warning(
-            "autopack runs padded batches of %s without their padding, and refuses packed rows, in "
-            "which its own forward lets documents meet: %s",
+            "autopack runs padded batches of %s without their padding, but refuses its packed rows: "
+            "its own forward mixes documents (%s)",
             name,
             proof.packed,
         )

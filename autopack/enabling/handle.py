@@ -156,8 +156,8 @@ class Handle(AbstractContextManager["Handle"]):
         found = [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
             ("family", enabled.traits.family),
-            ("attention", attention and f"{attention} modules, attn_implementation={implementations}"),
-            ("mixers", mixers and f"{mixers} modules"),
+            ("attention", attention and f"{number_of(attention, 'module')}, attn_implementation={implementations}"),
+            ("mixers", mixers and number_of(mixers, "module")),
             ("backend", attention and self.backend),
             ("rows", options.sequence_parallel and f"shared by {options.sequence_parallel!r}"),
             ("padding", str(tally) if options.unpad else "stays (unpad=False)"),

@@ -100,8 +100,8 @@ def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None
     if left_out and left_out not in enabled.logged:
         enabled.logged.add(left_out)
         logger.warning(
-            "packed calls of %s return None for %s: nobody can tell what of it belongs to which "
-            "document. Call documents alone, one in each row, to get it.",
+            "packed calls of %s return None for %s, which autopack cannot split by document. Run "
+            "one document per row to get it.",
             type(model).__name__,
             left_out,
         )
@@ -132,7 +132,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(
-            "no twin proves %s, so its calls are checked from the first one on: %s",
+            "%s could not be proven by a tiny copy of it, so its calls are checked while they run: %s",
             type(model).__name__,
             because,
         )

@@ -71,7 +71,7 @@ class ModelCode:
         for implementation in implementations:
             function = sharding.of_whole_rows(releases.attention_function(implementation))
             if function is not None and (other := self._follow(function)) is not None:
-                self._note(f"the attention function {implementation!r} is, or calls, {whose(other)}")
+                self._note(_in_place(f"the attention function {implementation!r}", other))
         for function in self._waiting:  # which grows
             self._named(function.__globals__, names_in(function.__code__), function.__globals__)
         for name, module in model.named_modules():
@@ -148,7 +148,7 @@ class ModelCode:
             if any(isinstance(layer, FunctionType) for layer in layers(member)):
                 other = self._stands(held, name, member, within)
                 if other is not None:
-                    yield f"{base.__qualname__}.{name} is, or calls, {whose(other)}"
+                    yield _in_place(f"{base.__qualname__}.{name}", other)
 
     def _stands(self, held: Any, name: str, value: Any, within: Globals | None = None) -> Any:
         """Note a function's place; return the first third-party one that it is, or names, or None."""
@@ -206,3 +206,9 @@ def _places_of_loss(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Return where the loss of a model stands: transformers' losses, and its kind."""
     losses = releases.losses() if isinstance(module, PreTrainedModel) else {}
     return [(losses, releases.kind_of_loss(module))] if losses else []
+
+
+def _in_place(name: str, function: Any) -> str:
+    """Return the name of a place with the third-party function that stands there, or runs there."""
+    found = whose(function)
+    return found if found.startswith(f"{name} of ") else f"{name} runs {found}"

@@ -150,9 +150,8 @@ class PaddingRead:
         else:
             self.where = name
             logger.warning(
-                "What this model gives at padding (%s) is read by what comes after it, and counts "
-                "there: padded batches keep their padding from now on. If nobody should read it, "
-                "mask it out.",
+                "Code behind the model reads its output at padding (%s), so padded batches keep "
+                "their padding from now on. If that code should not read padding, mask it out there.",
                 name,
             )
 

@@ -293,7 +293,7 @@ class Checked:
 
     def __str__(self) -> str:
         found = f"every {self.every} training calls; " if self.every else ""
-        found += f"{self.checks} checks in {self.calls} calls"
+        found += f"{number_of(self.checks, 'check')} in {number_of(self.calls, 'call')}"
         if self.checks:
             found += f", worst relative error {self.worst:.1e}"
         found += f", {self.leaks} leaking" if self.leaks else ""

@@ -72,12 +72,12 @@ def difference_to_stock(call: Call, losses: bool = False, packs: bool = True, to
             alike = (each for each in compared if each[1].shape == each[2].shape and each[2].numel())
             found = [_difference(call, *each, bound_in_use(dtypes)) for each in alike]
         if not found:
-            raise CannotTell("no part of its output can be compared with what a document gets alone")
+            raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)
         if worst.excess > 1 and not together:
             worst = runs.beside_itself(worst, fields_of(output), arguments)
             if worst.excess <= 1:
-                raise CannotTell(f"{worst.name} is another one in each run")
+                raise CannotTell(f"{worst.name} differs from run to run")
         return worst
 
 
@@ -150,11 +150,11 @@ def _comparable_sides(call: Call) -> Sides:
         if call.model.traits.counts_images and has_media:
             raise CannotTell("stock numbers its images by rows")
         if not _stock_ignores_padding(call):
-            raise CannotTell("what stock gives depends on where padding stands")
+            raise CannotTell("results of stock depend on where padding stands")
         return sides_of(call)
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or has_media:
-        raise CannotTell("it is no plain call of packed rows")
+        raise CannotTell("only packed text of models with a result per token is compared with stock")
     if call.entry.uses_positions and not _has_usual_positions(call, layout):
         raise CannotTell("its documents have positions of their own")
     return Sides(sides_of(call).halves[:1])

@@ -62,7 +62,7 @@ class Runs:
         again, name = fields_of(self(arguments)), worst.name
         moved = how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
         if moved == math.inf:
-            raise CannotTell(f"{name} is another one in each run")
+            raise CannotTell(f"{name} differs from run to run")
         return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
 
     @contextmanager
