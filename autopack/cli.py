@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """Run the command that the arguments name; return its exit status."""
     whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:

@@ -312,6 +312,7 @@ def write_table(result: DemoResult) -> str:
 
 
 def _verdict(result: DemoResult) -> str:
+    """Return the result of the demo in one or two sentences."""
     if not result.same(ENABLED):
         return (
             "FAILED: the losses of padded training and of packed rows with autopack differ by more "

@@ -47,6 +47,7 @@ class Tiny:
 
 
 def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
+    """Return the value that is known for a module's class or one of its bases, or None."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
     return next((known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None)

@@ -160,6 +160,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {each.name: each.values for each in option
 
 
 def _hint(name: str, value: Any) -> str:
+    """Return a hint at the value that was meant, for a wrong value of an option."""
     if not isinstance(value, str):
         return ""
     if (name, value) in INSTEAD:

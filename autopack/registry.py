@@ -31,6 +31,7 @@ _registered: list[Family] = []
 
 @cache
 def _own() -> tuple[Family, ...]:
+    """Return the families of autopack, by name."""
     names = [module.name for module in pkgutil.iter_modules(architectures.__path__)]
     found = [vars(import_module(f"autopack.architectures.{name}")).values() for name in names]
     own = [each for values in found for each in values if isinstance(each, Family)]
@@ -39,10 +40,12 @@ def _own() -> tuple[Family, ...]:
 
 @cache
 def _from_entry_points() -> tuple[Family, ...]:
+    """Return the families that installed packages bring."""
     return tuple(_loaded(point) for point in entry_points(group="autopack.families"))
 
 
 def _loaded(point: EntryPoint) -> Family:
+    """Return the family of an entry point. Raises `AutopackError` if it cannot be loaded."""
     where = f"entry point {point.name!r} ({point.value}) of {point.dist.name if point.dist else 'an installed package'}"
     try:
         family = point.load()

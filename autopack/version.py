@@ -58,6 +58,7 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
 
 
 def _is_of_torch(need: Any) -> bool:
+    """Return True for a requirement that holds for the extra `torch`."""
     return need.marker is None or need.marker.evaluate({"extra": "torch"})
 
 

@@ -41,6 +41,7 @@ _MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
 
 
 def _refuse_block_sparse(config: Any) -> str | None:
+    """Return why an encoder with block-sparse attention is refused, or None."""
     if config.is_encoder_decoder:
         return why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
     return None
@@ -122,6 +123,7 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _refuse_random_experts(config: Any) -> str | None:
+    """Return why a router that draws experts at random is refused, or None."""
     if config.second_expert_policy in ("random", "sampling"):
         return (
             f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws "

@@ -151,6 +151,7 @@ _STAND_INS = {
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why a model whose language model is an encoder-decoder is refused, or None."""
     if getattr(config, "use_decoder_only_language_model", True):
         return None
     return (

@@ -23,6 +23,7 @@ MegatronBertSelfAttention RemBertSelfAttention XGLMAttention
 
 
 def _refuse_alibi_of_falcon(config: Any) -> str | None:
+    """Return why Falcon with ALiBi is refused, or None."""
     if config.model_type == "falcon" and config.alibi:
         return "it rounds biases by distance to bfloat16, counted from the start of the row, and adds them to the mask"
     return None
@@ -123,6 +124,7 @@ _ENCODERS = "convbert deberta deberta-v2 fnet ibert luke mpnet nystromformer squ
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why a configuration of I-BERT, Nystromformer or YOSO is refused, or None."""
     if config.model_type == "ibert" and config.quant_mode:
         return (
             "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one "
@@ -189,6 +191,7 @@ class _ByCells(Way):
         return found.together([self._embed(call, batch) for batch in found.maps])
 
     def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
+        """Return the embeddings of a batch of documents, with positions left out that count from 0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
         if (given == torch.arange(batch.into[1], device=given.device)).all():
             call = replace(call, arguments={**call.arguments, "position_ids": None})

@@ -50,6 +50,7 @@ LLAMA4 = Family(
 
 
 def _refuse_reordered(config: Any) -> str | None:
+    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
     if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
         return (
             "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
@@ -68,6 +69,7 @@ GPT2 = Family(
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why a mixture of experts of Doge is refused, or None."""
     mixes = getattr(config, "is_moe", False)
     return "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
 

@@ -116,6 +116,7 @@ _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why Reformer with random hashes is refused, or None."""
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
         return "with hash_seed=None its hashes are drawn anew at every call, so no document has one result of its own"
     return None

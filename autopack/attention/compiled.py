@@ -83,6 +83,7 @@ def _attend_in_document(query: Tensor, key: Tensor, value: Tensor, settings: _Co
     schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor",
 )
 def _document_attention(*inputs: Any) -> Tensor:
+    """Attend within each document; the operator that a compiled graph holds."""
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
@@ -96,6 +97,7 @@ def _document_attention(*inputs: Any) -> Tensor:
     schema=f"(Tensor grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
 )
 def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value, document by document."""
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):

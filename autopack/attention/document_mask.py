@@ -93,6 +93,7 @@ class DocumentMask:
         return whole[:, :, length - tokens : length, :length] if isinstance(whole, torch.Tensor) else None
 
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
+        """Return the mask of one document, made by a rule that counts columns of the row."""
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
                 "this model combines chunked attention with per-token blocks (images in chunks); "
@@ -291,6 +292,7 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
+    """Raise `UnsupportedModel` if a mask that the model made itself hides tokens."""
     why = "the model makes a padding mask of its own inside a packed forward; train it on padded batches"
     if torch.compiler.is_compiling() or not (mask.device.type == "cpu" or model.is_settling):
         # What was proven makes none, and to read that on the host would wait for the device, or

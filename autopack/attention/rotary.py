@@ -44,6 +44,7 @@ class PerDocumentRotary:
 
 @torch._dynamo.disable
 def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output: Any) -> Any:
+    """Return rotary embeddings with frequencies of each document's own longest position."""
     layout, rows = scope.layout, scope.shared
     assert layout is not None
     position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)

@@ -132,6 +132,7 @@ class Call:
         return self._declared
 
     def _read(self) -> Declared:
+        """Return the documents and padding that the arguments declare, and common beginnings."""
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)
@@ -295,6 +296,7 @@ class Call:
 
 
 def _holds_tokens(cache: Any) -> bool:
+    """Return True if a cache holds tokens already."""
     if not hasattr(cache, "get_seq_length"):
         return bool(cache)
     try:

@@ -69,6 +69,7 @@ class PairCall(Call):
 
     @property
     def volume(self) -> Volume | None:
+        """The size of the padded batch, both halves together; None if no padding is known."""
         real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
@@ -79,6 +80,7 @@ class PairCall(Call):
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
+        """The real tokens of encoder and decoder, by name."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]

@@ -126,4 +126,5 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
 
 
 def _names_positions(model: PreTrainedModel) -> bool:
+    """Return True if a model's forward takes `position_ids`."""
     return "position_ids" in parameters_of(type(model)).names

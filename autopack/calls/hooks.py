@@ -105,6 +105,7 @@ class EntryHook(ForwardGuard):
         return _enter(self, model, module, args, kwargs)
 
     def is_past(self, module: nn.Module) -> bool:
+        """Return True if a forward was called directly, so that this hook has not run."""
         model = self.entry.link.model
         running = None if model is None else scopes.of_model(model)
         return running is None or not (running.scope.stock or self.entry.level in running.passed)
@@ -306,6 +307,7 @@ def _check_together(ended: Activation, packs: bool) -> None:
 
 @torch._dynamo.disable
 def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
+    """Check the loss of a call that runs third-party code, and hand its layouts to the call around."""
     outer = ended.outer
     if ended.foreign:
         refusals.check_loss(ended, module, output)

@@ -60,6 +60,7 @@ class PassThrough(CallPlan):
         self._state = State(call.module) if looks else None
 
     def count(self, tally: Tally) -> None:
+        """Count a padded batch that keeps its padding, by the reason."""
         if self._keeps_padding:
             tally.left[self.reason] += 1
 
@@ -253,6 +254,7 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:
+    """Return True if attention of a model reaches over fewer tokens than there are columns."""
     windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
     reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
     return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)

@@ -102,6 +102,7 @@ class DocumentArguments:
             self._check_labels(name)
 
     def _check_labels(self, name: str) -> None:
+        """Raise `InvalidPacking` if labels do not have one entry for each document."""
         value = self.arguments.get(name)
         if value is None:
             return
@@ -120,6 +121,7 @@ class DocumentArguments:
             self._check_span(name, value)
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
+        """Raise `InvalidPacking` if the beginning or end of an answer lies outside of its document."""
         at = host_values(value.reshape(self.documents, -1)[:, 0])
         self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
@@ -258,6 +260,7 @@ class PerDocument(CallPlan):
         super().__init__(call, reason, None, self.calls[0], volume)
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
+        """Return the arguments for documents of like length as a batch, `count` of them labelled."""
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
         index = torch.from_numpy(numbers)
@@ -285,6 +288,7 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
+        """Return one field of the output for all documents, in their order."""
         axes, batch = AXES.get(name, ()), self.given.batch
         if axes and all(isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts):
             fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0

@@ -129,6 +129,7 @@ class Packed(RowsPlan):
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Run the model on the packed rows themselves, not on the row without padding."""
         self.leave_apart(ended)
         with scopes.in_force(self._scope_of_rows, self.call.entry.level):
             return module.forward(**self._as_rows)
@@ -170,6 +171,7 @@ class Unpadded(RowsPlan):
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
+        """Count a batch that runs without padding, and warn of terms that leave its loss."""
         super().count(tally)
         if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
             self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
@@ -180,6 +182,7 @@ class Unpadded(RowsPlan):
         return self._restored(ended, module, output, self.way, self._as_it_came)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Run the padded batch with its padding after all, and correct the counts."""
         call, tally = self.call, self.scope.model.tally
         refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
@@ -190,6 +193,7 @@ class Unpadded(RowsPlan):
             return module.forward(**call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the states of a packed row in the shape of the padded batch."""
         return self.way.restore(states)
 
 

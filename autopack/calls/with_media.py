@@ -244,5 +244,6 @@ def images_of_rows(call: Call) -> SeenImages | None:
 
 
 def _real_images(call: Call) -> torch.Tensor | None:
+    """Return True for images, and False for those that fill up a row; None if nothing says so."""
     ids = call.arguments.get(_OF_IMAGES)
     return ids != 0 if isinstance(ids, torch.Tensor) else None

@@ -24,6 +24,7 @@ from autopack.version import __version__
 
 
 def _names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
     return text.split(",")
 
 

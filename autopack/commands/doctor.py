@@ -107,6 +107,7 @@ def _failure(attempt: Callable[[], Any]) -> str:
 
 
 def _devices() -> dict[str, str]:
+    """Return the devices that torch can use here, each with a description."""
     import torch
 
     threads = torch.get_num_threads()
@@ -138,6 +139,7 @@ def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
 
 
 def _examine_backends(found: dict[str, Any]) -> None:
+    """Add to `found` which backends work, and which one `enable` chooses on each device."""
     from autopack.attention.choose import BACKENDS, availability, taken_by_auto
 
     found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in availability().items()}
@@ -150,6 +152,7 @@ def _examine_backends(found: dict[str, Any]) -> None:
 
 
 def _import_all() -> None:
+    """Import every public name, the families and the compiled operators."""
     import autopack
     from autopack.errors import UnsupportedVersion
 
@@ -162,6 +165,7 @@ def _import_all() -> None:
 
 
 def _try_model(implementation: str) -> None:
+    """Enable and audit a tiny Llama; raise if it is not exact."""
     from autopack.auditing.auditor import audit
     from autopack.enabling.enable import enable
     from autopack.tiny.models import build

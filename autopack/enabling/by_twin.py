@@ -105,6 +105,7 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+    """Return the proof by audits of twins, in one precision after another."""
     precisions, device = precisions_of(model, enabled)
     answers: list[_Answer] = []
     failure = NoTwin()
@@ -158,6 +159,7 @@ def _asked(
     modes: tuple[str, ...] | None,
     is_own: bool,
 ) -> _Answer:
+    """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
     twin = twin_of(model, dtype, device)
     outside = parts_outside(twin, model)
     if device == "cpu":
@@ -262,6 +264,7 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
 
 
 def _not_renewed(enabled: EnabledModel) -> None:
+    """Raise `NoTwin`, where an enabled model that has changed would be examined again."""
     raise NoTwin("its twin has changed while it was audited")
 
 
@@ -311,6 +314,7 @@ def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
 
 
 def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
+    """Return the class or attributes in which a module differs from the twin's."""
     wanted, found = kinds.by_name[name], twins.Kinds(twin.model).by_name.get(name)
     if found is None or found[1] is not wanted[1]:
         return f"a {wanted[1].__name__}"
@@ -379,5 +383,6 @@ def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) ->
 
 
 def _is_of_choices(module: PreTrainedModel) -> bool:
+    """Return True for a head that chooses between answers of a question."""
     head = row_head(module)
     return head is not None and head.of_choices

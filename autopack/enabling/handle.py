@@ -150,6 +150,7 @@ class Handle(AbstractContextManager["Handle"]):
         return f"{'packed' if is_packed else 'not packed so far'}, {exact}{saved}"
 
     def _facts(self) -> list[tuple[str, str]]:
+        """Return the lines of `print(handle)`, each as a name and a text."""
         enabled, options, tally = self.enabled, self.enabled.options, self.tally
         attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
@@ -189,6 +190,7 @@ class Handle(AbstractContextManager["Handle"]):
         return f"autopack: {self._text('  ')}"
 
     def _text(self, indent: str) -> str:
+        """Return the summary and the lines of `print(handle)`, indented."""
         return "\n".join(
             [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())],
         )
@@ -286,6 +288,7 @@ class TrainerHandle(Handles):
 
     @property
     def _of_data(self) -> list[tuple[str, str]]:
+        """Return the lines on a trainer's data and steps, each as a name and a text."""
         found = [
             ("data keep", ", ".join(self.kept)),
             ("steps:", cutter_of(self._trainer)),

@@ -96,6 +96,7 @@ def _seen(proof: Proof, code: ModelCode) -> Proof:
 
 
 def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    """Warn, once per model, of output fields that packed calls return as None."""
     left_out = ", ".join(enabled.proof.leaves_out)
     if left_out and left_out not in enabled.logged:
         enabled.logged.add(left_out)
@@ -108,6 +109,7 @@ def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
+    """Return the proof of a model by its twin, by a part's twin, or by checks of its calls."""
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
@@ -140,4 +142,5 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
 
 
 def _unproven(reason: str) -> Proof:
+    """Return the proof of a model that is refused for `reason`, on packed and padded batches."""
     return Proof(f"not: {reason}", reason, reason, reason)

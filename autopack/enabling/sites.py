@@ -62,6 +62,7 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
+    """Yield the functions to replace for mixers: their forwards, and operations in their modules."""
     for kind in dict.fromkeys(modules.defining_class(type(mixer)) for mixer in mixers):
         # A forward of the user's may be taken back at any time; a module that then runs past its
         # site raises.
@@ -80,10 +81,12 @@ def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
 
 
 def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool) -> Site:
+    """Return the forward of a class as a function to replace."""
     return Site(kind.__module__, f"{kind.__qualname__}.forward", adapter, soft=soft)
 
 
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:
+    """Return the places of attention functions to replace for one implementation."""
     if releases.attention_function(implementation) is None:
         raise UnsupportedModel(
             f"attn_implementation={implementation!r} is not registered with transformers' "

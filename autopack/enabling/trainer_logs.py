@@ -33,6 +33,7 @@ class PackingLogs(TrainerCallback):
         self._begin()
 
     def _begin(self) -> None:
+        """Begin to count tokens and seconds anew."""
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
         self._seconds = self._logged = 0.0
@@ -83,6 +84,7 @@ class PackingLogs(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
+        """Add packing's counts since the last log to the logs of a trainer."""
         if logs is None:
             return
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any

@@ -176,6 +176,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
 
 
 def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels) -> Result:
+    """Return the output and gradients of a rank's part of a batch, or of the whole without a group."""
     shape, mask = batch["input_ids"].shape, batch.get("attention_mask")
     counted = torch.ones_like(batch["input_ids"]) if mask is None else mask
     given, share = batch, 1.0
@@ -264,6 +265,7 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
 
 
 def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
+    """Return the logits of each document, and the parameters' gradients of a weighted sum of them."""
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})
     assert total is not None
@@ -293,6 +295,7 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
 
 
 def _answer(model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]) -> str | None:
+    """Ask twins of a model, in one precision after another; return a reason to refuse, or None."""
     dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:

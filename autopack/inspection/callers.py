@@ -39,4 +39,5 @@ def callers(module: str = "", function: str = ".*") -> list[Any]:
 
 
 def _holder(frame: FrameType) -> Any:
+    """Return `self` in a frame, if there is one."""
     return frame.f_locals.get("self")

@@ -95,6 +95,7 @@ class ModelCode:
         return next(chain((part for part, _ in self._parts_of(module, _ON_INSTANCES)), hooked), None)
 
     def _note(self, said: str, known: bool = False) -> None:
+        """Note third-party code; unless it is `known`, the model counts as unknown."""
         self.foreign.append(said)
         if not known:
             self.unknown = self.unknown or said
@@ -118,6 +119,7 @@ class ModelCode:
                 yield f"the loss of the kind {kind!r} is {whose(losses[kind])}", losses[kind]
 
     def _look_at_hooks(self, module: nn.Module, said: str) -> None:
+        """Note third-party hooks of a module, and hooks that look at rows."""
         for hook in hooks_of(module).values():
             told = f"{said}: a hook on it is {whose(hook)}"
             is_foreign, looks = not is_own(hook), looks_at_rows(hook)
@@ -139,6 +141,7 @@ class ModelCode:
         return self._classes[cls]
 
     def _of_base(self, base: type, within: Globals | None) -> Iterator[str]:
+        """Yield in words the functions of one class that are, or run, third-party code."""
         if base in (object, nn.Module):  # whose functions are looked at as torch's
             return
         is_general = is_of_library(base) and not base.__module__.startswith("transformers.models.")

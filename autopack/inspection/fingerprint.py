@@ -82,6 +82,7 @@ class _Part:
         self._last, self._kept = read(), self._facts() if known is None else known
 
     def changed(self) -> bool:
+        """Return True if this part of the model's state has changed since it was proven."""
         found = self._read()
         with suppress(Exception):  # what somebody has put there compares as it likes
             if found == self._last:
@@ -113,6 +114,7 @@ def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
+    """Return the ids of all hooks of modules."""
     held = map(itemgetter(*HOOKS), map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 

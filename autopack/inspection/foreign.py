@@ -120,6 +120,7 @@ def is_own(value: Any) -> bool:
 
 
 def _is_own_layer(layer: Any) -> bool:
+    """Return True if one function is a library's, whatever it wraps."""
     if isinstance(layer, FunctionType):
         return is_own_file(layer.__code__.co_filename)
     if isinstance(layer, torch.jit.ScriptFunction):  # DeBERTa before transformers 5.20

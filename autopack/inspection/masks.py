@@ -80,6 +80,7 @@ def _without_padding(function: Any) -> Any:
 
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the variables of a function's closure, by name."""
     code = getattr(function, "__code__", None)
     cells = getattr(function, "__closure__", None) or ()
     return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}

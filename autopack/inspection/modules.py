@@ -170,6 +170,7 @@ def positions_of_one_frequency(rotaries: Iterable[nn.Module]) -> float:
 
 
 def _limits(fields: dict[str, Any]) -> Iterator[int]:
+    """Yield the most positions with unchanged frequencies, by rotary settings of all layers."""
     for name, value in fields.items():
         if isinstance(value, dict):  # of all layers, or of each kind of them
             yield from _limits(value)
@@ -301,6 +302,7 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a model that work on text, not on images or sounds."""
     waiting: list[tuple[nn.Module, Any]] = [(root, getattr(root, "config", None))]
     while waiting:
         module, config = waiting.pop()

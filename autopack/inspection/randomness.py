@@ -121,16 +121,19 @@ def _without_ties(values: Tensor) -> Tensor:
 
 
 def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return the input, where dropout would change it."""
     return input
 
 
 def _middle_slope(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
+    """Return a leaky ReLU with the middle slope, in place of a random one."""
     return nn.functional.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1) -> Tensor:
+    """Return a softmax without noise, in place of a Gumbel softmax."""
     soft = (logits / tau).softmax(dim)
     if not hard:
         return soft
@@ -138,15 +141,18 @@ def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0,
 
 
 def _uniform(share: float, drawn: Tensor, start: float = 0.0, end: float = 1.0, **given: Any) -> float:
+    """Return the number at `share` between the bounds, in place of a uniform draw."""
     low, high = given.get("from", start), given.get("to", end)
     return low + (high - low) * share
 
 
 def _normal(share: float, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -> Any:
+    """Return the quantile at `share`, in place of a normal draw."""
     return mean + std * NormalDist().inv_cdf(share)
 
 
 def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
+    """Return the chance itself, in place of a Bernoulli draw; near 0 or 1 of `share`, an outcome."""
     chance = torch.as_tensor(input if p is None else p)
     return chance if 0.01 < share < 0.99 else chance > share
 

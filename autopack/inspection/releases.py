@@ -45,6 +45,7 @@ def seq2seq_class_names() -> frozenset[str]:
 
 
 def _class_names(*tasks: str) -> frozenset[str]:
+    """Return the names of transformers' model classes for some tasks."""
     values = [value for task in tasks for value in _classes(task).values()]
     return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
 

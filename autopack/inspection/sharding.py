@@ -94,6 +94,7 @@ def _communicates(function: FunctionType) -> bool:
 
 
 def _groups_of(module: nn.Module) -> Iterator[Group]:
+    """Yield the process groups among which a module's parameters are sharded."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
         yield module.process_group

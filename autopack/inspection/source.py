@@ -80,6 +80,7 @@ def forward_codes(cls: Any) -> list[CodeType]:
 
 
 def _own_names(code: CodeType) -> tuple[str, ...]:
+    """Return the names of a method's parameters, without `self`."""
     return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
 
@@ -115,6 +116,7 @@ def _may_be_a_forward(value: Any) -> bool:
 
 
 def _takes_any(code: CodeType) -> int:
+    """Return a number that is not 0 if a function takes `*args` or `**kwargs`."""
     return code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS)
 
 
@@ -273,6 +275,7 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
 
 
 def _has_keyword(code: CodeType, name: str) -> bool:
+    """Return True if code passes an argument by this name in some call."""
     return any(isinstance(constant, tuple) and name in constant for constant in code.co_consts)
 
 

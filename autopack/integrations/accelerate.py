@@ -93,6 +93,7 @@ def _in_mixed_precision(module: nn.Module) -> Any:
 
 
 def _goes_past_its_class(module: nn.Module) -> bool:
+    """Return True if a module's own forward does not end in the forward of its class."""
     if isinstance(module.__dict__.get("forward"), _ByClass | None):
         return False
     kept, own = module.__dict__.get("_old_forward"), type(module).forward

@@ -128,6 +128,7 @@ def check_step(
 
 
 def _packs(collator: Any) -> bool:
+    """Return True for a `PackingCollator`."""
     return derives_from(collator, "PackingCollator", "autopack.packing.collator")
 
 

@@ -44,10 +44,13 @@ def lease() -> SiteLease:
 
 
 def _sites(_: tuple[str, ...]) -> list[Site]:
+    """Return the function of lm-eval that pads a batch, as a function to replace."""
     return [Site(_MODULE, _PADS, _adapt, parameters=("max_length", "tensors", "padding_side"), soft=True)]
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """Return lm-eval's function that pads a batch, which notes where padding is."""
+
     def pad_and_concat(
         max_length: int,
         tensors: list[torch.Tensor],

@@ -117,6 +117,7 @@ def _held_by(holder: Any) -> list[nn.Module]:
 
 
 def _is_lightning_trainer(subject: Any) -> bool:
+    """Return True for a trainer of Lightning."""
     return derives_from(
         subject,
         "Trainer",
@@ -131,6 +132,7 @@ def holds_models(module: nn.Module) -> bool:
 
 
 def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
+    """Yield the transformers models in a module that lie in no other one."""
     if isinstance(module, PreTrainedModel):
         yield module
         return

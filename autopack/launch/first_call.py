@@ -72,6 +72,7 @@ class FirstCall(ForwardGuard):
         return None
 
     def is_past(self, module: nn.Module) -> bool:
+        """Return True if a training call reached the forward without this hook."""
         passed, self._passed = self._passed, False
         return not passed and _trains(module)
 
@@ -100,12 +101,14 @@ def prepare(base: Any) -> None:
 
 
 def _wait(model: Any) -> None:
+    """Put a hook on a model that enables it at its first training call."""
     if session.current is not None and _hook(model) is None and not is_apart():
         model.register_forward_pre_hook(FirstCall(model), with_kwargs=True)
         session.current.waiting.add(model)
 
 
 def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
+    """Return the forward of a class as functions to replace."""
     from autopack.enabling.sites import forward_sites
 
     return list(forward_sites([kind]))
@@ -127,6 +130,7 @@ def _first_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> _Arguments | None:
+    """Enable a model in its first training call; return the arguments as autopack's hook changes them."""
     here = session.current
     if here is None:
         return None
@@ -239,6 +243,7 @@ def _leave(here: Session, model: Any, error: Exception) -> None:
 
 
 def _wait_no_longer(here: Session, model: nn.Module) -> None:
+    """Take the hooks that wait for a first call off a model and all its parts."""
     for part in model.modules():
         if (number := _hook(part)) is not None:
             hook: Any = part._forward_pre_hooks.pop(number)
@@ -271,5 +276,6 @@ def _before_tuner(model: Any) -> None:
 
 @torch._dynamo.disable
 def _enable_for_tuner(model: nn.Module) -> None:
+    """Enable a model that waits for its first call, which a PEFT tuner is about to make."""
     if session.current is not None and _hook(model) is not None:
         _enable(session.current, model)

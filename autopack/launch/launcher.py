@@ -70,6 +70,7 @@ class _Transformers:
         """File of wrapt that was found before the script's own directory was searched."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Note the import of transformers, and find nothing: other finders do."""
         # It stays where it is: who removes himself from the path here makes the import miss the
         # finder after him.
         if name == "transformers" and not self.asked:
@@ -105,6 +106,7 @@ def _careful() -> Iterator[None]:
 
 @_careful()
 def _prepare(modeling_utils: Any) -> None:
+    """Hook every transformers model that the script makes, once transformers is imported."""
     from autopack.launch import first_call
 
     first_call.prepare(modeling_utils.PreTrainedModel)

@@ -21,6 +21,7 @@ class Lines(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as a line on stderr, if no handler of the program does."""
         if _is_handled():
             return
         try:

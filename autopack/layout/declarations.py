@@ -159,6 +159,7 @@ def _tensors(
     device: torch.device,
     continues: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the arguments that declare documents, by name, after checking their shapes."""
     rows, columns = shape
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
@@ -234,6 +235,7 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
 
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return True at tokens whose position does not go on by one, (rows, columns)."""
     values = positions[real]
     if (values < 0).any():
         raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
@@ -243,6 +245,7 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
+    """Raise `InvalidPacking` if two arguments declare different documents."""
     for one, other in pairwise(declarations):
         differs = (declarations[one] != declarations[other]) & later
         if differs.any():
@@ -331,6 +334,7 @@ def _section_starts(
 
 
 def _segment_starts(mask: np.ndarray) -> np.ndarray:
+    """Return True where a segment of an attention mask begins, (rows, columns)."""
     starts = changes(mask)
     rows, columns = np.nonzero(starts & (mask > 0))
     runs, counts = np.unique(np.stack([rows, mask[rows, columns]]), axis=1, return_counts=True)
@@ -345,6 +349,7 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
 
 
 def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return True where cumulative lengths begin a document, (rows, columns)."""
     columns, last = real.shape[1], int(bounds[-1])
     # Some collators repeat the end; an empty document is none. Others end before padding that the
     # mask marks.

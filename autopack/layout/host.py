@@ -168,6 +168,7 @@ class HostBatch(dict[str, Any]):
 
 
 def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
+    """Return a value on another device, with all tensors in it."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     if isinstance(value, dict):

@@ -146,6 +146,7 @@ def declared_of(
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:
+    """Return the first value that is a tensor with rows and columns, or None."""
     return next((v for v in values if isinstance(v, torch.Tensor) and v.dim() >= 2), None)
 
 
@@ -159,6 +160,7 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _read(
     arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
 ) -> declarations.Declared:
+    """Return the documents and padding that are declared for one half."""
     names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
     given = {name: arguments.get(full) for name, full in names.items()}
     known = {name: host[full] for name, full in names.items() if full in host}
@@ -171,6 +173,7 @@ def _before_last_label(
     target: torch.Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
+    """Return True up to the last label of each row, (rows, columns), where a decoder has no mask."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:

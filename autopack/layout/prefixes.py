@@ -31,6 +31,7 @@ class Stretch:
 
     @property
     def length(self) -> int:
+        """The number of tokens."""
         return self.end - self.first
 
 

@@ -63,6 +63,7 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apar
 
 
 def _seen(mask: torch.Tensor) -> torch.Tensor:
+    """Return True where a prepared mask shows a key, whether it is boolean or added to scores."""
     return mask if mask.dtype == torch.bool else mask > _HIDDEN
 
 

@@ -115,6 +115,7 @@ def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch
 def _labels(
     batch: Mapping[str, Any], layout: PackedLayout, more: int, shifts: bool, ignored: int
 ) -> dict[str, torch.Tensor | int]:
+    """Return the labels of rows that ranks will share, padded by `more`, and shifted if asked."""
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     if labels is None and shifted is None:
         return {}

@@ -73,9 +73,11 @@ class AtOperations(Way):
         return output
 
     def here(self, module: str) -> Way:
+        """Return this way if the operations stand in a module; else the way of older releases."""
         return self if self.sites(module) else self.before
 
     def sites(self, module: str) -> list[Site]:
+        """Return the operations of a module as functions to replace; none if one is missing."""
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
@@ -160,6 +162,7 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
 
 
 def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
+    """Return the relative bias of attention for the longest document."""
     states = arguments["hidden_states"]
     if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:
         return mixer.compute_bias(longest, longest, device=states.device)

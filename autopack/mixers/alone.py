@@ -72,6 +72,7 @@ class Alone(Way):
 
     @property
     def counts(self) -> bool:  # type: ignore[override]
+        """True if the mixer numbers tokens by columns."""
         return self.by_columns
 
     def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
@@ -150,6 +151,8 @@ def _with_tokens_first(call: MixerCall) -> MixerCall:
 
 
 def _transposed(output: Any) -> Any:
+    """Return an output whose tensors of three axes have the last two exchanged."""
+
     def change(part: Any) -> Any:
         return part.transpose(1, 2) if isinstance(part, torch.Tensor) and part.dim() == 3 else part
 
@@ -271,6 +274,7 @@ def pairs_of(
 
 
 def _described(mask: DocumentMask, batch: TokenMap) -> Any:
+    """Return the mask of a batch of documents, made from its description."""
     columns = mask.layout.columns
     first = batch.starts.tolist() if mask.absolute else [0]
     documents, length = batch.into
@@ -338,6 +342,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
 
 
 def _count_from_zero(positions: Any) -> bool:
+    """Return True for positions 0, 1, 2 and so on in every row."""
     if not isinstance(positions, torch.Tensor):
         return False
     return torch.equal(

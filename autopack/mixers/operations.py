@@ -203,6 +203,7 @@ def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs
 
 
 def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> _Scan:
+    """Return the scan of a delta rule, by the name of its function."""
     return _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
 
 
@@ -223,4 +224,5 @@ Each takes the function, the layout, and the positional and named arguments of a
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
+    """Return True if a kernel takes an argument of this name."""
     return name in releases.kernel_parameters(operation)

@@ -182,6 +182,7 @@ class Documents:
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
+        """Return True for a column with one value per token. Raises for one with another number."""
         found = self.table.schema.field(name).type
         if not _is_list(found):
             return False
@@ -251,10 +252,12 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    """Return True for an arrow type of integers or floats."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of an arrow list."""
     return getattr(kind, "storage_type", kind).value_type
 
 
@@ -298,5 +301,6 @@ def from_columns(
 
 
 def _value(value: Any) -> Any:
+    """Return a value that arrow takes: an array of one axis, or lists."""
     value = to_numpy(value)
     return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

@@ -102,6 +102,7 @@ def as_documents(example: Any, ignored: Collection[str]) -> Any:
 
 
 def _tokens(name: str, value: Any) -> np.ndarray:
+    """Return token ids as an array of one axis. Raises for anything else."""
     found = numbers(name, value)
     if found.shape == (0,):
         return found.astype(np.int64)

@@ -203,6 +203,7 @@ def join(
 
 
 def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return arrays in one, padded to the largest on all axes but the first."""
     shapes = {value.shape[1:] for value in values}
     if len({len(shape) for shape in shapes}) > 1:
         raise unusable(f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch")

@@ -87,6 +87,7 @@ class Plan:
 
     @property
     def _arrays(self) -> tuple[str, ...]:
+        """The names of the plan's arrays, without optional ones that are None."""
         return (*ARRAYS, *(name for name in OPTIONAL if getattr(self, name) is not None))
 
     def __len__(self) -> int:
@@ -148,6 +149,7 @@ class Plan:
 
     @property
     def _pieces(self) -> Pieces:
+        """The documents of the plan, or the pieces of those that were cut."""
         return Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
 
     @property

@@ -160,6 +160,7 @@ class PackedBatchSampler:
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the documents of each batch of some ranks, from a step on."""
         for step in range(start, self._steps):
             self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
@@ -225,12 +226,14 @@ class PackedBatchSampler:
 
     @cached_property
     def _digest(self) -> str:
+        """A hash of the lengths and groups, to tell other data when a run is resumed."""
         made = hashlib.blake2b(digest_size=8)
         for name, of_documents in {"lengths": self._lengths, **self._grouped}.items():
             made.update(f"{name} {of_documents.shape}".encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
+        """The options that a plan depends on, to tell others when a run is resumed."""
         found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
         found |= {
             "rows_per_batch": self.rows_per_batch,

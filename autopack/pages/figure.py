@@ -76,6 +76,7 @@ class Bars:
 
     @property
     def height(self) -> float:
+        """The height of the figure, in inches."""
         return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:

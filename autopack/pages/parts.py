@@ -25,6 +25,7 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
 
 
 def _part(name: str, *values: Any, **options: Any) -> str:
+    """Return a piece of HTML, made by a macro of the template."""
     return str(getattr(_templates().get_template("parts.html").module, name)(*values, **options))
 
 
@@ -62,6 +63,7 @@ def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
 
 @cache
 def _templates() -> Environment:
+    """Return the environment of jinja2 for templates of this package."""
     # Here alone: what jinja2 imports may be shadowed by a script under `autopack run` that has an
     # html.py of its own.
     from jinja2 import Environment, PackageLoader, StrictUndefined

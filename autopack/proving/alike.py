@@ -33,6 +33,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig:
+    """Return a configuration of the same behaviour in tiny sizes, with the chosen layers."""
     given = _behaviour(config, chosen)
     parts = {name: value.model_type for name, value in vars(config).items() if getattr(value, "model_type", "")}
     found = configs.of_class(type(config), given, parts)
@@ -114,6 +115,7 @@ def _sized(name: str, value: Any) -> Any:
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
+    """Return True for a field whose value a tiny model of the type chooses itself."""
     if name.startswith("_") or name in ("transformers_version", "architectures", "model_type", "dtype", "torch_dtype"):
         return True
     if configuration.is_neutral(name, value):

@@ -19,6 +19,7 @@ Words = dict[str, dict[str, set[str]]]
 
 
 def _pattern(words: str) -> re.Pattern[str]:
+    """Return a regular expression that was written over several lines."""
     return re.compile("".join(words.split()))
 
 
@@ -97,6 +98,7 @@ def describe(config: Any) -> Words:
 
 
 def _describe(config: Any, found: Words) -> None:
+    """Add the words of a configuration and its parts to `found`."""
     model_type = str(getattr(config, "model_type", ""))
     for name, value in vars(config).items():
         for field, word, part in _words(name, value):
@@ -173,6 +175,7 @@ def _presence(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
+    """Return the word for one value: numbers by their kind, and others as they are."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -183,6 +186,7 @@ def _word(value: Any) -> str:
 
 
 def number_word(value: float) -> str:
+    """Return the word for a number: negative, zero, one, more, or a float."""
     if value != value or value < 0:
         return "-"
     if value == 0:
@@ -208,6 +212,7 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the entries of nested lists, with those of dicts as words."""
     for entry in value:
         if isinstance(entry, (list, tuple)):
             yield from _leaves(entry)

@@ -42,16 +42,20 @@ class ThreadGroup(RowGroup):
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return len(self._laid_out)
 
     @property
     def rank(self) -> int:
+        """The number of this rank."""
         return self._rank
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all ranks, stacked."""
         return torch.stack(self._of_all(values))
 
     def swap(self, parts: torch.Tensor) -> torch.Tensor:
+        """Return the part for this rank from every rank, stacked."""
         return torch.stack([each[self._rank] for each in self._of_all(parts.detach())])
 
 

@@ -110,6 +110,7 @@ def own_class(model: nn.Module) -> Any:
 
 
 def _missing(wanted: configuration.Words, found: configuration.Words) -> str | None:
+    """Return the field in which a twin's configuration lacks behaviour of the model's, or None."""
     for model_type, fields in wanted.items():
         for field, words in fields.items():
             known = found.get(model_type, {}).get(field, set())
@@ -120,6 +121,7 @@ def _missing(wanted: configuration.Words, found: configuration.Words) -> str | N
 
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a new model of a class with random weights. Raises if it cannot be built tiny."""
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
     try:
         with as_new(0):
@@ -168,6 +170,7 @@ def _pad_as(twin: nn.Module, model: nn.Module) -> None:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor in a dtype, a complex one in its complex dtype; others as they are."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -184,6 +187,7 @@ def _check_size(cls: Any, config: Any) -> None:
 
 
 def _check_count(model: nn.Module) -> None:
+    """Raise `NoTwin` for a model with too many parameters."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > MOST_PARAMETERS:
         raise NoTwin(f"its class makes {count:,} parameters of the smallest configuration")
@@ -199,6 +203,7 @@ class Kinds:
         self.all = set(self.by_name.values())
 
     def _walk(self, module: nn.Module, name: str, above: Any) -> None:
+        """Note the class and attributes of a module and all below it."""
         cls = own_class(module)
         # `fully_shard` and parametrizations derive a class from that of the module, which is no
         # wrapper then.

@@ -115,6 +115,7 @@ def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[i
 
 
 def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
+    """Return results as tensors in the graph of the results after them."""
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
@@ -190,6 +191,8 @@ class _Stand(torch.autograd.Function):
 
 
 class _Place(torch.autograd.Function):
+    """A restored output's place in the graph: its gradient goes to the parts that it is made of."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -224,6 +227,7 @@ class _Place(torch.autograd.Function):
 
 
 def _split(way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of a result's parts."""
     if way.join is None:
         return [gradient]
     if way.split is not None:
@@ -248,6 +252,7 @@ class _Waiting(torch.Tensor):
 
 
 def _wait(output: Any, result: Joint) -> None:
+    """Make an output compute its values when it is first read."""
     parts, join = [part.detach() for part in result.parts], result.values or result.joined
     inference = torch.is_inference_mode_enabled()
 
@@ -260,6 +265,7 @@ def _wait(output: Any, result: Joint) -> None:
 
 
 def _fill(output: Any) -> None:
+    """Compute the values of an output that waits to be read."""
     if type(output) is _Waiting:  # and was not met twice in one call
         values = output.__dict__.pop("values_to_come")
         output.__class__ = torch.Tensor  # type: ignore[assignment]

@@ -162,6 +162,7 @@ class Traits:
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
+    """Return the share of a model's weights that mixers hold, embeddings left out."""
     root = anatomy.entries[0]
     try:
         embeddings: Any = root.get_input_embeddings()
@@ -348,6 +349,7 @@ class EnabledModel:
         return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
+        """Return True if the model has changed since it was proven."""
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def ask_twin(self, *question: Any) -> str | None:

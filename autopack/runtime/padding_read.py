@@ -121,6 +121,7 @@ class PaddingRead:
             self._forget(tokens)
 
     def _forget(self, tokens: torch.Tensor | None) -> None:
+        """Forget a batch whose gradients have come, and batches that no longer exist."""
         self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
 
     def refuse(self, name: str) -> None:
@@ -137,6 +138,7 @@ class PaddingRead:
     def _arrived(
         self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor | None
     ) -> None:
+        """Note if a gradient is not zero at padding: then code outside reads it."""
         # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
         # no zero.
         if gradient is None or not bool(gradient.isfinite().all()):
@@ -162,6 +164,7 @@ def _is_run_again() -> bool:
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all tensors in a value, with the name of each."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):

@@ -280,6 +280,7 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 
 
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
+    """Return the error for a module that was reached without the model's entry."""
     if mark.model is None:
         return OutsideForward(severed(module), code="copied-part")
     return OutsideForward(

@@ -100,6 +100,7 @@ class Volume(NamedTuple):
 
     @property
     def documents_per_row(self) -> float:
+        """The mean number of documents in a row."""
         return self.documents / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:

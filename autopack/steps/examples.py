@@ -170,12 +170,14 @@ def _per(name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each:
 
 
 def _count(value: Any) -> int | None:
+    """Return the number of rows of a value, or None if it has none."""
     if isinstance(value, torch.Tensor):
         return len(value) if value.dim() else None
     return len(value) if isinstance(value, list | tuple) else None
 
 
 def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) -> list[Example]:
+    """Return the documents of a batch as examples, each of one row or several."""
     ends = _ends_of_targets(batch, columns)
     count = len(lies) // columns.rows_each
 
@@ -222,6 +224,7 @@ def _padded(values: list[torch.Tensor], fill: Any, on_the_left: bool) -> torch.T
 
 
 def _not_cut(why: str) -> InvalidPacking:
+    """Return the error for a batch that cannot be cut into its documents."""
     return InvalidPacking(
         "max_tokens cuts the batches of a step into their documents, and cannot cut this one: "
         f"{why}. Leave out max_tokens, or have the collator return what each row needs in columns "

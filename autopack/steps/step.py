@@ -116,11 +116,13 @@ def _exchanged(
 
 
 def _on_host(example: Example) -> Example:
+    """Return an example on the CPU, without the batch that it was cut from."""
     # A slice would bring the whole batch that it is a view of.
     return tuple({n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
 
 
 def _moved(example: Example, device: torch.device) -> Example:
+    """Return an example on another device."""
     return tuple({n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
 
 

@@ -88,11 +88,13 @@ class StepCutter:
     # --- What stands at the trainer
 
     def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """Return the batches of a step as the trainer does, and keep them."""
         batches, items = self._original["get_batch_samples"](*args, **kwargs)
         self._batches = batches
         return batches, items
 
     def _training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Train on the micro-batches of a whole step, in the call for its last batch."""
         if not any(inputs is each for each in self._batches):
             return self._original["training_step"](model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self._trainer.args.device)
@@ -136,6 +138,7 @@ class StepCutter:
         return total
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trainer's loss of a micro-batch, weighted by its share of the step."""
         found = self._original["compute_loss"](*args, **kwargs)
         if self._share == 1.0:
             return found
@@ -237,6 +240,7 @@ class StepCutter:
         )
 
     def _loss(self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any) -> float:
+        """Return the loss of a batch without gradients."""
         begin()
         with torch.no_grad(), self._trainer.compute_loss_context_manager():
             return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
@@ -255,6 +259,7 @@ class StepCutter:
     # --- Refusals
 
     def _refuse_kind(self) -> None:
+        """Raise `UnsupportedModel` for a trainer whose steps cannot be cut anew."""
         trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
         own = type(trainer)._prepare_inputs.__module__
         parallel = getattr(accelerator, "parallelism_config", None)
@@ -275,6 +280,7 @@ class StepCutter:
             raise _not_cut(trainer, why)
 
     def _refuse_padding(self, columns: Columns) -> None:
+        """Raise `UnsupportedModel` for left padding of a model that numbers tokens by columns."""
         if columns.on_the_left and "position_ids" not in columns.per and not self._numbers_from_the_first:
             raise _not_cut(
                 self._trainer,
@@ -330,10 +336,12 @@ def _unlike(examples: Sequence[Example], columns: Columns, turn: int) -> list[Ex
 
 
 def _is_close(found: float, wanted: float, tolerance: float) -> bool:
+    """Return True if two losses differ by at most a relative tolerance."""
     return abs(found - wanted) <= tolerance * max(abs(wanted), 1e-3)
 
 
 def _not_cut(trainer: Any, why: str) -> UnsupportedModel:
+    """Return the error for a trainer whose optimizer steps cannot be cut anew."""
     return UnsupportedModel(
         f"max_tokens cuts the optimizer steps of {type(trainer).__name__} anew, and cannot cut "
         f"these: {why}. Leave out max_tokens.",

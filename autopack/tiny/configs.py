@@ -170,10 +170,12 @@ def _kinds(present: dict[str, Any]) -> dict[str, Any]:
 
 
 def _per_layer(fields: dict[str, Any]) -> dict[str, Sequence[Any]]:
+    """Return the fields that list one value per layer."""
     return {name: fields[name] for name in rules.PER_LAYER if isinstance(fields.get(name), (list, tuple))}
 
 
 def _depth_name(present: dict[str, Any]) -> str | None:
+    """Return the name of the field with the number of layers, or None."""
     return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
 
 

@@ -87,6 +87,7 @@ def _seen(form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]) -
 
 
 def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
+    """Return the number of placeholder tokens of a picture."""
     if form_of(model) in SEEN:  # it marks the place
         return 1
     if hasattr(model.config, "latent_query_num"):  # Kosmos
@@ -250,6 +251,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
 
 
 def _merge(vision: Any) -> int:
+    """Return how many patches on a side become one token."""
     names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
     found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
     return int(found if isinstance(found, int) else found[0])
@@ -306,6 +308,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
 
 
 def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for a video, made of a picture's."""
     config: Any = model.config
     pixels = picture["pixel_values"]
     if form_of(model) in ("tiles", "square"):

@@ -148,6 +148,7 @@ def _joined(values: list[Any], along: int) -> Any:
 
 
 def _along_diagonal(name: str, documents: Sequence[Document]) -> torch.Tensor:
+    """Return a mask in which every document sees its own images alone."""
     like = next(document.seen[name] for document in documents if document.seen)
     images = sum(len(document.images) for document in documents)
     found = like.new_zeros(1, sum(map(len, documents)), images, *like.shape[3:])

@@ -122,6 +122,7 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def _fresh(module: nn.Module, present: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Return a new value for a parameter, from noise of a scale that suits its module."""
     if hasattr(module, "make_weight"):  # a table of sines, which grows with the calls (FSMT)
         return present
     if isinstance(module, nn.Embedding):

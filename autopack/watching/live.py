@@ -118,6 +118,7 @@ class Live:
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
+        """Return True for a call that is not to be checked: one within a check, or recorded."""
         return _mine.checking or call.model.is_settling or _is_recorded(call)
 
     def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
@@ -164,11 +165,13 @@ class Live:
         return leak, reasons
 
     def _skip(self, call: Call, reason: str, closely: bool) -> None:
+        """Count a check that could not be made, and warn of it if the call is checked closely."""
         if closely and not self.checked.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
     def _leak_of(self, call: Call, found: Difference) -> Leak | None:
+        """Return the leak that a difference shows, or None if it is within rounding."""
         if found.than != REPLACED:
             self.checked.worst = max(self.checked.worst, found.error)
         if found.excess <= 1:

@@ -169,6 +169,7 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
 
 
 def _names_of_tokens(call: Call, side: Side) -> list[str]:
+    """Return the names of the arguments that hold the tokens of one side."""
     names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
     given = [name for name in names if call.arguments.get(name) is not None]
     return given or (["labels"] if side.prefix else [])  # of which it makes the decoder's tokens

@@ -25,6 +25,7 @@ def attend(call: AttentionCall) -> Output:
 
 @torch._dynamo.disable
 def _attend_by_function(call: AttentionCall) -> Output:
+    """Attend within each document by torch's `scaled_dot_product_attention`."""
     return per_document.attend(_by_sdpa(call))
 
 
