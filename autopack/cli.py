@@ -39,7 +39,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; `argv` is that of the process if left out. Returns the exit status."""
+    """Run the command line; `argv` defaults to the arguments of the process.
+
+    Returns the exit status.
+    """
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))

@@ -99,9 +99,7 @@ class DemoArm:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The arms by name, and what they were trained on: `lengths` are the tokens of all documents,
-    sorted.
-    """
+    """The arms of the demo by name, and the sorted `lengths` of their documents, in tokens."""
 
     settings: DemoSettings
     lengths: list[int]
@@ -146,9 +144,7 @@ def collect_documents(root: Path | None = None) -> list[str]:
 
 
 def _docstrings(root: Path) -> Iterator[str]:
-    """Every docstring below `root`; the files are parsed and never imported, so nothing in them
-    runs.
-    """
+    """Yield every docstring below `root`. The files are parsed and not imported: nothing runs."""
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
@@ -165,9 +161,7 @@ def _docstrings(root: Path) -> Iterator[str]:
 
 
 def _reference_sections() -> Iterator[str]:
-    """The sections of the language reference behind ``help()``; the module that holds it is plain
-    data.
-    """
+    """Yield the sections of the language reference behind ``help()``, which is plain data."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -270,7 +264,7 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
 
 
 def write_table(result: DemoResult) -> str:
-    """Return the result as text: what was trained, what it cost, the losses, and what follows."""
+    """Return the result of the demo as text."""
     import torch
 
     settings, lengths, arms = result.settings, result.lengths, result.arms

@@ -23,8 +23,8 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return the end of a message about an unknown name: the one that was meant, or a few;
-    `otherwise` for none.
+    """Return the end of a message about an unknown name: the names that may be meant, or
+    `otherwise`.
     """
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
@@ -58,7 +58,7 @@ class AutopackError(Exception):
 
     @property
     def guide(self) -> str:
-        """The address of what the documentation says about errors with this code."""
+        """The address of the documentation on errors with this code."""
         return f"{_GUIDE}#{self.code}"
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class AutopackError(Exception):
 
 
 class UnsupportedModel(AutopackError):
-    """The model, or what was asked of it, cannot be served exactly; nothing was changed."""
+    """The model, or a call or option of it, cannot be served exactly; nothing was changed."""
 
 
 class UnsupportedVersion(AutopackError, ImportError):
@@ -97,7 +97,7 @@ class OutsideForward(AutopackError, RuntimeError):
 
 @dataclass(frozen=True)
 class Leak:
-    """One document of a call that did not get what it gets alone, as a check of the call found it.
+    """A document of a call that got other results than alone, found by a check of the call.
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
     batch, of an encoder-decoder in that of the decoder. `field` is the part of the output that
@@ -129,7 +129,7 @@ class Leak:
 
 
 class LeakDetected(AutopackError):
-    """A document of a live training call did not get what it gets alone; `.report` is the `Leak`."""
+    """A document of a training call got other results than alone; `.report` is the `Leak`."""
 
     code = "leak-detected"
 

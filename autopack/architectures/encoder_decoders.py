@@ -187,8 +187,7 @@ _TOKENS_FIRST = "its attention has tokens before the batch"
 
 
 class _FsmtDecoder(OneByOne):
-    """Decoder that takes a mask of all pairs, (columns, columns); a document alone has its
-    beginning.
+    """Strategy for a decoder that takes a mask (columns, columns): a document gets its beginning.
 
     Given labels and no tokens for its decoder, its model takes the encoder's tokens.
     """

@@ -266,7 +266,7 @@ LONGFORMER = Family(
 
 
 class _EveryColumn(Way):
-    """Strategy for XLM by which every column of a packed row counts.
+    """Strategy for XLM that counts every column of a packed row as a token.
 
     Upstream counts the tokens other than padding tokens, keeps the states of as many columns from
     the left, and zeroes the others. Padding between documents or at the left of a row would thus

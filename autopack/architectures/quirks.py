@@ -16,7 +16,7 @@ from autopack.mixers import ALONE, Alone, Rows
 def _scale_query_by_position(
     module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Scale queries by columns of the document in place of those of the row.
+    """Scale queries by their column within the document, not within the row.
 
     The model computes the temperatures in float32; only their ratio needs the precision of the
     query.

@@ -116,9 +116,7 @@ def _alike(
     given: Mapping[str, Any],
     layout: PackedLayout,
 ) -> str | None:
-    """Return the reason if sounds differ in their `frames`, for an encoder that reads what is
-    behind a sound.
-    """
+    """Return a reason if sounds differ in their `frames`, where an encoder reads behind a sound."""
     lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None

@@ -69,8 +69,7 @@ class AttentionCall:
 
     @property
     def pattern(self) -> Pattern | None:
-        """Tokens of its document that a token sees, in numbers; None if the mask is not a usual
-        one."""
+        """The tokens of its document that a token sees; None if the mask is not a usual one."""
         if isinstance(self.mask, DocumentMask):
             return None if self.mask.absolute else self.mask.pattern
         return Pattern(causal=self.is_causal) if self.mask is None else None

@@ -138,8 +138,7 @@ class DocumentMask:
         return self.over_rows.masked_fill(*args, **kwargs)
 
     def dim(self) -> int:
-        """Return the number of axes of the dense mask, by which model code recognises masks of
-        pairs."""
+        """Return the number of axes of the dense mask: model code tells masks of pairs by it."""
         return 4
 
     def made_by(self, function: Callable[..., Any]) -> DocumentMask:

@@ -53,8 +53,7 @@ def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend by the model's own function, once per stretch; return None if no mask can be made for
-    that."""
+    """Attend once per stretch by the model's own function; return None if a mask cannot be made."""
     own = call.mask
     if not isinstance(own, DocumentMask) or not releases.is_own(call.original) or own.for_last(1, 2) is None:
         return None
@@ -84,8 +83,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
-    """Return an option for the tokens of the documents; one without an axis of tokens is the same
-    for all."""
+    """Return an option for the tokens of the documents. An option without such an axis stays."""
     if not isinstance(option, torch.Tensor) or option.dim() < 2 or prefixes.tokens not in option.shape[1:]:
         return option
     axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]

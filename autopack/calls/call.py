@@ -118,7 +118,7 @@ class Call:
         return any(getattr(given.get(name), "ndim", 0) == n for name, n in (("input_ids", 3), ("inputs_embeds", 4)))
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Return the per-token arguments of choices as rows of a batch, as such a head does."""
+        """Return the arguments of a multiple-choice head with every choice as a row of the batch."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {n: v.flatten(0, 1) for n, v in self.arguments.items() if getattr(v, "shape", ())[:3] == shape}
 
@@ -360,7 +360,7 @@ class CallPlan:
             self.call.count(running.volume, instead_of=before)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Return the output that the caller expects; None if it stays as it is."""
+        """Return the output that the caller expects; None if the model's output is that already."""
         return None
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:

@@ -265,7 +265,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
-    """Return the half that an argument belongs to; None for an encoder that runs as it is."""
+    """Return the half that an argument belongs to; None for an encoder that runs unchanged."""
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 

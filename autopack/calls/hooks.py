@@ -112,7 +112,7 @@ class EntryHook(ForwardGuard):
 
 
 class ExitHook:
-    """Forward hook of the same models: ends what the entry began, also after an error."""
+    """Forward hook that ends the scope of a call, also after an error."""
 
     def __init__(self, entry: Entry):
         self.entry = entry
@@ -278,7 +278,7 @@ def _further_in(call: Call, outer: Activation) -> Arguments | None:
 
 @torches.only_inlined
 def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """End what the entry began; return the output that the caller expects."""
+    """End the scope of a call; return the output that the caller expects."""
     if entry.pools_single_tokens and output is not None:
         output = _pooled(model, module, output)
     ended = scopes.close(model, entry.level)
@@ -321,7 +321,7 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Return the output with what the pooler makes of each document, in a call that packs."""
+    """Return an output of packed rows with the pooler's result for each document."""
     running = scopes.of_model(model)
     if running is None or running.scope.layout is None:
         return output

@@ -34,7 +34,7 @@ from autopack.runtime.tally import Volume
 
 
 def plan(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan of such a head's call with packed rows.
+    """Return the plan of a call with packed rows of a head with one result per row.
 
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
     arguments that cannot be split.
@@ -52,7 +52,8 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
 
 
 def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return such a plan for an encoder-decoder that makes decoder tokens of the encoder's.
+    """Return the plan for such a head of an encoder-decoder whose decoder reads the encoder's
+    tokens.
 
     Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
     positions that such a model cannot take.

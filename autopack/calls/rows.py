@@ -46,7 +46,7 @@ NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 
 
 class RowsPlan(CallPlan):
-    """Packed rows that run: those of the call, or a row that its tokens are led into by `way`."""
+    """Plan of a call that runs packed rows: its own, or a row made of its tokens by `way`."""
 
     what = "runs as packed rows, each document by itself"
     packs = True
@@ -272,8 +272,7 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
 
 
 def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
-    """Return arguments with what has a value per token led along a way, and all others as they
-    are."""
+    """Return arguments with their values per token moved along a way; other values stay."""
     frame = Frame(*way.shape)
     return {n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()}
 
@@ -310,7 +309,7 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
 
 
 def is_media(name: str, value: Any) -> bool:
-    """Return True for a tensor of media, whose shape does not tell what it belongs to."""
+    """Return True for a tensor of images or sounds, whose shape does not tell its documents."""
     return isinstance(value, torch.Tensor) and media.holds_media(name)
 
 

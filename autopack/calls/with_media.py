@@ -176,8 +176,7 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
-    """Return the scope and arguments by which each row of a batch gets the results of its images
-    alone.
+    """Return the scope and arguments with which every row of a batch attends to its own images.
 
     They are None where upstream does not mix images of rows.
     """

@@ -29,7 +29,7 @@ def _names(text: str) -> list[str]:
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
-    """The options of commands that take a data set: --column, --tokenizer, --batch-size."""
+    """Add the options of commands that take a data set: --column, --tokenizer, --batch-size."""
     parser.add_argument(
         "--column",
         action="extend",
@@ -44,7 +44,7 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """The options --json, --html and --plot, for `check_outputs` and `show`."""
+    """Add the options --json, --html and --plot, for `check_outputs` and `show`."""
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print everything as JSON")
     group.add_argument(
@@ -75,8 +75,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any]) -> None:
-    """Print what was found, or its data as JSON; write the page and the picture that --html and
-    --plot ask for.
+    """Print findings as text or JSON, and write the files for --html and --plot.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """

@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Look at the packages, devices and backends of this process; never raises for what it finds
-    broken.
+    """Return findings on the packages, devices and backends of this process, broken or not.
 
     Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is
     broken, with the way out.
@@ -97,7 +96,7 @@ def examine() -> dict[str, Any]:
 
 
 def _failure(attempt: Callable[[], Any]) -> str:
-    """Return what an attempt raises, in a line; nothing where it succeeds."""
+    """Return the error that an attempt raises, in a line; an empty text if it succeeds."""
     try:
         attempt()
     except Exception as error:
@@ -127,9 +126,7 @@ def _devices() -> dict[str, str]:
 
 
 def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """Return what is asked of autopack, in words; what is learned of its backends is added to
-    `found`.
-    """
+    """Return the trials of autopack by name; the backends that they find are added to `found`."""
     return {
         "looking for backends": partial(_examine_backends, found),
         "importing autopack's parts": _import_all,
@@ -178,7 +175,7 @@ def _try_model(implementation: str) -> None:
 
 
 def write_text(found: dict[str, Any]) -> str:
-    """The diagnosis for people."""
+    """Return the diagnosis as text."""
     blocks = {title: [*map(list, found[name].items())] for name, title in SECTIONS.items()}
     said = ["\n  ".join([title, *text_table(rows, "<<")]) for title, rows in blocks.items() if rows]
     problems = found["problems"]

@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the families, or what is known of named types; return 0, or 1 if one is not known to be
-    served.
-    """
+    """Print all families, or the facts on named types. Return 1 if a named type is not served."""
     from autopack.registry import families
 
     found, rows = families(), [of_type(name) for name in args.types]

@@ -35,7 +35,7 @@ _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, 
 def examine(
     model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel], None]
 ) -> EnabledModel:
-    """Find what has to be known of a model to enable it; changes nothing.
+    """Return the state of a model to be enabled: its parts, facts and options. Changes nothing.
 
     `renew` is called when it has changed.
     """
@@ -111,9 +111,7 @@ def attach(
 
 
 def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Return True if the loss of an entry with a third-party forward shifts labels; it is run to
-    see.
-    """
+    """Return True if the loss of an entry with a third-party forward shifts labels, by running it."""
     module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
@@ -125,9 +123,7 @@ def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None]
 
 
 def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
-    """Register a forward hook, or bring the one of its kind up to date; a pre-hook is the last of
-    all.
-    """
+    """Register a forward hook, or replace the hook of its kind. A pre-hook becomes the last one."""
     hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
     known = next((number for number, other in hooks.items() if type(other) is type(hook)), None)
     if known is None:
@@ -139,7 +135,7 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
 
 
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Take back all that `attach` and calls since have put on the model; safe after a part of it.
+    """Take back all marks, hooks and sites of a model, also of one that is attached in part.
 
     The handle leaves last: where this is interrupted, it can be done again.
     """
@@ -160,9 +156,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 
 def strip_severed(part: nn.Module) -> bool:
-    """Take marks and hooks off what is a copy of a part of an enabled model; whether there were
-    any.
-    """
+    """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
     modules = list(part.modules())
     marked = [module for module in modules if is_severed(module)]
     hooks = (hook for m in modules for held in (m._forward_pre_hooks, m._forward_hooks) for hook in held.values())

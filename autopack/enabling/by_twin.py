@@ -90,7 +90,7 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
 
 
 def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
-    """The precisions in which a twin is tried, the first first, and its device."""
+    """Return the precisions in which a twin is tried, in order, and its device."""
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
     if (flash or "flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
@@ -132,9 +132,7 @@ class _Raised(NoTwin):
 
 @dataclass
 class _Answer:
-    """The audit of a twin in one precision; what autopack refused is apart, where all code is of
-    libraries.
-    """
+    """The audit of a twin in one precision, with its refusals apart."""
 
     twin: Twin
     part: PreTrainedModel
@@ -206,9 +204,7 @@ def is_refusal(failure: str) -> bool:
 
 
 def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
-    """Return the proof by a twin's answers: what a later one says is of call forms that the first
-    could not measure.
-    """
+    """Return the proof by audits of twins; a later audit adds call forms that the first left out."""
     twin, outside, report, refused = answers[0].twin.model, answers[0].outside, answers[0].report, answers[0].refused
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
@@ -269,8 +265,8 @@ def _not_renewed(enabled: EnabledModel) -> None:
 
 
 def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
-    """Return a twin with the losses and methods that somebody has put on modules of the model;
-    hooks stay the model's.
+    """Return a twin with the losses and methods that were put on modules of the model, without
+    hooks.
 
     Raises `NoTwin`.
     """
@@ -330,9 +326,7 @@ def _call(model: PreTrainedModel) -> None:
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
-    """The outermost model inside that can be called with tokens by their name: a forward may have
-    others for them.
-    """
+    """Return the outermost model inside that takes tokens by their usual name."""
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
         if _is_of_choices(module) or not takes_tokens(module):

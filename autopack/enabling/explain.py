@@ -19,8 +19,8 @@ from autopack.runtime.tally import Volume, number_of
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on a call at one model: the name of its class, what is done, why, and how much
-    of it runs.
+    """The decision on a call at one model: its plan, the reason, and the size of the part that
+    runs.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Explanation:
 
     @classmethod
     def of_several(cls, models: Mapping[str, Explanation]) -> Explanation:
-        """The explanations of several models by name as one."""
+        """Return the explanations of several models, by name, as one."""
         decisions = [replace(d, name=f"{name}: {d.name}") for name, one in models.items() for d in one.decisions]
         return cls(
             tuple(decisions),

@@ -98,7 +98,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def verified(self) -> str:
-        """The proof that the model is exact, as it is now, in words."""
+        """The proof that the model is exact at present, in words."""
         return self.enabled.proof.how
 
     @property
@@ -109,8 +109,7 @@ class Handle(AbstractContextManager["Handle"]):
         return self.enabled.tally
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan of a call of the model with these arguments and its reason, in words;
-        nothing is run.
+        """Return the plan that a call of the model would get, and the reason; run nothing.
 
         `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its
         padding or as it came, for what reason, and how many documents and tokens it has. A call
@@ -255,7 +254,7 @@ class TrainerHandle(Handles):
 
     @property
     def tally(self) -> Tally:
-        """Counts of calls: the tally of its model, or of several models the sum as it is now."""
+        """Counts of calls of all models of the trainer together."""
         tallies = [handle.tally for handle in self.handles.values()]
         if len(tallies) == 1:
             return tallies[0]
@@ -275,9 +274,7 @@ class TrainerHandle(Handles):
         return next(iter(found.values())) if len(found) == 1 else Explanation.of_several(found)
 
     def remove(self) -> None:
-        """Disable all models, and let the trainer drop the columns that it dropped and log what it
-        logged.
-        """
+        """Disable all models; the trainer drops columns and writes logs as before."""
         take_back(self._trainer)
         super().remove()
 

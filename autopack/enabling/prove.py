@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def renew(enabled: EnabledModel) -> None:
-    """Look at an enabled model again that has changed: mark, hook and prove it as it is now.
+    """Examine, mark, hook and prove an enabled model again after a change.
 
     Later calls refuse what cannot be served; padded batches then stay as they come.
     """
@@ -87,8 +87,8 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
 
 
 def _seen(proof: Proof, code: ModelCode) -> Proof:
-    """Return the proof of a model with somebody looking inside, at rows and columns: padded batches
-    keep theirs.
+    """Return a proof by which padded batches keep their padding if a hook looks at rows and
+    columns.
     """
     if code.onlooker is None or proof.padded is not None:
         return proof

@@ -21,9 +21,7 @@ from autopack.runtime.scope import mark_of
 
 
 def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Site]:
-    """The sites for a model of this anatomy, whose mixers are marked, and its present attention
-    implementations.
-    """
+    """Return the functions to replace for a model with marked mixers, as its attention is now."""
     sites = [*_mixer_sites(anatomy.mixers)]
     # a model may be a mixer itself, run on each document alone
     taken = {(site.module, site.path) for site in sites}
@@ -73,9 +71,7 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
 
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
-    """Those at which `model.forward(...)` becomes `model(...)`, as far as the forwards are
-    transformers' own.
-    """
+    """Yield transformers' own forwards to replace, so that `model.forward(...)` is `model(...)`."""
     own = (kind for kind in map(modules.defining_class, kinds) if is_of_library(kind) and kind is not nn.Module)
     return (_forward_site(kind, adapt_forward, soft=True) for kind in dict.fromkeys(own))
 

@@ -18,8 +18,7 @@ _PREFIX = "autopack/"
 
 
 class PackingLogs(TrainerCallback):
-    """Puts `autopack/fill` and its like into the logs of a trainer; what it counts from is the
-    tally of its model.
+    """Callback that adds `autopack/fill` and other counts of a model to a trainer's logs.
 
     Callbacks share one dict of logs, in order, so it has to stand before those that report. The
     logs of an evaluation, and those at the end of a training, are also what `evaluate()` and
@@ -70,7 +69,7 @@ class PackingLogs(TrainerCallback):
         self._evaluated = self._tally.evaluation  # nothing is logged of it
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Take out of the last logs what was added to them, before they are returned."""
+        """Take autopack's counts out of the last logs before the trainer returns them."""
         logs, names = self._added
         for name in names:
             logs.pop(name, None)

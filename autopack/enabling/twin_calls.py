@@ -146,7 +146,9 @@ def _on_one(
     group: ThreadGroup | None,
     labels: Labels,
 ) -> list[Result]:
-    """Outputs and gradients of this rank's part; those of whole rows where there is no group."""
+    """Return the output and gradients of this rank's part of rows, or of whole rows without a
+    group.
+    """
     found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
         if callable_part(twin_enabled) is not twin:
@@ -208,7 +210,7 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
 
 
 def _together(parts: Sequence[Result]) -> Result:
-    """The outputs of all parts side by side; losses and gradients add up."""
+    """Return the outputs of all parts side by side, with losses and gradients added."""
     found = {}
     for name in parts[0][0][0]:
         values = [fields[name] for (fields,), _ in parts]
@@ -220,8 +222,7 @@ def _together(parts: Sequence[Result]) -> Result:
 
 
 def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int) -> str | None:
-    """Return the reason why documents with `count` media of a kind may not get what they get alone,
-    or None.
+    """Return the reason why documents with `count` media of a kind may mix, or None.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train,
     such calls raise.
@@ -279,7 +280,7 @@ _ASKED: dict[str, Callable[..., str | None]] = {"prefixes": _prefixes, "parts": 
 
 
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
-    """Return why a model does not serve a kind of calls, as a twin says, in words; None if it does.
+    """Return the reason why a twin does not serve a kind of calls; None if it does.
 
     `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
     and hooks are all the library's is kept. Weights of the model have no part in it.

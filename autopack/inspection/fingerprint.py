@@ -103,7 +103,7 @@ def _values(dicts: list[dict[str, Any]]) -> list[int]:
 
 
 def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
-    """Return the functions at places and on modules, as they are without autopack.
+    """Return the functions at places and on modules, without autopack's own.
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between
     calls.

@@ -69,7 +69,7 @@ def is_own_file(file: str) -> bool:
 
 
 def original(value: Any) -> Any:
-    """Return the object that autopack's function replaces; any other value as it is."""
+    """Return the object that autopack's function replaces; other values are returned unchanged."""
     while _is_of_autopack(value) and (inner := _held(value, "autopack_original")) is not None:
         value = inner
     return value

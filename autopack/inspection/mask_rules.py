@@ -136,7 +136,7 @@ def pattern_of(function: Callable[..., Any]) -> Pattern | None:
 
 
 def _as_index(value: Any) -> Index:
-    """Return an index as it is, and a whole number as an index. Raises `Unknown` for others."""
+    """Return a whole number as an `Index`, and an index unchanged. Raises `Unknown` for others."""
     if isinstance(value, Index):
         return value
     if type(value) is not int:

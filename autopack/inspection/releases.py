@@ -132,7 +132,7 @@ def shifting_loss() -> Callable[..., Any] | None:
 
 
 def kernel_parameters(operation: Any) -> frozenset[str]:
-    """Return the argument names of the kernel behind such a function; empty if torch computes it.
+    """Return the argument names of the kernel that a function calls; empty if torch computes it.
 
     transformers drops arguments that the kernel does not take, without a word.
     """

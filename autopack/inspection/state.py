@@ -58,7 +58,7 @@ class Contents:
             self._keep(hook for hook in hooks_of(module).values() if not is_own(hook))
 
     def _keep(self, values: Iterable[Any]) -> None:
-        """Copy the contents of values, and of all that functions among them hold."""
+        """Copy the contents of values, and of everything that functions among them hold."""
         for value in values:
             if id(value) in self._seen:
                 continue

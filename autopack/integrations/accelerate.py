@@ -31,7 +31,7 @@ class _ByClass:
 
 
 def reroute(modules: list[nn.Module]) -> None:
-    """Let the hooks of these modules call what stands at their classes."""
+    """Let accelerate's hooks on these modules call the forward that stands at the class now."""
     for module in modules:
         kept = module.__dict__.get("_old_forward")
         own: Any = type(module).forward
@@ -47,8 +47,8 @@ def put_back(modules: list[nn.Module]) -> None:
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
-    """Return the class name of a mixer whose instance has a forward of its own; None if there is
-    none.
+    """Return the class of a mixer with a forward on its instance, which autopack cannot reach, or
+    None.
 
     Such a forward bypasses the one that keeps documents apart.
     """

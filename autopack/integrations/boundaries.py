@@ -75,7 +75,7 @@ def give_columns_back(trainer: Any) -> None:
 
 
 def what_is_lost(trainer: Any) -> str | None:
-    """Return what a trainer and its collator lose of their rows, and the way out; None if nothing.
+    """Return how a trainer and its collator lose the boundaries of documents, or None.
 
     The columns of a row of several documents have to reach the collator, and the batch that the
     collator makes of it has to declare as many documents.
@@ -133,7 +133,7 @@ def _packs(collator: Any) -> bool:
 
 
 def _read_by(collator: Any) -> tuple[str, ...]:
-    """Return the columns of which a collator makes targets and pixels."""
+    """Return the columns that a collator makes targets and pixels of."""
     if not _packs(collator):
         return ()
     return COMPLETION_KEYS if collator.image_processor is None else (*COMPLETION_KEYS, *PICTURES)
@@ -192,7 +192,7 @@ def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost(trainer: Any, dataset: Any) -> str | None:
-    """Return what is lost of the rows of one data set, as `what_is_lost` does; None if nothing."""
+    """Return how boundaries of documents are lost for one data set, or None."""
     collator, name = collator_of(trainer), type(trainer).__name__
     names = _columns(dataset)
     if names and not {*BOUNDARIES, *_read_by(collator)}.intersection(names):

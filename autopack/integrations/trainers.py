@@ -54,9 +54,7 @@ class TrainerAdapter:
         )
 
     def why_not_cut(self, trainer: Any) -> str | None:
-        """Return why the loss of a step depends on how it is cut into batches; None if nothing is
-        known of it.
-        """
+        """Return why the loss of a step depends on its division into batches, or None."""
         if self.losses is None:
             return None
         given = getattr(trainer.args, "loss_type", None) or getattr(trainer, "loss_type", None)
@@ -132,9 +130,7 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
 
 
 def iterables_of(stream: Any) -> list[Any]:
-    """Return what a stream of datasets iterates over, whatever was done with it since; none of
-    anything else.
-    """
+    """Return the iterables below a stream of datasets, through all its operations; else none."""
     found = [stream._ex_iterable] if hasattr(stream, "_ex_iterable") else []
     for each in found:  # grows meanwhile
         for value in vars(each).values():

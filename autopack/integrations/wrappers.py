@@ -77,8 +77,7 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
 
 
 def parts_of(models: Any) -> dict[Any, Any] | None:
-    """Return the models of a list, tuple or dict, by name; None for anything that is or holds one
-    model.
+    """Return the models of a list, tuple or dict, by name; None for a single model.
 
     Raises `UnsupportedModel` if there are none, or if they can be read only once or in no order.
     """

@@ -235,7 +235,7 @@ def _outermost(here: Session, module: Any) -> Any:
 
 
 def _leave(here: Session, model: Any, error: Exception) -> None:
-    """Leave a model as it is, for good; raise `error` with `strict`."""
+    """Leave a model without autopack for good; raise `error` if the run is strict."""
     _wait_no_longer(here, model)
     if here.settings.strict:
         raise error

@@ -111,7 +111,7 @@ class Session:
             self._kept_until = now + 200 * (time.perf_counter() - now)
 
     def _note(self, model: PreTrainedModel, outcome: ProcessOutcome) -> None:
-        """Note the outcome of a model, in place of what it was so far."""
+        """Note the outcome of a model; it replaces the earlier one."""
         if model in self._so_far:
             self._outcomes.remove(self._so_far.pop(model))
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:

@@ -289,7 +289,7 @@ def _invalid(message: str) -> InvalidPacking:
 
 
 def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return True for tokens whose position follows that of the token before, across padding too.
+    """Return True for tokens whose position goes on from the token before, across padding too.
 
     `values` are the positions of the tokens that `real` (rows, columns) marks, row by row. Across a
     run of padding a document may go on with the next position or with the next column's.

@@ -156,8 +156,7 @@ class HostBatch(dict[str, Any]):
     """
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
-        """Return the batch on a device: all that can be moved, also in lists, tuples and dicts; the
-        rest as is."""
+        """Return the batch on a device, with all values in its lists, tuples and dicts."""
         moved = HostBatch()
         for name, value in self.items():
             moved[name] = there = _moved(value, device, non_blocking)

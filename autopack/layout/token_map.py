@@ -176,7 +176,7 @@ class TokenMap:
 
     @cached_property
     def back(self) -> torch.Tensor:
-        """`places` as a flat tensor on the device, with that of the first token for -1."""
+        """The flat `places` on the device; -1 is replaced by the place of the first token."""
         return upload(self.places.reshape(-1).clip(0), self.device)
 
 

@@ -188,8 +188,7 @@ class OneByOne(Way):
 
 
 class EncoderOneByOne(OneByOne):
-    """`OneByOne` for the encoder of a pair; a decoder of the same class is kept within documents by
-    its parts."""
+    """`OneByOne` for an encoder alone: a decoder of the same class is served by its parts."""
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):

@@ -352,8 +352,7 @@ def _count_from_zero(positions: Any) -> bool:
 
 
 def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
-    """Return the number of labels of each batch that the loss uses; copies once to the host for
-    all."""
+    """Return the number of labels that the loss uses in each batch, by one copy to the host."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):
         return [0] * len(labels)

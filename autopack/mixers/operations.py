@@ -31,8 +31,7 @@ from autopack.runtime.scope import current
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations follow a layout; yield the set of called operations, filled as they are
-    called."""
+    """Let operations follow a layout; yield the set of operations that were called."""
     activation, arrived = current(), set[str]()
     assert activation is not None
     before, activation.mixing = activation.mixing, (layout, arrived)
@@ -167,7 +166,7 @@ def _near_square_root(longest: int) -> int:
 
 
 def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change the output of a scan; a final state, which packed rows do not have, stays as it is."""
+    """Change the output of a scan. A final state stays: packed rows have none."""
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 

@@ -148,8 +148,7 @@ def _with_own_images(
 
 
 def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scope: Scope) -> Any:
-    """Return an argument for whole rows from this rank's part of the columns; every rank then runs
-    the module."""
+    """Return an argument of whole rows, gathered from the parts of all ranks."""
     if isinstance(value, tuple | list):
         return type(value)(_of_whole_rows(mixer, way, name, each, scope) for each in value)
     if not isinstance(value, torch.Tensor):

@@ -15,8 +15,9 @@ from autopack.packing.strategies import permutation
 
 @dataclass(frozen=True)
 class CostModel:
-    """Cost of training on a document, `linear * length + quadratic * length ** 2`; a row costs the
-    sum.
+    """Cost of training on a document, `linear * length + quadratic * length ** 2`.
+
+    A row costs the sum of its documents.
 
     The unit is the cost of one token outside attention. In a transformer of hidden size h a token
     takes about 24 h² operations per layer, and a pair of tokens 2 h in causal attention: the ratio

@@ -49,7 +49,7 @@ bad_file = partial(InvalidPacking, code="bad-file")
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
-    """The error about a value of one example."""
+    """Return the error about a value of one example."""
     return unusable(f"example {index}, {kind}{key!r}: {found}")
 
 
@@ -110,9 +110,7 @@ def is_int(value: Any) -> bool:
 
 
 def check_ints(optional: bool = False, **options: Any) -> None:
-    """Raise `ValueError` unless options are ints of at least 1, or 0 where that is a number; None
-    if optional.
-    """
+    """Raise `ValueError` unless options are ints of at least 1, or of 0 or None where allowed."""
     for name, value in options.items():
         least = int(name not in FROM_0)
         if not (is_int(value) and value >= least) and not (optional and value is None):

@@ -266,8 +266,7 @@ class PackingCollator:
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
-        """Return the examples as arrays; as a single one if they go into one row and are only
-        documents."""
+        """Return the examples as arrays; as one array if they are documents of one row."""
         ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
         if not self.max_length and (merged := merge(examples, ignored)) is not None:
             return [merged]

@@ -262,7 +262,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """Return lists with offsets, whatever their layout."""
+    """Return an arrow list with offsets, of any list layout."""
     array = getattr(array, "storage", array)
     return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
 

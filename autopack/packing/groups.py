@@ -55,8 +55,7 @@ def units_of(
 
 
 def together(lengths: np.ndarray, prefixes: np.ndarray | None = None) -> Pieces:
-    """Return documents of several sequences, of which `lengths` are (documents, sequences), as one
-    piece each.
+    """Return documents of several sequences as one piece each, by `lengths` (documents, sequences).
 
     `shared` is the common beginning of a document's sequences; `squares` leave it out.
     """
@@ -151,7 +150,7 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
 
 
 def _of_each(name: str, given: Any, count: int, least: int) -> np.ndarray:
-    """Return what was given under this name as (documents,) int64."""
+    """Return an argument with one number per document as (documents,) int64."""
     found = ints(name, given)
     if found.shape != (count,):
         raise wrong_numbers(f"{name}: wanted {count} ints, one per document; found shape {found.shape}")

@@ -37,7 +37,7 @@ class Counts:
 
     @property
     def overflow(self) -> dict[str, int]:
-        """Effects on longer documents, in words, and the number of documents or tokens of each."""
+        """The treatments of longer documents, each with its number of documents or tokens."""
         done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
         return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
 
@@ -48,7 +48,7 @@ class Counts:
 
 
 def nothing_left(counts: Counts) -> InvalidPacking:
-    """Return the error about data of which everything was dropped."""
+    """Return the error for data whose documents were all dropped."""
     return does_not_fit(
         f"no document is left of {counts.documents:,}: all are longer than max_length; raise it",
     )
@@ -97,8 +97,9 @@ def to_numpy(value: Any) -> Any:
 
 
 def numbers(key: str, value: Any) -> np.ndarray:
-    """Return a list, array or tensor as a numpy array of int64, float32 or bool; raise
-    `InvalidPacking` for the `key` of any other."""
+    """Return a list, array or tensor as an array of int64, float32 or bool. Raises
+    `InvalidPacking`.
+    """
     try:
         if isinstance(value, (list, tuple)):
             with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
@@ -187,8 +188,9 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
 
 
 def ints(name: str, given: Any) -> np.ndarray:
-    """Return what was given under this name as an array of ints, of Python's if one of them takes
-    more than 64 bits; raise `InvalidPacking` for anything else."""
+    """Return an argument as an array of ints, Python's if one needs more than 64 bits. Raises
+    `InvalidPacking`.
+    """
     if isinstance(given, (str, bytes, dict)) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise wrong_numbers(f"{name}: wanted one int per document, found {type(given).__name__}")
     if isinstance(given, Sequence):

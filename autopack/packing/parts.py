@@ -175,14 +175,14 @@ class Folder:
             self.system.delete_file(f"{self.base}/{hidden}")
 
     def shards(self, names: list[str], plans: list[Plan]) -> Shards:
-        """Return what was written: files of these names, with the rows of these plans."""
+        """Return the shards in these files, with the rows of these plans."""
         rows, tokens = sum(map(len, plans)), sum(int(plan.lengths.sum()) for plan in plans)
         counts = Counts(*map(sum, zip(*(astuple(plan.counts) for plan in plans), strict=True)))
         return Shards(tuple(map(self.address, names)), rows, tokens, plans[0].max_length, counts)
 
 
 def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
-    """Return a digest of all that the shards of a set have in common.
+    """Return a digest of everything that the shards of a set share.
 
     It covers the plan, and everything else that determines the contents of rows.
     """

@@ -171,8 +171,7 @@ class Plan:
         return cost.of_rows(self._pieces.computed, self.bounds, self.squares)
 
     def position_ids(self, row: int) -> np.ndarray:
-        """Return positions of a row's columns, (columns,) int64: of its tokens, and of the padding
-        of `align`; they restart at every piece."""
+        """Return positions of a row's columns, (columns,) int64, which restart at every piece."""
         return numbered(aligned(self.lengths[self.pieces(row)], self.align))
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -233,7 +233,7 @@ class PackedBatchSampler:
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        """The options that a plan depends on, to tell others when a run is resumed."""
+        """Return the options that a plan depends on, to tell others when a run is resumed."""
         found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
         found |= {
             "rows_per_batch": self.rows_per_batch,

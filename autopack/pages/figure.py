@@ -56,9 +56,7 @@ class NeedsMatplotlib(AutopackError, ImportError):
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of `Bars`: a value, what is said of it, and the interval it lies in; 0 where there is
-    none.
-    """
+    """A row of `Bars`: a value, a text, and the interval around the value, 0 if there is none."""
 
     name: str
     value: float
@@ -69,7 +67,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar for each row, with what is said of it at its end."""
+    """A horizontal bar for each row, with a text at its end."""
 
     caption: str
     rows: Sequence[Bar]
@@ -191,8 +189,7 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Return charts as a figure of a page, as wide as there is room; a line says so if there is
-    none.
+    """Return charts as a figure of a page, or a line that says that there is none.
 
     It is SVG in HTML, and names nothing outside.
     """
@@ -281,7 +278,7 @@ def _filled(lines: Iterable[str], width: int, hang: str = "") -> str:
 
 
 def readable(figure: Figure) -> Figure:
-    """The same figure, with a mark in its texts for every character that cannot be drawn."""
+    """Return a figure with a mark in its texts for every character that cannot be drawn."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):

@@ -15,9 +15,7 @@ Row = Sequence[str]
 
 
 def text_table(rows: Sequence[Row], sides: str) -> list[str]:
-    """Return a table as lines of text, by a head and rows; `sides` is as in `table`, and a row may
-    end early.
-    """
+    """Return a table as lines of text; `sides` is as in `table`, and a row may end early."""
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
     widths[0] = max(len(row[0]) for row in rows)
@@ -47,7 +45,7 @@ def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
 
 
 def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str) -> str:
-    """Facts of several things in one table, each under its name; those of the whole have none."""
+    """Return facts of several things in one table, each under its name; general facts have none."""
     return _part("facts", [(caption, []), *groups])
 
 
@@ -57,7 +55,7 @@ def joined(*pieces: str) -> str:
 
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
-    """A page that needs nothing but itself, light or dark as its reader has it."""
+    """Return a page that needs no other file, light or dark as its reader has it."""
     return _templates().get_template("page.html").render(title=title, pairs=pairs, body=body)
 
 

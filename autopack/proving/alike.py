@@ -109,7 +109,7 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
 
 
 def _sized(name: str, value: Any) -> Any:
-    """Return the size that a layer of a twin has for one of the whole; any other value as it is."""
+    """Return the value of a twin's field: a tiny size for a size, and others unchanged."""
     is_size = type(value) is int and value > 1 and name in rules.FIELDS
     return rules.FIELDS[name] if is_size else value
 
@@ -142,9 +142,7 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return the lists with one entry for every layer; one that counts the layers has none for them
-    (`moe_layers`).
-    """
+    """Return the fields that list one entry per layer; `moe_layers`, which counts them, is none."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}

@@ -175,7 +175,7 @@ def _presence(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return the word for one value: numbers by their kind, and others as they are."""
+    """Return the word for one value: the kind of a number, and other values themselves."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -212,7 +212,7 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the entries of nested lists, with those of dicts as words."""
+    """Yield the entries of nested lists; entries of dicts as words."""
     for entry in value:
         if isinstance(entry, (list, tuple)):
             yield from _leaves(entry)

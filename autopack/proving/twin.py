@@ -170,7 +170,7 @@ def _pad_as(twin: nn.Module, model: nn.Module) -> None:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in a dtype, a complex one in its complex dtype; others as they are."""
+    """Return a tensor of floats in a dtype, also a complex one; others unchanged."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -194,7 +194,7 @@ def _check_count(model: nn.Module) -> None:
 
 
 class Kinds:
-    """The kinds of a model's modules as it is now; run-time wrappers are looked through."""
+    """The kinds of a model's modules at present, run-time wrappers left out."""
 
     def __init__(self, model: nn.Module, code: ModelCode | None = None):
         self.by_name: dict[str, Kind] = {}
@@ -235,7 +235,7 @@ def _is_token_wise(cls: type) -> bool:
 
 
 def _written(function: Any) -> Any:
-    """Return what is the same in a function of a model and in its copy on a twin."""
+    """Return the code of a function with a closure, and other functions themselves."""
     function = original(getattr(function, "__func__", function))
     return function.__code__ if getattr(function, "__closure__", None) else function
 

@@ -64,12 +64,12 @@ class Joint:
 
 
 def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with what is of a kind changed, in it and in its tuples and lists."""
+    """Return a value with all parts of a type changed, in tuples and lists too."""
     return tree_map_only(kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list))
 
 
 def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
-    """Return parts of an output, in which results become what they are joined to.
+    """Return the parts of an output, with each result as the tensor that it is joined to.
 
     Each of these outputs is in the graph of all later ones.
     """

@@ -157,7 +157,9 @@ class Traits:
         )
 
     def refused(self, with_media: bool) -> Mapping[str, str]:
-        """The arguments that no packed call may bring, one with media or another, with the reason."""
+        """Return the arguments that packed calls may not bring, with or without media, and the
+        reasons.
+        """
         return self.refused_arguments if with_media else {**self.refused_arguments, **self.refused_without_images}
 
 
@@ -197,7 +199,7 @@ class Link:
         RemovableHandle.next_id = max(RemovableHandle.next_id, self.next_hook)
 
     def follow(self, module: Any) -> EnabledModel:
-        """The enabled model that `module` is a part of.
+        """Return the enabled model that `module` is a part of.
 
         Raises `OutsideForward` where it is a copy of such a part.
         """
@@ -305,8 +307,7 @@ class EnabledModel:
         return {**self.__dict__, **of_process, **anew}
 
     def follow_code(self) -> None:
-        """Look at the model anew where it is no longer what it was: a module, a function, its loss,
-        its config.
+        """Examine the model again if a module, a function, its loss or its configuration changed.
 
         A thread that finds another one at it waits: what is not settled must not be used.
         """
@@ -318,8 +319,7 @@ class EnabledModel:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Have this thread look at the model, mark it and prove it; its own calls of the model go
-        on.
+        """Mark that this thread examines and proves the model; its own calls are let through.
 
         One thread of the process at a time does so. Threads that are given the context of that one,
         as those of twins are, need not wait for it.
@@ -345,7 +345,7 @@ class EnabledModel:
 
     @property
     def is_silent(self) -> bool:
-        """True if its calls are those of a proof or an audit, of which users are told nothing."""
+        """True in calls of a proof or an audit, in which no warning is given."""
         return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
@@ -382,7 +382,7 @@ class EnabledModel:
         return any(held is entry for entry in entries) or any(part is entries[0] for part in held.modules())
 
     def implementations(self) -> tuple[str, ...]:
-        """The attention implementations that this model's attention modules ask for now."""
+        """Return the attention implementations that this model's attention modules ask for now."""
         modules: Any = self.anatomy.attention
         configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None}.values()
         named = {c._attn_implementation or "eager" for c in configs if hasattr(c, "_attn_implementation")}

@@ -29,7 +29,7 @@ _BLIND = "nobody can tell whether its results at padding are read: they get no g
 
 
 class Look(partial):
-    """A hook on an output by which autopack looks at gradients that come; it asks for none."""
+    """A hook on an output that looks at gradients that come, and asks for none."""
 
 
 class PaddingRead:

@@ -92,7 +92,7 @@ class RowGroup:
         return found
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Hand part i of (ranks, ...) to rank i; return rank j's part for this rank as part j."""
+        """Send part i of (ranks, ...) to rank i; return the parts for this rank, by sender."""
         found: torch.Tensor = _AllToAll.apply(parts, self)
         return found
 

@@ -35,7 +35,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
-        """Return the size of packed rows that run as they are.
+        """Return the size of packed rows that run unchanged.
 
         Several documents of one token each at the end of a row are padding without a mark (position
         0 for each).
@@ -261,7 +261,7 @@ class Checked:
     """Kinds that were checked: names of arguments, dtype, modes, special tokens."""
 
     def begin_anew(self) -> None:
-        """Forget how far calls have been checked: the next one is checked whatever it is."""
+        """Forget the checked calls: the next call of any kind is checked."""
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
     def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
@@ -275,7 +275,7 @@ class Checked:
         return any(map(gt, sizes, known)) or not kinds <= self.kinds
 
     def is_due(self, trains: bool) -> bool:
-        """Count a call; return True if it is to be checked whatever it is."""
+        """Count a call; return True if it is to be checked, whatever its sizes and kinds."""
         self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
         if self.every and trains and self.trained % self.every == 0:
             return True
@@ -287,7 +287,7 @@ class Checked:
         self.kinds |= kinds
 
     def add(self, other: Checked) -> None:
-        """Count what was found of the same model in another process as well."""
+        """Add the checks of the same model in another process."""
         self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
         self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
         self.calls, self.sizes = self.calls + other.calls, tuple(map(max, self.sizes, other.sizes))

@@ -66,9 +66,7 @@ def _near(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: int) -
 
 
 def _rows(sizes: np.ndarray, numbers: list[int], rows: int, most: int) -> Rows | None:
-    """Return so many micro-batches, each document in that of the fewest tokens; None where one does
-    not fit.
-    """
+    """Return `rows` micro-batches, each document in the one with the fewest tokens, or None."""
     found: Rows = [[] for _ in range(rows)]
     loads = [(0, row) for row in range(rows)]
     for number in numbers:

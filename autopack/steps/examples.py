@@ -39,7 +39,7 @@ class Per(Enum):
 
 @dataclass
 class Columns:
-    """The columns of all batches of a step, and what stands in them at padding.
+    """The columns of all batches of a step, and their values at padding.
 
     `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.
     """
@@ -151,7 +151,7 @@ def _declared(
 
 
 def _per(name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool) -> Per:
-    """Return what a column has an entry for, which has to be the same in all batches."""
+    """Return the unit of a column's entries, which has to be equal in all batches."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
         grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
@@ -199,9 +199,7 @@ def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) 
 
 
 def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
-    """Return the number of columns of each row that the decoder's side takes; of another model an
-    empty list.
-    """
+    """Return the number of decoder columns of each row; an empty list without a decoder."""
     if Per.TARGET not in columns.per.values():
         return []
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")

@@ -18,9 +18,7 @@ from autopack.steps.examples import Batch, Columns, Example, cut, join, length_o
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a step for one rank; `documents` is their number, 0 for one that only keeps step
-    with other ranks.
-    """
+    """A part of a step for one rank, with its number of documents; 0 marks an idle one."""
 
     batch: dict[str, Any]
     documents: int
@@ -39,7 +37,7 @@ class Step:
 
 
 class Ranks:
-    """The processes that share a step: those of a group, all where it is None, or this one alone."""
+    """The processes that share a step: a group, all of them, or this one alone."""
 
     def __init__(self, group: Any = None):
         self.group = group
@@ -64,7 +62,7 @@ def step_of(
     ranks: Ranks,
     moves: bool = True,
 ) -> Step:
-    """Return this rank's part of a step of which every rank has cut its own batches.
+    """Return this rank's part of a step, to which every rank brings its own batches.
 
     Ranks send their lengths, and the documents that another one runs; `moves` says whether any may
     be sent. All have the same number of micro-batches.

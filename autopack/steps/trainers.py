@@ -247,7 +247,7 @@ class StepCutter:
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
-        """Run without dropout, in the weights' own precision, and leave what is counted as it was."""
+        """Run without dropout, in the weights' own precision, and leave all counts unchanged."""
         kept = {name: copy.deepcopy(value) for name, value in vars(self._trainer).items() if name in _COUNTS}
         base = self._enabled.anatomy.entries[0]
         try:

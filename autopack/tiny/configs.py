@@ -113,8 +113,7 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
 
 
 def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the overrides under the names that the class stores, the text part's in its
-    dictionary."""
+    """Return overrides by stored field names, with fields of the text part in a dict of its own."""
     text = next((name for name in ("text_config", "decoder") if name in parts), None)
     given: dict[str, Any] = {}
     for name, value in overrides.items():

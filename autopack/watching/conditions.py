@@ -42,7 +42,7 @@ class Runs:
             return self._module(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
-        """Return stock's output, whatever ran before it."""
+        """Return the output of stock transformers for these arguments."""
         with stock_again(self._module, self._call.model):
             try:
                 return self(arguments)
@@ -52,8 +52,7 @@ class Runs:
                 return self({**arguments, "use_cache": False})
 
     def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
-        """Return a difference beside what its field moves where nothing differs, of which 8 times
-        as much is allowed.
+        """Return a difference with 8 times the tolerance that two equal runs differ by.
 
         Atomic additions, and draws from a generator that nobody knows, differ from run to run.
         """
@@ -83,7 +82,7 @@ class Runs:
 
 @contextmanager
 def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
-    """Run a call without gradients or compiled code, as `preserved` with what is `kept`.
+    """Run a call without gradients or compiled code, and leave the model's state unchanged.
 
     Without `share` each document computes what several begin with.
     """

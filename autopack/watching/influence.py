@@ -83,7 +83,7 @@ def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[D
 
 
 class _Throughout(TorchFunctionMode):
-    """Has gradients go through what a model computes without them: `no_grad`, `detach` and `data`."""
+    """A mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
     _cuts = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
     _ends = (
@@ -135,7 +135,7 @@ class _Run:
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
-        """Return True if there are media of numbers, none of which has a part in the results."""
+        """Return True if there are images or sounds and none has a gradient."""
         found = gradients_of(self._sums.sum(), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
@@ -162,7 +162,7 @@ class _Run:
         chosen: list[int],
         leaves: list[torch.Tensor],
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return gradients by the results of the chosen documents, and by those of all others."""
+        """Return gradients of the chosen documents' results, and of all others' results."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
         return list(
@@ -173,7 +173,7 @@ class _Run:
         )
 
     def _shared(self, chosen: list[int]) -> float:
-        """The largest part of a gradient that the chosen documents, and all others, have at one
+        """Return the largest part of a gradient that chosen and other documents share at one
         number.
         """
         both = [torch.stack(pair).abs() for pair in self._by_halves(chosen, self._leaves) if pair[0].numel()]
@@ -184,8 +184,7 @@ class _Run:
         return shared / most
 
     def _not_added_up(self, chosen: list[int]) -> float:
-        """Return by how much gradients of two halves of the documents do not add up to those of
-        all, relative.
+        """Return the relative difference of two halves' summed gradients to the gradients of all.
 
         Of parameters in third-party modules: their backward may clip or normalise what comes from
         all documents.
@@ -207,7 +206,7 @@ def _of_others(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
-    """The same, with every floating tensor in it made of a leaf of its own."""
+    """Return a value with every floating tensor in it made of a leaf of its own."""
 
     def follow(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
@@ -219,7 +218,7 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
 
 
 def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Have what a model embeds tokens with give leaves, in this thread."""
+    """Let the model's token embeddings return leaves of the graph, in this thread."""
     embedding = None
     with suppress(NotImplementedError):
         embedding = model.get_input_embeddings()

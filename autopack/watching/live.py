@@ -52,9 +52,7 @@ class Live:
         self.has_checked = False
 
     def begin_anew(self) -> None:
-        """Forget how far calls have been checked, since the code or what it reads is something else
-        now.
-        """
+        """Forget the checked calls, since code has changed."""
         self.checked.begin_anew()
         self._padded = self.has_checked = False
 

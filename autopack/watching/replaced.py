@@ -100,9 +100,7 @@ def _worst(
 def _compared(
     sides: Sides, gone: Fields, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray
 ) -> Difference | None:
-    """Return how far a field has moved; what no document owns is kept as `gone`, True where it has
-    moved.
-    """
+    """Return how far a field has moved; moved values of no document are True in `gone`."""
 
     def between(chosen: np.ndarray) -> Difference | None:
         one, two = (sides.part(name, each, chosen) for each in (value, other))

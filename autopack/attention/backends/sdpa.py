@@ -30,8 +30,7 @@ def _attend_by_function(call: AttentionCall) -> Output:
 
 
 def _by_sdpa(call: AttentionCall) -> AttentionCall:
-    """Return the call with transformers' function for SDPA, whatever implementation the model
-    has."""
+    """Return the call with transformers' SDPA function in place of the model's implementation."""
     if call.implementation == "sdpa":
         return call
     mask = call.mask
