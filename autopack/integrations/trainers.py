@@ -48,9 +48,10 @@ class TrainerAdapter:
         if self.cuts is None or skips or not packs or getattr(args, "packing_strategy", None) != self.cuts:
             return None
         return (
-            f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts documents where rows end "
-            f"and does not say where they begin. Each row counts as one document, and its documents see each other. "
-            f'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
+            f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts "
+            "documents where rows end and does not say where they begin. Each row counts as one "
+            "document, and its documents see each other. "
+            'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
         )
 
     def why_not_cut(self, trainer: Any) -> str | None:
