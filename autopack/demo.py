@@ -270,7 +270,18 @@ def write_table(result: DemoResult) -> str:
     settings, lengths, arms = result.settings, result.lengths, result.arms
     half, most, real = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10], arms[ENABLED].tokens
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
-    head = ["", "tokens", "padding", "seconds", "real tokens/s", "speed", "first loss", "last loss", "difference", ""]
+    head = [
+        "",
+        "tokens",
+        "padding",
+        "seconds",
+        "real tokens/s",
+        "speed",
+        "first loss",
+        "last loss",
+        "difference",
+        "",
+    ]
     rows = [
         [
             name,

@@ -92,7 +92,17 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         # DeepSpeed's loses masks, also where it exchanges nothing.
         function = sharding.of_whole_rows(original) if exchanges else original
         call = AttentionCall(
-            function, name, module, query, key, value, attention_mask, layout, options, memory, scope.want_weights
+            function,
+            name,
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            layout,
+            options,
+            memory,
+            scope.want_weights,
         )
         if memory is not None:
             return cross.attend(call)

@@ -35,7 +35,12 @@ ONE_PER_ROW = "the forward itself makes one result of every row"
 
 
 @torch._dynamo.disable
-def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
+def restore(
+    output: Any,
+    padding: TokenMap | Pair,
+    pooled: bool = True,
+    read: PaddingRead | None = None,
+) -> Any:
     """Return an output of a packed row in the form of the padded batch that it was made of.
 
     `pooled` says that a pooler was handed the rows of the batch, so that the output may hold
@@ -168,7 +173,9 @@ def without(output: Any, names: Collection[str]) -> Any:
                 object.__setattr__(output, name, None)
         return output
     if isinstance(output, Mapping):
-        return type(output)({name: value for name, value in output.items() if name not in names})  # type: ignore[call-arg]
+        return type(output)(  # type: ignore[call-arg]
+            {name: value for name, value in output.items() if name not in names},
+        )
     if isinstance(output, tuple) and hasattr(output, "_fields"):
         fields: Any = output
         return fields._replace(**{name: None for name in names if name in fields._fields})

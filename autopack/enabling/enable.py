@@ -51,7 +51,10 @@ def enable(model: Trainer, **options: Unpack[_EnableOptions]) -> TrainerHandle: 
 
 
 @overload
-def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_EnableOptions]) -> Handles: ...
+def enable(
+    model: list[Any] | tuple[Any, ...] | dict[Any, Any],
+    **options: Unpack[_EnableOptions],
+) -> Handles: ...
 
 
 @overload

@@ -248,7 +248,15 @@ class PackingCollator:
         media = [example.media for example in read]
         whole = joined(read, self.first_position)
         multiple = self.pad_to_multiple_of or 1
-        placed = place(whole.lengths, documents, self.max_length, multiple, self.align, self.max_documents, self.rows)
+        placed = place(
+            whole.lengths,
+            documents,
+            self.max_length,
+            multiple,
+            self.align,
+            self.max_documents,
+            self.rows,
+        )
         batch = self._assemble(whole, placed)
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()

@@ -94,7 +94,15 @@ def pack(
     check_ints(buffer_size=buffer_size)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, mask_first_label, groups)
+    packing = prepare(
+        "autopack.pack",
+        max_length,
+        planned,
+        drop_columns,
+        first_position,
+        mask_first_label,
+        groups,
+    )
     if not any(derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}

@@ -113,7 +113,16 @@ def attend_varlen(
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     keys = None if memory is None else (memory.kernel_cu_seqlens, memory.max_seqlen)
     scale = size**-0.5 if scale is None else scale
-    output = torches.attend_varlen(q, k, v, layout.kernel_cu_seqlens, longest, scale, (before, after), keys=keys)
+    output = torches.attend_varlen(
+        q,
+        k,
+        v,
+        layout.kernel_cu_seqlens,
+        longest,
+        scale,
+        (before, after),
+        keys=keys,
+    )
     return output[..., : value.shape[-1]].reshape(rows, columns, heads, value.shape[-1])
 
 
