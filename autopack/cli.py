@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
     whole = argparse.ArgumentParser(
         prog="autopack",
-        description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
+        description="Exact packing for Hugging Face models: see what it gains, and try if it works here.",
     )
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")

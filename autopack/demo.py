@@ -306,8 +306,9 @@ def write_table(result: DemoResult) -> str:
         f"{torch.get_num_threads()}; {settings.steps} steps of {settings.batch_size} documents, in "
         f"the same order, seed {settings.seed}",
         "",
-        "Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the same documents,",
-        "so its loss must be the same within float32 rounding: the largest relative difference of all steps is shown.",
+        "Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the",
+        "same documents, so its loss must be the same within float32 rounding. The largest relative",
+        "difference of all steps is shown.",
         "",
         *text_table([head, *rows], "<>>>>>>>><"),
         "",
@@ -323,10 +324,10 @@ def _verdict(result: DemoResult) -> str:
             "FAILED: the losses of padded training and of packed rows with autopack differ by more "
             "than rounding. Please report this with the output of `autopack doctor`."
         )
-    said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens per second, the same losses."
+    said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens a second, the same losses."
     if result.same(STOCK):
         return said
-    return f"{said}\nIn stock transformers documents of a packed row see each other: it trains on something else."
+    return f"{said}\nStock transformers lets documents of a packed row see each other: its losses differ."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -106,7 +106,7 @@ class PairCall(Call):
         if self._takes_tokens_of_encoder:
             return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
-            return "a label is the padding token, or counts for nothing, and the model hides it from its decoder"
+            return "a label is the padding token, or is ignored, and the model hides it from its decoder"
         if self.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
             return f"how {self.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:

@@ -206,7 +206,7 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     # loss.
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
     if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
-        yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
+        yield f"its mask hides other tokens than the pad token ({', '.join(map(str, hidden))}), which may be read"
     is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
     why = read.why_to_keep(call.inputs, by_labels, is_trained)
     if why is not None:

@@ -38,7 +38,7 @@ def why_not(model: EnabledModel) -> str | None:
     if not model.options.share:
         return "share=False"
     if model.unknown_code is not None:
-        return f"it runs third-party code ({model.unknown_code}), which may keep state, or sum gradients in its own way"
+        return f"third-party code may keep state, or sum gradients in its own way ({model.unknown_code})"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
         return "its tokens see later ones (a bidirectional model), so a shared prefix differs from row to row"
     if traits.mixing_weights > MIXING:
@@ -115,7 +115,7 @@ def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
     if call.wants_router_loss:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
-        yield "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
+        yield "hidden states are asked for, and a shared token has another gradient in each row"
     rotaries = row_dependent_rotaries(call.module) if largest and call.anatomy.has_row_dependent_rotary else []
     if rotaries and largest >= positions_of_one_frequency(rotaries):
         yield "a document is so long that it has rotary frequencies of its own"

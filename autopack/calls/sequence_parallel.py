@@ -234,7 +234,7 @@ def _why_not_in_parts(call: Call) -> str | None:
     if not call.given.isdisjoint(FLASH_KWARGS):
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
     if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
-        return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
+        return "labels are shifted within each part; pass shift_labels too, as autopack.packing.shard_rows makes them"
     unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
     return model.ask_twin(
         "parts",

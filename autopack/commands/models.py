@@ -83,7 +83,7 @@ def obtain(
         except (CannotBuild, RuntimeError) as error:
             reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
             raise CannotLoad(
-                f"cannot build {args.model}: {reason}; choose another type or size, --attn, --dtype or --device"
+                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype or --device"
             ) from error
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
     name = str(Path(args.model).expanduser())

@@ -215,7 +215,7 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     has_labels = not {*LABEL_KEYS}.isdisjoint(names)
     read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in COMPLETION_KEYS)]
     if read:
-        return f"{name} drops {', '.join(read)} of its data, of which its collator makes targets and pixels. {ways}."
+        return f"{name} drops {', '.join(read)} of its data, and its collator makes targets or pixels of them. {ways}."
     batch = _collated(collator, kept) if kept else None
     if batch is not None and (_declared(batch) or documents) < documents:
         return (

@@ -91,7 +91,7 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
         return None
     if not models:
         raise UnsupportedModel(
-            f"autopack enables models; found an empty {type(models).__name__}. Pass the models that you train.",
+            f"wanted models, found an empty {type(models).__name__}. Pass the models that you train.",
             code="which-model",
         )
     if isinstance(models, dict):

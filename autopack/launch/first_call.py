@@ -136,7 +136,7 @@ def _first_call(
         return None
     if getattr(module, "_is_replica", False):
         if _hook(module) is not None:  # the first of the copies, which share their hooks with the model
-            reason = "torch.nn.DataParallel runs copies of it; start one process per device with torchrun instead"
+            reason = "torch.nn.DataParallel copies it; start one process per device with torchrun instead"
             _leave(here, module, UnsupportedModel(reason, code="rows-on-ranks"))
         return None
     try:

@@ -39,7 +39,7 @@ class RunSettings(Options):
     quiet: bool = option(False, "print nothing at exit; a model that cannot be enabled is still named")
     max_tokens: int | str | None = option(
         None,
-        "cut the optimizer steps of a Trainer into micro-batches of at most N real tokens; auto finds what fits",
+        "cut a Trainer's optimizer steps into micro-batches of at most N real tokens; auto finds N",
         ("auto",),
         "N",
     )

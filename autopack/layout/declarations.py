@@ -216,7 +216,7 @@ def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool
         raise _invalid(f"{name} must be an integer tensor; found dtype {value.dtype}")
     if device is not None and value.device != device:
         raise _invalid(
-            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device})`"
+            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Use `.to({device})`"
         )
 
 

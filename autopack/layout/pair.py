@@ -100,7 +100,7 @@ def declared_of(
     unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if target is not None and unclear:
         raise InvalidPacking(
-            f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}",
+            f"{unclear[0]} may belong to the encoder or the decoder. Declare documents by {_BOTH}",
             code="halves-disagree",
         )
     sides = [(prefix, inputs) for prefix, inputs in (("", source), ("decoder_", target)) if inputs is not None]

@@ -229,4 +229,4 @@ def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:
         return None
-    return f"{type(mixer).__name__} was called with a cache ({held[0]}) on this one. Pass use_cache=False there."
+    return f"{type(mixer).__name__} has a cache ({held[0]}) on this rank. Pass use_cache=False there."

@@ -220,7 +220,7 @@ class StepCutter:
                 # ranks that gather parameters wait elsewhere, and end with this one
                 if not self._enabled.groups:
                     ranks.gathered((False, False))
-                said = f"its loss raises {type(error).__name__} for documents of its batches alone, or others together"
+                said = f"its loss raises {type(error).__name__} for documents in other batches than its own"
                 raise _not_cut(self._trainer, f"{said}: {error}") from error
         tolerance = _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
@@ -269,7 +269,7 @@ class StepCutter:
         elif own.partition(".")[0] != "transformers":
             why = f"it makes its batches itself ({own})"
         elif getattr(trainer, "is_deepspeed_enabled", False) and not says_when_to_step():
-            why = "DeepSpeed counts the micro-batches of a step itself; accelerate 1.8 and later count them for it"
+            why = "DeepSpeed counts the micro-batches of a step itself; update accelerate to 1.8 or later"
         elif args.n_gpu > 1:
             why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
         elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
@@ -284,7 +284,7 @@ class StepCutter:
         if columns.on_the_left and "position_ids" not in columns.per and not self._numbers_from_the_first:
             raise _not_cut(
                 self._trainer,
-                "its batches are padded on the left, and its model numbers tokens by columns. Pad on the right",
+                "its batches are padded on the left, which moves its model's positions. Pad on the right",
             )
 
 

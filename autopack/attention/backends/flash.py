@@ -22,7 +22,7 @@ def availability() -> tuple[bool, str]:
     implementations these serve."""
     if found := implementations():
         return True, ", ".join(found)
-    return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
+    return False, "no CUDA device, or no flash-attn that transformers accepts (pip install flash-attn)"
 
 
 def implementations() -> tuple[str, ...]:
