@@ -1,8 +1,9 @@
 """The command ``autopack``: finds the subcommand, and turns errors into exit statuses.
 
-A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch nor
-transformers. Exit status 0 is success, 1 a check that failed, 2 a request that could not be carried out; 130 and 141
-are those of programs that Ctrl-C, and a reader that has gone, end.
+A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it
+imports neither torch nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
+that could not be carried out; 130 and 141 are those of programs that Ctrl-C, and a reader that has
+gone, end.
 """
 
 from __future__ import annotations
@@ -18,26 +19,40 @@ from autopack.version import __version__, refuse_old
 
 COMMANDS = {
     "demo": ("autopack.demo", "train a small model offline: padded batches against packed rows"),
-    "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
+    "doctor": (
+        "autopack.commands.doctor",
+        "say what is installed, what autopack would use, and what is broken",
+    ),
     "families": ("autopack.commands.families", "list the architectures that are served, and how"),
-    "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),
+    "estimate": (
+        "autopack.commands.estimate",
+        "say what packing a data set would gain, counted from its lengths",
+    ),
     "bench": ("autopack.commands.bench", "time a model on your lengths, padded and enabled"),
-    "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),
+    "audit": (
+        "autopack.commands.audit",
+        "measure whether documents in a packed row change each other in a model",
+    ),
     "run": ("autopack.commands.run", "run a script as it is, with every model enabled that it trains"),
 }
 """Name of each subcommand, its module, and its line in ``autopack --help``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; `argv` is that of the process if left out. Returns the exit status."""
+    """Run the command line; `argv` defaults to the arguments of the process.
+
+    Returns the exit status.
+    """
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # an error of what is written belongs here, and not to the end of the process
+                # an error of what is written belongs here, and not to the end of the process
+                sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+        # what is left is written when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 141
         print(f"autopack: could not write its output: {error.strerror}", file=sys.stderr)
@@ -45,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """Run the command that the arguments name; return its exit status."""
     whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:
@@ -70,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
     whole = argparse.ArgumentParser(
         prog="autopack",
-        description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
+        description="Exact packing for Hugging Face models: see what it gains, and try if it works here.",
     )
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")

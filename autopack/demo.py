@@ -1,7 +1,9 @@
-"""``autopack demo``: a small Llama trained on padded batches, and on packed rows without autopack and with it.
+"""``autopack demo``: a small Llama trained on padded batches, and on packed rows without autopack
+and with it.
 
-Offline: the text is the documentation that every Python installation carries. Its lengths are skewed as in instruction
-data sets: half of the documents are a few lines long, a few are pages long.
+Offline: the text is the documentation that every Python installation carries. Its lengths are
+skewed as in instruction data sets: half of the documents are a few lines long, a few are pages
+long.
 """
 
 from __future__ import annotations
@@ -32,11 +34,15 @@ from autopack.version import __version__
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
 SHORTEST, FEWEST = 60, 128
-"""Characters below which a text is left out ("Return x."), and texts below which there is too little to train on."""
+"""Characters below which a text is left out ("Return x."), and texts below which there is too
+little to train on.
+"""
 LOSS_TOLERANCE = 1e-5
-"""Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more."""
+"""Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more.
+"""
 PADDED, STOCK, ENABLED = "padded", "packed, stock", "packed, autopack"
-# Not in every installation, or not documentation: the text should change as little as possible between machines.
+# Not in every installation, or not documentation: the text should change as little as possible
+# between machines.
 _SKIPPED = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
 _SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
 _HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
@@ -61,7 +67,9 @@ class DemoSettings:
 
 @dataclass
 class DemoArm:
-    """A way to train: a model of its own, the calls that it makes of batches, and what came of them."""
+    """A way to train: a model of its own, the calls that it makes of batches, and what came of
+    them.
+    """
 
     model: Any
     optimizer: Any
@@ -73,7 +81,8 @@ class DemoArm:
     def step(self, batch: Sequence[Example]) -> None:
         """Take an optimizer step; record loss, time and tokens.
 
-        Gradients are clipped: steps of some seeds would otherwise diverge, which blows up rounding in every way.
+        Gradients are clipped: steps of some seeds would otherwise diverge, which blows up rounding
+        in every way.
         """
         import torch
 
@@ -90,14 +99,16 @@ class DemoArm:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The arms by name, and what they were trained on: `lengths` are the tokens of all documents, sorted."""
+    """The arms of the demo by name, and the sorted `lengths` of their documents, in tokens."""
 
     settings: DemoSettings
     lengths: list[int]
     arms: dict[str, DemoArm]
 
     def difference(self, name: str) -> float:
-        """Return the largest relative difference of an arm's loss from padded's; infinite where one is no number."""
+        """Return the largest relative difference of an arm's loss from padded's; infinite where one
+        is no number.
+        """
         pairs = zip(self.arms[name].losses, self.arms[PADDED].losses, strict=True)
         found = [abs(one / other - 1) for one, other in pairs]
         return math.inf if any(map(math.isnan, found)) else max(found)
@@ -112,31 +123,35 @@ class DemoResult:
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Return distinct texts of the Python installation, in an order that depends on nothing but their content.
+    """Return distinct texts of the Python installation, in an order that depends on nothing but
+    their content.
 
-    `root` is the directory of the standard library. That of the running interpreter is read if it is left out, and the
-    language reference with it. Raises `CorpusTooSmall` where there are fewer than `FEWEST` texts.
+    `root` is the directory of the standard library. That of the running interpreter is read if it
+    is left out, and the language reference with it. Raises `CorpusTooSmall` where there are fewer
+    than `FEWEST` texts.
     """
     topics = _reference_sections() if root is None else ()
     root = root or Path(sysconfig.get_path("stdlib"))
     texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= SHORTEST)
     if len(texts) < FEWEST:
         raise CorpusTooSmall(
-            "the demo trains on the documentation inside the Python installation and wants at least "
-            f"{FEWEST} texts, but found {len(texts)} under {root}: this Python seems to be shipped without "
-            "its source files. Run the demo with a Python from python.org, conda, uv or a distribution's full package."
+            "the demo trains on the documentation inside the Python installation and wants at "
+            f"least {FEWEST} texts, but found {len(texts)} under {root}: this Python seems to be "
+            "shipped without its source files. Run the demo with a Python from python.org, conda, "
+            "uv or a distribution's full package."
         )
     return list(texts)
 
 
 def _docstrings(root: Path) -> Iterator[str]:
-    """Every docstring below `root`; the files are parsed and never imported, so nothing in them runs."""
+    """Yield every docstring below `root`. The files are parsed and not imported: nothing runs."""
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escape sequences in the standard library's own sources
+                # invalid escape sequences in the standard library's own sources
+                warnings.simplefilter("ignore")
                 tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue
@@ -146,7 +161,7 @@ def _docstrings(root: Path) -> Iterator[str]:
 
 
 def _reference_sections() -> Iterator[str]:
-    """The sections of the language reference behind ``help()``; the module that holds it is plain data."""
+    """Yield the sections of the language reference behind ``help()``, which is plain data."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -156,16 +171,26 @@ def _reference_sections() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and decoded without loss."""
+    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and
+    decoded without loss.
+    """
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=[END_OF_TEXT])
+    tokenizer.train_from_iterator(
+        texts,
+        vocabulary,
+        min_frequency=0,
+        show_progress=False,
+        special_tokens=[END_OF_TEXT],
+    )
     return tokenizer
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
-    """Encode every text as one example that ends with the end-of-text token, cut after `longest` tokens."""
+    """Encode every text as one example that ends with the end-of-text token, cut after `longest`
+    tokens.
+    """
     encodings = tokenizer.encode_batch(list(texts))
     return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
 
@@ -226,22 +251,37 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
 
     form: dict[str, Any] = {"attn": "sdpa", "dtype": torch.float32, "seed": settings.seed}
     model = build("llama", "small", "causal-lm", settings.longest, **form).train()
-    # The second beta and the clipped norm are those of most language models. They also keep the training calm:
-    # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
+    # The second beta and the clipped norm are those of most language models. They also keep the
+    # training calm: where it is not, Adam blows rounding up a thousandfold, whichever way the
+    # batches are made.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps))
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps),
+    )
     optimizer.register_step_post_hook(lambda *_: rates.step())
     return model, optimizer
 
 
 def write_table(result: DemoResult) -> str:
-    """Return the result as text: what was trained, what it cost, the losses, and what follows."""
+    """Return the result of the demo as text."""
     import torch
 
     settings, lengths, arms = result.settings, result.lengths, result.arms
     half, most, real = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10], arms[ENABLED].tokens
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
-    head = ["", "tokens", "padding", "seconds", "real tokens/s", "speed", "first loss", "last loss", "difference", ""]
+    head = [
+        "",
+        "tokens",
+        "padding",
+        "seconds",
+        "real tokens/s",
+        "speed",
+        "first loss",
+        "last loss",
+        "difference",
+        "",
+    ]
     rows = [
         [
             name,
@@ -260,13 +300,15 @@ def write_table(result: DemoResult) -> str:
     lines = [
         f"autopack {__version__} demo: the same training with padded batches and with packed rows",
         "",
-        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, {sum(lengths):,} "
-        f"tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
-        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: {torch.get_num_threads()}; "
-        f"{settings.steps} steps of {settings.batch_size} documents, in the same order, seed {settings.seed}",
+        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, "
+        f"{sum(lengths):,} tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
+        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: "
+        f"{torch.get_num_threads()}; {settings.steps} steps of {settings.batch_size} documents, in "
+        f"the same order, seed {settings.seed}",
         "",
-        "Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the same documents,",
-        "so its loss must be the same within float32 rounding: the largest relative difference of all steps is shown.",
+        "Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the",
+        "same documents, so its loss must be the same within float32 rounding. The largest relative",
+        "difference of all steps is shown.",
         "",
         *text_table([head, *rows], "<>>>>>>>><"),
         "",
@@ -276,29 +318,38 @@ def write_table(result: DemoResult) -> str:
 
 
 def _verdict(result: DemoResult) -> str:
+    """Return the result of the demo in one or two sentences."""
     if not result.same(ENABLED):
         return (
             "FAILED: the losses of padded training and of packed rows with autopack differ by more "
             "than rounding. Please report this with the output of `autopack doctor`."
         )
-    said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens per second, the same losses."
+    said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens a second, the same losses."
     if result.same(STOCK):
         return said
-    return f"{said}\nIn stock transformers documents of a packed row see each other: it trains on something else."
+    return f"{said}\nStock transformers lets documents of a packed row see each other: its losses differ."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train a small Llama from the same seed on the same documents: as padded batches, as packed rows in stock "
-        "transformers, and as packed rows with autopack. Needs no download and no GPU; takes about two minutes on two "
-        "CPU cores. Exit status 1 if the losses of padded batches and of autopack differ."
+        "Train a small Llama from the same seed on the same documents: as padded batches, as "
+        "packed rows in stock transformers, and as packed rows with autopack. Needs no download "
+        "and no GPU; takes about two minutes on two CPU cores. Exit status 1 if the losses of "
+        "padded batches and of autopack differ."
     )
     parser.add_argument("--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
-    parser.add_argument("--seed", type=int, default=DemoSettings.seed, help="of weights and order (%(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=DemoSettings.seed,
+        help="of weights and order (%(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo, print its table, and return 0 if autopack has the losses of padded batches, else 1."""
+    """Run the demo, print its table, and return 0 if autopack has the losses of padded batches,
+    else 1.
+    """
     check_ints(steps=args.steps)
     keep_freed_memory()
     result = compare(DemoSettings(steps=args.steps, seed=args.seed))

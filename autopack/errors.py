@@ -23,7 +23,9 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return the end of a message about an unknown name: the one that was meant, or a few; `otherwise` for none."""
+    """Return the end of a message about an unknown name: the names that may be meant, or
+    `otherwise`.
+    """
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
     close = [wanted] if wanted in plain else difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)
@@ -34,8 +36,9 @@ class AutopackError(Exception):
     """Base of every error that autopack raises on purpose.
 
     `code` names what is wrong and stays the same from release to release; `message` says it of this
-    case. `str(error)` is the message with its code. `guide` is the address of what the documentation
-    says about the code; a traceback shows it below the message (Python 3.11 and later).
+    case. `str(error)` is the message with its code. `guide` is the address of what the
+    documentation says about the code; a traceback shows it below the message (Python 3.11 and
+    later).
     """
 
     code: str = ""
@@ -55,7 +58,7 @@ class AutopackError(Exception):
 
     @property
     def guide(self) -> str:
-        """The address of what the documentation says about errors with this code."""
+        """The address of the documentation on errors with this code."""
         return f"{_GUIDE}#{self.code}"
 
     def __str__(self) -> str:
@@ -67,11 +70,13 @@ class AutopackError(Exception):
 
 
 class UnsupportedModel(AutopackError):
-    """The model, or what was asked of it, cannot be served exactly; nothing was changed."""
+    """The model, or a call or option of it, cannot be served exactly; nothing was changed."""
 
 
 class UnsupportedVersion(AutopackError, ImportError):
-    """A package that autopack needs is installed in a version that is too old, for autopack or for transformers."""
+    """A package that autopack needs is installed in a version that is too old, for autopack or for
+    transformers.
+    """
 
     code = "version-too-old"
 
@@ -85,18 +90,21 @@ class SiteDrift(AutopackError):
 
 
 class OutsideForward(AutopackError, RuntimeError):
-    """An enabled module was reached without passing its model's entry, so its documents are unknown."""
+    """An enabled module was reached without passing its model's entry, so its documents are
+    unknown.
+    """
 
 
 @dataclass(frozen=True)
 class Leak:
-    """One document of a call that did not get what it gets alone, as a check of the call found it.
+    """A document of a call that got other results than alone, found by a check of the call.
 
-    `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the batch, of an
-    encoder-decoder in that of the decoder. `field` is the part of the output that differs the most, `error` its
-    difference relative to the field's standard deviation (of a loss: as it is, relative where it is above 1),
-    `tolerance` what counts as rounding, and `step` the number of the call among those that were counted. `than` says
-    in words what it was compared with, `module` in which module of the model that begins, if that is known.
+    `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
+    batch, of an encoder-decoder in that of the decoder. `field` is the part of the output that
+    differs the most, `error` its difference relative to the field's standard deviation (of a loss:
+    as it is, relative where it is above 1), `tolerance` what counts as rounding, and `step` the
+    number of the call among those that were counted. `than` says in words what it was compared
+    with, `module` in which module of the model that begins, if that is known.
     """
 
     model: str
@@ -114,22 +122,22 @@ class Leak:
         first, end = self.columns
         begins = f" It begins in {self.module}." if self.module else ""
         return (
-            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call {self.step} of "
-            f"{self.model} got other {self.field} {self.than}: relative error {self.error:.1e}, wanted at most "
-            f"{self.tolerance:.1e}.{begins}"
+            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call "
+            f"{self.step} of {self.model} got other {self.field} {self.than}: relative error "
+            f"{self.error:.1e}, wanted at most {self.tolerance:.1e}.{begins}"
         )
 
 
 class LeakDetected(AutopackError):
-    """A document of a live training call did not get what it gets alone; `.report` is the `Leak`."""
+    """A document of a training call got other results than alone; `.report` is the `Leak`."""
 
     code = "leak-detected"
 
     def __init__(self, report: Leak):
         super().__init__(
-            f"{report} What was trained on since the last check that found nothing may have leaked. "
-            f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
-            f"autopack.disable(model)."
+            f"{report} What was trained on since the last check that found nothing may have "
+            "leaked. autopack.audit(model) shows which calls leak; until that is mended, train on "
+            "padded batches after autopack.disable(model)."
         )
         self.report = report
 

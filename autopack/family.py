@@ -34,7 +34,8 @@ class Tiny:
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Types of parts to name, because (older releases of) the class make none by default."""
     stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
-    """Types, with further fields, that stand in for parts that need a package beside transformers."""
+    """Types, with further fields, that stand in for parts that need a package beside transformers.
+    """
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The types that take images, by the images' form (a case of `autopack.tiny.images`)."""
     sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -46,7 +47,9 @@ class Tiny:
 
 
 def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
-    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    """Return the value that is known for a module's class or one of its bases, or None."""
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from
+    # theirs.
     return next((known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None)
 
 
@@ -162,7 +165,9 @@ class MixerCall:
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
         shape = (self.layout.rows, self.layout.columns)
-        return self.changed(lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread))
+        return self.changed(
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),
+        )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
         """Run the module's own forward with other arguments."""
@@ -179,8 +184,8 @@ def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> Non
     """Raise `UnsupportedModel` if `name` got no (rows, columns, ...) tensor."""
     if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
-            f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
-            f"tokens. Train the model on padded batches, one document per row.",
+            f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of "
+            f"{layout.columns} tokens. Train the model on padded batches, one document per row.",
             code="other-tokens",
         )
 

@@ -49,7 +49,9 @@ class BadSetting(AutopackError):
 
 
 def option(default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None) -> Any:
-    """Return the field of an option: one of some values, or a number, which `metavar` stands for in help."""
+    """Return the field of an option: one of some values, or a number, which `metavar` stands for in
+    help.
+    """
     return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
 
 
@@ -63,10 +65,15 @@ class Options:
     unpad: bool = option(True, "run padded batches as packed rows inside, where that gives the same")
     share: bool = option(True, "compute once what rows of a batch begin with, where that is worth it")
     verify: bool | Literal["strict"] = option(
-        True, "prove a model when it is enabled; strict leaves one as it is that no twin proves", (*_SWITCH, "strict")
+        True,
+        "prove a model when it is enabled; strict leaves one as it is that no twin proves",
+        (*_SWITCH, "strict"),
     )
     check_every: int | None = option(
-        None, "check a document of every Nth training call; 0 checks no call, of third-party code neither", (), "N"
+        None,
+        "check a document of every Nth training call; 0 checks no call, of third-party code neither",
+        (),
+        "N",
     )
     sequence_parallel: Any = None
 
@@ -86,7 +93,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line and its variable: one of some words, a switch, or a whole number."""
+    """An option of the command line and its variable: one of some words, a switch, or a whole
+    number.
+    """
 
     name: str
     default: Any
@@ -151,6 +160,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {each.name: each.values for each in option
 
 
 def _hint(name: str, value: Any) -> str:
+    """Return a hint at the value that was meant, for a wrong value of an option."""
     if not isinstance(value, str):
         return ""
     if (name, value) in INSTEAD:

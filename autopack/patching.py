@@ -33,10 +33,10 @@ _SUPPORTED = "Run `autopack doctor` to see which versions are supported."
 class Site:
     """A function of transformers that autopack replaces while a model is enabled.
 
-    `path` is a dotted path in `module`; with `key` it names a mapping, and the function is its value under that key.
-    `adapter` takes the original and the site and returns the replacement, which must be inert for models that are not
-    enabled. `parameters` are the names that the adapter relies on. `soft`: documents are kept apart without it too, so
-    others may replace it.
+    `path` is a dotted path in `module`; with `key` it names a mapping, and the function is its
+    value under that key. `adapter` takes the original and the site and returns the replacement,
+    which must be inert for models that are not enabled. `parameters` are the names that the adapter
+    relies on. `soft`: documents are kept apart without it too, so others may replace it.
     """
 
     module: str
@@ -66,8 +66,8 @@ class Site:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise SiteDrift(
-                f"autopack expects {self} to take {', '.join(parameters) or 'arguments'}; the installed one does not "
-                f"say what it takes ({error}). {_SUPPORTED}",
+                f"autopack expects {self} to take {', '.join(parameters) or 'arguments'}; the "
+                f"installed one does not say what it takes ({error}). {_SUPPORTED}",
                 code="site-drift",
             ) from error
         missing = [name for name in parameters if name not in signature.parameters]
@@ -90,6 +90,7 @@ class Site:
             wrapt.apply_patch(parent, attribute, function)
 
     def _install(self) -> None:
+        """Put autopack's function in place of the one at this site."""
         self._take_away_abandoned()
         original = self.present()
         if not callable(original):
@@ -122,6 +123,8 @@ class Site:
 
 @dataclass
 class _Installed:
+    """A function that autopack has replaced, and the number of models that need that."""
+
     original: Callable[..., Any] | None
     """The function to restore; None if it was inherited."""
     replacement: Callable[..., Any]
@@ -190,6 +193,7 @@ def abandon(held: list[Site]) -> None:
 
 
 def _leave_abandoned() -> None:
+    """Put back the functions that models have left behind which no longer exist."""
     while _abandoned:
         _leave(_abandoned[0])
         del _abandoned[0]
@@ -218,18 +222,22 @@ def _leave(held: list[Site]) -> list[SiteDrift]:
 
 
 def _is_ours(function: Any) -> bool:
+    """Return True for a function that autopack put in place of another one."""
     return isinstance(function, FunctionType) and function in _beneath
 
 
 def _stands(site: Site) -> bool:
+    """Return True if autopack's function still stands at a site."""
     return site.present() is _installed[site].replacement
 
 
 def _check_unwrapped(site: Site) -> None:
+    """Raise `SiteDrift` if other code has replaced autopack's function at a site."""
     if not site.soft and not _stands(site):
         raise SiteDrift(
-            f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no longer stands there "
-            f"and will not overwrite the newcomer. Undo that replacement, then call this again.",
+            f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no "
+            "longer stands there and will not overwrite the newcomer. Undo that replacement, then "
+            "call this again.",
             code="site-replaced",
         )
 
@@ -312,6 +320,7 @@ class ProcessLock:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
+        """Make a new lock, for a forked process."""
         self._lock = threading.Lock()
 
     @contextmanager

@@ -31,6 +31,7 @@ _registered: list[Family] = []
 
 @cache
 def _own() -> tuple[Family, ...]:
+    """Return the families of autopack, by name."""
     names = [module.name for module in pkgutil.iter_modules(architectures.__path__)]
     found = [vars(import_module(f"autopack.architectures.{name}")).values() for name in names]
     own = [each for values in found for each in values if isinstance(each, Family)]
@@ -39,10 +40,12 @@ def _own() -> tuple[Family, ...]:
 
 @cache
 def _from_entry_points() -> tuple[Family, ...]:
+    """Return the families that installed packages bring."""
     return tuple(_loaded(point) for point in entry_points(group="autopack.families"))
 
 
 def _loaded(point: EntryPoint) -> Family:
+    """Return the family of an entry point. Raises `AutopackError` if it cannot be loaded."""
     where = f"entry point {point.name!r} ({point.value}) of {point.dist.name if point.dist else 'an installed package'}"
     try:
         family = point.load()
@@ -50,8 +53,8 @@ def _loaded(point: EntryPoint) -> Family:
             raise TypeError(f"it is a {type(family).__name__}; wanted an autopack.registry.Family")
     except Exception as error:
         raise AutopackError(
-            f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: {error}. Repair or "
-            f"uninstall that package.",
+            f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: "
+            f"{error}. Repair or uninstall that package.",
             code="broken-installation",
         ) from error
     return family
@@ -92,8 +95,9 @@ def _refusals(model: PreTrainedModel, family: Family, mixing: list[nn.Module]) -
     yield from map(family.refused_classes.get, source.names_of(type(model)))
     if not modules.entries(model):
         yield (
-            "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "
-            "call can say where documents lie; enable the model whose text it serves"
+            "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, "
+            "inputs_embeds), so no call can say where documents lie; enable the model whose text "
+            "it serves"
         )
     if family.refusal is not None:
         yield family.refusal(model.config)
@@ -101,8 +105,8 @@ def _refusals(model: PreTrainedModel, family: Family, mixing: list[nn.Module]) -
         yield _without_cross_attention(model, mixing)
     if not mixing:
         yield (
-            "none of its modules calls an attention function of transformers' AttentionInterface or attends in code of "
-            "its own, so autopack has no place to keep documents apart"
+            "none of its modules calls an attention function of transformers' AttentionInterface "
+            "or attends in code of its own, so autopack has no place to keep documents apart"
         )
 
 
@@ -153,8 +157,9 @@ def family_for(model: PreTrainedModel) -> Family:
     family, reason = look_up(model)
     if reason is not None:
         raise UnsupportedModel(
-            f"{type(model).__name__} (model type {model.config.model_type!r}) cannot be packed exactly: {reason}. "
-            f"Nothing was changed; train it on padded batches, one document per row.",
+            f"{type(model).__name__} (model type {model.config.model_type!r}) cannot be packed "
+            f"exactly: {reason}. Nothing was changed; train it on padded batches, one document per "
+            "row.",
             code="cannot-be-packed",
         )
     return family
@@ -167,8 +172,8 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
         return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
     if not modules.cross_attention(found[1], mixing):
         return (
-            "none of the attention modules of its decoder is known to attend to the encoder, so autopack cannot keep "
-            "the halves of one document together"
+            "none of the attention modules of its decoder is known to attend to the encoder, so "
+            "autopack cannot keep the halves of one document together"
         )
     return None
 
@@ -178,7 +183,9 @@ def media_of(model_type: str) -> frozenset[str]:
     return frozenset(kind for f in families() for kind, types in f.media.items() if model_type in types)
 
 
-def sounds_together_of(model_type: str) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
+def sounds_together_of(
+    model_type: str,
+) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
     """Return the check of a packed call's sounds for this type, or None if it has none.
 
     It returns the reason why one sound would change another's results, or None.

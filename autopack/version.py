@@ -14,7 +14,9 @@ MINIMUM = {"torch": "2.4", "transformers": "4.44", "wrapt": "1.16", "packaging":
 
 
 def problem(name: str, installed: str | None) -> str | None:
-    """Return the fault of the installed version of a package that autopack needs, and the way out, or None."""
+    """Return the fault of the installed version of a package that autopack needs, and the way out,
+    or None.
+    """
     remedy = f"pip install '{name}>={MINIMUM[name]}'"
     if installed is None:
         return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
@@ -31,10 +33,11 @@ def problem(name: str, installed: str | None) -> str | None:
 
 
 def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str | None:
-    """Return the reason why an installed transformers with these requirements will not use an installed torch, or None.
+    """Return the reason why an installed transformers with these requirements will not use an
+    installed torch, or None.
 
-    With one that is too old it turns its models off, and says no more than a line of its log. Of one that is newer than
-    it names (2.7 for 4.52) it takes no notice.
+    With one that is too old it turns its models off, and says no more than a line of its log. Of
+    one that is newer than it names (2.7 for 4.52) it takes no notice.
     """
     try:
         from packaging.requirements import Requirement
@@ -55,12 +58,15 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
 
 
 def _is_of_torch(need: Any) -> bool:
+    """Return True for a requirement that holds for the extra `torch`."""
     return need.marker is None or need.marker.evaluate({"extra": "torch"})
 
 
 @cache
 def refuse_old() -> None:
-    """Raise `UnsupportedVersion` where a package is installed in a version that does not serve; asked once."""
+    """Raise `UnsupportedVersion` where a package is installed in a version that does not serve;
+    asked once.
+    """
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from autopack.errors import UnsupportedVersion

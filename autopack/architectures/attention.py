@@ -15,17 +15,18 @@ from typing import Any
 from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 
 _DECODERS = """
-afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet camembert cohere cohere2
-cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32 diffllama
-dots1 dots3_note_text electra emu3_text_model ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint
-fuyu gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified
-gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt_bigcode gpt_neox gpt_oss
-granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe
-hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama longcat_flash mellum
-mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral mllama_text_model modernbert-decoder
-moonshine moshi moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal
-phimoe qwen2 qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open
-stablelm starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
+afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet camembert cohere
+cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3
+deepseek_v32 diffllama dots1 dots3_note_text electra emu3_text_model ernie ernie4_5 ernie4_5_moe
+exaone4 exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
+gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2
+gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
+hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe
+kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3
+mistral mixtral mllama_text_model modernbert-decoder moonshine moshi moss_transcribe_diarize
+nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2
+qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm
+starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
 """
 
 _ENCODERS = """
@@ -34,8 +35,8 @@ ultrabert ultravbert
 """
 
 _AFTER_PAD_TOKEN = """
-altclip_text_model bridgetower_text_model camembert clap_text_model data2vec-text esm layoutlmv3 lilt markuplm roberta
-roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
+altclip_text_model bridgetower_text_model camembert clap_text_model data2vec-text esm layoutlmv3
+lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 _BERT_KIN = """
@@ -72,7 +73,12 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "max_window_layers": 1},
     "dots3_note_text": _DENSE_AND_SPARSE
     | {"layer_types": ["indexed_attention", "sliding_attention"], "sliding_window": 4, "head_dim": 16}
-    | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 24, "swa_kv_lora_rank": 28}
+    | {
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 28,
+    }
     | {"swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 12},
     "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
     "esmc": {"num_key_value_heads": 4},
@@ -115,7 +121,12 @@ _TINY: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [0]},
     "roc_bert": {"pronunciation_vocab_size": 128, "pronunciation_embed_dim": 16}
     | {"shape_vocab_size": 128, "shape_embed_dim": 16},
-    "smollm3": _FULL_AND_SLIDING | {"use_sliding_window": True, "sliding_window": 4, "no_rope_layers": [1, 0]},
+    "smollm3": _FULL_AND_SLIDING
+    | {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "no_rope_layers": [1, 0],
+    },
     # it adds noise to what it encodes, in evaluation too
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2, "depths": [1] * 7, "vae_std": 0.0},
     "xmod": {"default_language": "en_XX"},
@@ -136,7 +147,10 @@ FAMILY = Family(
         parts={
             "gemma4": {"vision_config": "gemma4_vision"},
             "gemma4_unified": {"vision_config": "gemma4_unified_vision"},
-            "phi4_multimodal": {"vision_config": "phi4_multimodal_vision", "audio_config": "phi4_multimodal_audio"},
+            "phi4_multimodal": {
+                "vision_config": "phi4_multimodal_vision",
+                "audio_config": "phi4_multimodal_audio",
+            },
         },
         stand_ins={"gemma3n": {"vision_config": ("siglip_vision_model", _STAND_IN)}},
         images={

@@ -14,8 +14,9 @@ from autopack.family import Family, MixerCall, Tiny, Way
 from autopack.layout.token_map import Batches, each_by_itself
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
-# Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of positions give every
-# document those of the first columns; most have attention through the interface, the others are run on documents alone.
+# Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of
+# positions give every document those of the first columns; most have attention through the
+# interface, the others are run on documents alone.
 _NUMBERING_COLUMNS = """
 bart bigbird_pegasus blenderbot blenderbot-small florence2 m2m_100 marian mbart musicgen_decoder
 musicgen_melody_decoder mvp pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
@@ -26,7 +27,13 @@ _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
 """Models whose sinusoidal embeddings number the tokens that are no padding."""
 _MUSICGEN = ("musicgen", "musicgen_melody")
 _FLORENCE_VISION = (
-    {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "projection_dim": 64}
+    {
+        "depths": [1, 1],
+        "patch_size": [7, 3],
+        "patch_stride": [4, 2],
+        "patch_padding": [3, 1],
+        "projection_dim": 64,
+    }
     | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
     | {"window_size": 3}
 )
@@ -34,6 +41,7 @@ _MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
 
 
 def _refuse_block_sparse(config: Any) -> str | None:
+    """Return why an encoder with block-sparse attention is refused, or None."""
     if config.is_encoder_decoder:
         return why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
     return None
@@ -59,9 +67,10 @@ COLUMN_POSITIONS = Family(
     ),
 )
 
-# T5 and its kin make relative distances a bias of attention, which has neither positions nor a scale. In a packed row
-# it would be one of the row: dense, and counted from its beginning. Switch Transformers lets an expert take so many
-# tokens of a row and drops the rest, so its experts are run on documents as rows.
+# T5 and its kin make relative distances a bias of attention, which has neither positions nor a
+# scale. In a packed row it would be one of the row: dense, and counted from its beginning. Switch
+# Transformers lets an expert take so many tokens of a row and drops the rest, so its experts are
+# run on documents as rows.
 _SPARSE = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
 
 T5 = Family(
@@ -114,10 +123,12 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _refuse_random_experts(config: Any) -> str | None:
+    """Return why a router that draws experts at random is refused, or None."""
     if config.second_expert_policy in ("random", "sampling"):
         return (
-            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws second experts anew at "
-            f"every call, in evaluation too, so no document has one result of its own"
+            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws "
+            "second experts anew at every call, in evaluation too, so no document has one result "
+            "of its own"
         )
     return None
 
@@ -132,10 +143,13 @@ NLLB_MOE = Family(
     refusal=_refuse_random_experts,
     mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
     # a sparse layer on both sides, and experts that documents overflow
-    tiny=Tiny(configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}}),
+    tiny=Tiny(
+        configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}},
+    ),
 )
 
-# Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a softmax.
+# Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a
+# softmax.
 _ENCODERS = {
     "its encoder pads the row to a multiple of its window and attends by blocks of it": "LEDEncoder",
     "its encoder attends by blocks of the row, and pads them into the bias that it hands on": "LongT5Stack",
@@ -152,13 +166,18 @@ WHOLE_HALF = Family(
         "LEDLearnedPositionalEmbedding": RESTARTING,
         "LongT5Attention": RELATIVE,
         "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
-        "T5Gemma2Decoder": OneByOne("its decoder attends to its own tokens and to the encoder's states in one softmax"),
+        "T5Gemma2Decoder": OneByOne(
+            "its decoder attends to its own tokens and to the encoder's states in one softmax",
+        ),
     },
     tiny=Tiny(
         configs={
             "longt5": {"local_radius": 3, "global_block_size": 4},
             "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
-            "t5gemma2": {"image_token_index": 120, "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4}},
+            "t5gemma2": {
+                "image_token_index": 120,
+                "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4},
+            },
         },
         images={"square": frozenset({"t5gemma2"})},
     ),
@@ -168,8 +187,7 @@ _TOKENS_FIRST = "its attention has tokens before the batch"
 
 
 class _FsmtDecoder(OneByOne):
-    """Decoder that takes a mask of all pairs, (columns, columns); a document alone has its
-    beginning.
+    """Strategy for a decoder that takes a mask (columns, columns): a document gets its beginning.
 
     Given labels and no tokens for its decoder, its model takes the encoder's tokens.
     """

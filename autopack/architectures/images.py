@@ -13,10 +13,11 @@ from autopack.layout.token_map import Batches, TokenMap, equally_long_documents
 from autopack.mixers import ALONE, RELATIVE, Restarting
 from autopack.mixers.alone import run_documents_alone
 
-# Text attends to images across, through layers of its own; each document reads its own images. A mask says which tokens
-# see which images of their row. A token that sees none is let see all of them upstream, which in a packed row would be
-# those of other documents, and in a padded batch those that fill up the row (modeling_mllama.py:
-# `cross_attention_mask *= full_text_row_masked_out_mask`), so attention gets nothing else to see.
+# Text attends to images across, through layers of its own; each document reads its own images. A
+# mask says which tokens see which images of their row. A token that sees none is let see all of
+# them upstream, which in a packed row would be those of other documents, and in a padded batch
+# those that fill up the row (modeling_mllama.py: `cross_attention_mask *=
+# full_text_row_masked_out_mask`), so attention gets nothing else to see.
 _MLLAMA, _IDEFICS, _BLIP = frozenset({"mllama"}), frozenset({"idefics"}), frozenset({"blip"})
 
 MLLAMA = Family(
@@ -25,20 +26,25 @@ MLLAMA = Family(
     how="attention site, document by document; each reads its own images across",
     image_mask="cross_attention_mask",
     refused_arguments={
-        "cross_attention_states": "what the images have become came without them, and which states are whose is not "
-        "known"
+        "cross_attention_states": "what the images have become came without them, and which states "
+        "are whose is not known"
     },
     tiny=Tiny(
         configs={
             "mllama": {"image_token_index": 120},
             "mllama_vision_model": {"attention_heads": 4, "num_global_layers": 1, "vision_output_dim": 128}
-            | {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2]], "max_num_tiles": 2},
+            | {
+                "intermediate_layers_indices": [0],
+                "supported_aspect_ratios": [[1, 1], [1, 2]],
+                "max_num_tiles": 2,
+            },
         },
         images={"tiles by row": _MLLAMA},
     ),
 )
 
-# Upstream runs no document without pixels: one that has no image brings an empty one that no token sees.
+# Upstream runs no document without pixels: one that has no image brings an empty one that no token
+# sees.
 IDEFICS = Family(
     name="idefics",
     model_types=_IDEFICS,
@@ -77,8 +83,8 @@ EVOLLA = Family(
 _OF_INPUT_IDS = Restarting(reads_encoder_tokens=True)
 _WITH_AN_IMAGE = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
 
-# The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its decoder's tokens of
-# `input_ids` where it gets none, and never of labels.
+# The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its
+# decoder's tokens of `input_ids` where it gets none, and never of labels.
 IMAGE_ENCODERS = Family(
     name="image_encoders",
     model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
@@ -86,8 +92,17 @@ IMAGE_ENCODERS = Family(
     mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
     tiny=Tiny(
         configs={
-            "pp_formulanet_vision": {"output_channels": 16, "post_conv_in_channels": 16, "post_conv_mid_channels": 32}
-            | {"post_conv_out_channels": 64, "decoder_hidden_size": 64, "global_attn_indexes": [0], "image_size": 64},
+            "pp_formulanet_vision": {
+                "output_channels": 16,
+                "post_conv_in_channels": 16,
+                "post_conv_mid_channels": 32,
+            }
+            | {
+                "post_conv_out_channels": 64,
+                "decoder_hidden_size": 64,
+                "global_attn_indexes": [0],
+                "image_size": 64,
+            },
             "pix2struct_text_model": {"d_kv": 16, "d_ff": 96},
             "pix2struct_vision_model": {"d_kv": 16, "d_ff": 96, "patch_embed_hidden_size": 32, "seq_len": 64},
             "vision-encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
@@ -148,14 +163,17 @@ def _of_text(output: Any, batch: TokenMap) -> Any:
 
 _WITH_IMAGES = _AfterAnImage()
 
-# The loss of upstream leaves out as many tokens as an image has, whether there is one or not, so labels need images.
+# The loss of upstream leaves out as many tokens as an image has, whether there is one or not, so
+# labels need images.
 GIT = Family(
     name="git",
     model_types=_GIT,
     how="the model's own attention, documents alone; with images the whole model, each document after its own",
     attends=False,
     mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
-    refused_without_images={"labels": "its loss leaves out as many tokens at the start of a row as an image has"},
+    refused_without_images={
+        "labels": "its loss leaves out as many tokens at the start of a row as an image has",
+    },
     image_of_each=_GIT,
     tiny=Tiny(images={"square beside text": _GIT}),
 )

@@ -20,9 +20,9 @@ from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 from autopack.layout.host import host_values
 
 _GRID = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr
-glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
-qwen3_vl qwen3_vl_moe video_llama_3
+cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe
+glm_ocr glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl
+qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe video_llama_3
 """
 _VIDEO_TYPES = f"{_GRID} kimi_k25 llava_next_video llava_onevision perception_lm video_llava"
 _IMAGES = {
@@ -52,12 +52,19 @@ _TYPES = frozenset(" ".join(_IMAGES.values()).split())
 def _m_rope(*sections: int, **others: Any) -> dict[str, Any]:
     """Return fields with M-RoPE sections (time, height, width) of the frequencies of a head of size
     16."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections], **others}}
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [*sections],
+            **others,
+        }
+    }
 
 
 _M_ROPE = """
-cosmos3_edge_text glm46v_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text
-qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
+cosmos3_edge_text glm46v_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text
+qwen2_5_vl_text qwen2_vl_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
 """
 _PINPOINTS = "llava_next llava_next_video llava_onevision"
 _GRIDS = [[32, 64], [64, 32], [64, 64]]
@@ -74,13 +81,22 @@ _TINY: dict[str, dict[str, Any]] = {
     **{name: {"embed_dim": 64, "layers": 2} for name in _KOSMOS_TEXT},
     **{name: {"out_hidden_size": 256, "projector_hidden_size": 64} for name in ("muse_glimmer", "muse_spark")},
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _VISION_TOKENS),
-    **dict.fromkeys("exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision".split(), _WINDOWED_TOWER),
+    **dict.fromkeys(
+        "exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision".split(),
+        _WINDOWED_TOWER,
+    ),
     "aria": {"projector_patch_to_query_dict": {16: 4}},
-    "chameleon": {"vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}}},
+    "chameleon": {
+        "vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}},
+    },
     "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_embeddings": 4},
     "cohere2_vision": {"alignment_intermediate_size": 128},
     "deepseek_ocr2_encoder": {"num_key_value_heads": 4},
-    "deepseek_ocr2_sam_vision_model": {"mlp_dim": DERIVED, "output_channels": 16, "downsample_channels": [32, 64]}
+    "deepseek_ocr2_sam_vision_model": {
+        "mlp_dim": DERIVED,
+        "output_channels": 16,
+        "downsample_channels": [32, 64],
+    }
     | {"window_size": 3, "global_attn_indexes": [1]},
     "deepseek_ocr2_text": {"num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse"]},
     "deepseek_vl_hybrid": {"high_res_vision_config": {"global_attn_indexes": [0], "image_size": 64}},
@@ -97,7 +113,12 @@ _TINY: dict[str, dict[str, Any]] = {
     "instructblipvideo": {"video_token_index": 120, "num_query_tokens": 4},
     "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
     "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
-    "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},
+    "janus_vqgan": {
+        "base_channels": 32,
+        "channel_multiplier": [1, 1],
+        "num_embeddings": 16,
+        "num_patches": 4,
+    },
     "kimi_k25": {"projection_hidden_size": 64},
     "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
     "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 32},
@@ -108,7 +129,11 @@ _TINY: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"vision_config": {"embed_dim": 32}},
     "shieldgemma2": {"mm_tokens_per_image": 4},
     "step3p5": {"sliding_window": 4},
-    "unlimited_ocr_sam_vision_model": {"image_size": 64, "downsample_channels": [64, 64], "global_attn_indexes": [0]},
+    "unlimited_ocr_sam_vision_model": {
+        "image_size": 64,
+        "downsample_channels": [64, 64],
+        "global_attn_indexes": [0],
+    },
     "unlimited_ocr_text": {"head_dim": 16, "num_key_value_heads": 4},
     "vipllava": {"vision_feature_layer": [-2, 1]},
 }
@@ -116,18 +141,22 @@ _TINY: dict[str, dict[str, Any]] = {
 # in place of towers of timm
 _SIGLIP = ("siglip_vision_model", {"model_args": {"embed_dim": 64}, "vision_use_head": False})
 _STAND_INS = {
-    # FastViT has norms over the batch too: `ConvMlp` of its blocks, also with inference_mode=True (timm's fastvit.py)
-    "fast_vlm": {"vision_config": ("resnet", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1]})},
+    # FastViT has norms over the batch too: `ConvMlp` of its blocks, also with inference_mode=True
+    # (timm's fastvit.py)
+    "fast_vlm": {
+        "vision_config": ("resnet", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1]}),
+    },
     "perception_lm": {"vision_config": _SIGLIP},
 }
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why a model whose language model is an encoder-decoder is refused, or None."""
     if getattr(config, "use_decoder_only_language_model", True):
         return None
     return (
-        f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside of a model for images, "
-        f"which is not served"
+        f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside of a "
+        "model for images, which is not served"
     )
 
 
@@ -181,8 +210,9 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
         return None
     image = int(np.searchsorted(np.cumsum(places), np.argmin(within.all(axis=-1)), side="right"))
     return (
-        f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of the call; where each "
-        f"document was processed by itself, add the patches before it, as autopack.PackingCollator does"
+        f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of "
+        "the call; where each document was processed by itself, add the patches before it, as "
+        "autopack.PackingCollator does"
     )
 
 
@@ -193,18 +223,25 @@ MOLMO2 = Family(
     wrong_media=_misplaced,
     tiny=Tiny(
         configs={
-            "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0], "text_hidden_size": 64, "head_dim": 16}}
+            "molmo2": {
+                "adapter_config": {"vision_feature_layer": [1, 0], "text_hidden_size": 64, "head_dim": 16},
+            }
             | {"image_patch_id": 120},
             "molmo2_adapter": {"num_key_value_heads": 4},
             "molmo2_text": {"rope_scaling_layers": [0]},
-            "molmo2_vision": {"image_size": [16, 32], "num_key_value_heads": 4, "num_position_embeddings": DERIVED},
+            "molmo2_vision": {
+                "image_size": [16, 32],
+                "num_key_value_heads": 4,
+                "num_position_embeddings": DERIVED,
+            },
         },
         images={"numbered patches": frozenset({"molmo2"})},
     ),
 )
 
-# One of its axes of positions numbers the images, and upstream goes on counting from row to row. So documents are
-# numbered one at a time, as rows of their own, and each gets the numbers that it has alone.
+# One of its axes of positions numbers the images, and upstream goes on counting from row to row. So
+# documents are numbered one at a time, as rows of their own, and each gets the numbers that it has
+# alone.
 HUNYUAN_VL = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),

@@ -17,12 +17,13 @@ from autopack.mixers import ALONE, Alone
 # Types whose position_ids say where a document begins.
 _TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm"
 _ATTENTION = """
-CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention MegatronBertSelfAttention
-RemBertSelfAttention XGLMAttention
+CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention
+MegatronBertSelfAttention RemBertSelfAttention XGLMAttention
 """
 
 
 def _refuse_alibi_of_falcon(config: Any) -> str | None:
+    """Return why Falcon with ALiBi is refused, or None."""
     if config.model_type == "falcon" and config.alibi:
         return "it rounds biases by distance to bfloat16, counted from the start of the row, and adds them to the mask"
     return None
@@ -66,9 +67,9 @@ def why_not_block_sparse(config: Any, part: str = "attention", owner: str = "Big
     if getattr(config, "attention_type", None) != "block_sparse":
         return None
     return (
-        f"what its block-sparse {part} gives a document depends on the calls before, since a short row makes it attend "
-        f"fully for good ({owner}.forward: `self.set_attention_type('original_full')`); load it with "
-        f"attention_type='original_full'"
+        f"what its block-sparse {part} gives a document depends on the calls before, since a short "
+        f"row makes it attend fully for good ({owner}.forward: "
+        "`self.set_attention_type('original_full')`); load it with attention_type='original_full'"
     )
 
 
@@ -80,7 +81,10 @@ BIG_BIRD = Family(
     attends=False,
     mixers={"BigBirdSelfAttention": ALONE},
     refusal=why_not_block_sparse,
-    tiny=Tiny(configs={"big_bird": {"attention_type": "original_full"}}, causal={"big_bird": {"is_decoder": True}}),
+    tiny=Tiny(
+        configs={"big_bird": {"attention_type": "original_full"}},
+        causal={"big_bird": {"is_decoder": True}},
+    ),
 )
 
 
@@ -120,22 +124,24 @@ _ENCODERS = "convbert deberta deberta-v2 fnet ibert luke mpnet nystromformer squ
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why a configuration of I-BERT, Nystromformer or YOSO is refused, or None."""
     if config.model_type == "ibert" and config.quant_mode:
         return (
-            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one range, and in training "
-            "move that range along with every batch; load it with quant_mode=False"
+            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one "
+            "range, and in training move that range along with every batch; load it with "
+            "quant_mode=False"
         )
     if config.model_type == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
         return (
-            "NystromformerSelfAttention takes the means of segments of a row of exactly segment_means_seq_len = "
-            f"{config.segment_means_seq_len} columns, padding included, for its {config.num_landmarks} landmarks, so a "
-            f"document of another length has no result of its own; with num_landmarks=segment_means_seq_len it attends "
-            f"to all tokens"
+            "NystromformerSelfAttention takes the means of segments of a row of exactly "
+            f"segment_means_seq_len = {config.segment_means_seq_len} columns, padding included, "
+            f"for its {config.num_landmarks} landmarks, so a document of another length has no "
+            "result of its own; with num_landmarks=segment_means_seq_len it attends to all tokens"
         )
     if config.model_type == "yoso" and not config.use_expectation:
         return (
-            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, so not even two runs "
-            "of one document agree; load it with use_expectation=True"
+            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, "
+            "so not even two runs of one document agree; load it with use_expectation=True"
         )
     return None
 
@@ -157,7 +163,9 @@ OWN_ENCODERS = Family(
         "SqueezeBertSelfAttention": Alone(channels_first=True),
         "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
     },
-    refused_arguments={"entity_ids": "entities stand beside the row, and whose document they are of is not said"},
+    refused_arguments={
+        "entity_ids": "entities stand beside the row, and whose document they are of is not said",
+    },
     refusal=_refusal,
     numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
     | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
@@ -183,6 +191,7 @@ class _ByCells(Way):
         return found.together([self._embed(call, batch) for batch in found.maps])
 
     def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
+        """Return the embeddings of a batch of documents, with positions left out that count from 0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
         if (given == torch.arange(batch.into[1], device=given.device)).all():
             call = replace(call, arguments={**call.arguments, "position_ids": None})
@@ -214,12 +223,14 @@ class _InWindows(Way):
         layout = call.layout
         mixer: Any = call.mixer
         rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
-        hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
+        # below 0 is padding, above it global
+        hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]
         if call.want_weights and bool((seen > 0).any()):
             raise UnsupportedModel(
-                f"{type(mixer).__name__} gives attention weights in a form that depends on the number of tokens with "
-                f"global attention, which packed documents do not share. Leave output_attentions or "
-                f"global_attention_mask out, or run the documents one per row.",
+                f"{type(mixer).__name__} gives attention weights in a form that depends on the "
+                "number of tokens with global attention, which packed documents do not share. "
+                "Leave output_attentions or global_attention_mask out, or run the documents one "
+                "per row.",
                 code="output-asked",
             )
         windows = mixer.config.attention_window
@@ -256,7 +267,7 @@ LONGFORMER = Family(
 
 
 class _EveryColumn(Way):
-    """Strategy for XLM by which every column of a packed row counts.
+    """Strategy for XLM that counts every column of a packed row as a token.
 
     Upstream counts the tokens other than padding tokens, keeps the states of as many columns from
     the left, and zeroes the others. Padding between documents or at the left of a row would thus
@@ -273,9 +284,9 @@ class _EveryColumn(Way):
         layout, mixer, ids = call.layout, call.mixer, call.arguments.get("input_ids")
         if ids is not None and bool((ids.eq(mixer.pad_index) & layout.upload(real_tokens(layout))).any()):
             raise UnsupportedModel(
-                f"a document holds the padding token (config.pad_index={mixer.pad_index}), by which "
-                f"{type(mixer).__name__} counts tokens, and would be cut short alone. Give padding an attention_mask "
-                f"of 0, and use another token in documents.",
+                f"a document holds the padding token (config.pad_index={mixer.pad_index}), by "
+                f"which {type(mixer).__name__} counts tokens, and would be cut short alone. Give "
+                "padding an attention_mask of 0, and use another token in documents.",
                 code="pad-token",
             )
         lengths = torch.full((layout.rows,), layout.columns, device=layout.device)

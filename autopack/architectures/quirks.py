@@ -16,7 +16,7 @@ from autopack.mixers import ALONE, Alone, Rows
 def _scale_query_by_position(
     module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Scale queries by columns of the document in place of those of the row.
+    """Scale queries by their column within the document, not within the row.
 
     The model computes the temperatures in float32; only their ratio needs the precision of the
     query.
@@ -30,9 +30,9 @@ def _scale_query_by_position(
     return query, key, value, options
 
 
-# Layers without rotary embedding scale the query by its column in the row and not by its position, so a document
-# further right is scaled more than it would be alone. The chunks of most layers are cut by column too, which the mask
-# description already undoes.
+# Layers without rotary embedding scale the query by its column in the row and not by its position,
+# so a document further right is scaled more than it would be alone. The chunks of most layers are
+# cut by column too, which the mask description already undoes.
 LLAMA4 = Family(
     name="llama4",
     model_types=frozenset("llama4 llama4_text".split()),
@@ -50,6 +50,7 @@ LLAMA4 = Family(
 
 
 def _refuse_reordered(config: Any) -> str | None:
+    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
     if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
         return (
             "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
@@ -68,13 +69,15 @@ GPT2 = Family(
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why a mixture of experts of Doge is refused, or None."""
     mixes = getattr(config, "is_moe", False)
     return "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
 
 
-# Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others. Other documents are
-# masked out of that choice, but keys of equal score (the same token twice) are told apart by an order that depends on
-# the length of the row, so a document would keep other keys than it does alone.
+# Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others.
+# Other documents are masked out of that choice, but keys of equal score (the same token twice) are
+# told apart by an order that depends on the length of the row, so a document would keep other keys
+# than it does alone.
 DOGE = Family(
     name="doge",
     model_types=frozenset({"doge"}),
@@ -108,8 +111,8 @@ clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit
 siglip_text_model tipsv2_text_model xclip_text_model
 """
 
-# Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than positions. What the
-# towers pick of every row is looked after where outputs are (`calls.outputs`).
+# Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than
+# positions. What the towers pick of every row is looked after where outputs are (`calls.outputs`).
 TEXT_TOWERS = Family(
     name="text_towers",
     model_types=frozenset(_TYPES.split()),

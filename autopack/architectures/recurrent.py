@@ -30,7 +30,8 @@ class _ForgettingRows(Rows):
         return super().run(replace(call, original=from_nothing))
 
 
-# Upstream resets the recurrence where a position is 0, but its convolution reaches into the document before.
+# Upstream resets the recurrence where a position is 0, but its convolution reaches into the
+# document before.
 RG_LRU = Family(
     name="rg_lru",
     model_types=frozenset({"recurrent_gemma"}),
@@ -60,10 +61,11 @@ XLSTM = Family(
     tiny=Tiny(configs={"xlstm": {"autocast_kernel_dtype": "float32"}}),
 )
 
-# State-space layers (Mamba, Mamba-2). Upstream restarts their convolution and scan only in CUDA kernels that take
-# `seq_idx`.
+# State-space layers (Mamba, Mamba-2). Upstream restarts their convolution and scan only in CUDA
+# kernels that take `seq_idx`.
 _SPACES = """
-bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemo_speechlm nemotron_h nemotron_h_omni zamba zamba2
+bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemo_speechlm nemotron_h
+nemotron_h_omni zamba zamba2
 """
 _MAMBA = "FalconMambaMixer JambaMambaMixer MambaMixer ZambaMambaMixer"
 _MAMBA_2 = "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer Zamba2MambaMixer"
@@ -83,7 +85,12 @@ _TINY_SPACES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "nemotron_h_omni": {"projector_hidden_size": 64, "vision_hidden_size": 64, "image_token_id": 120}
     | {"audio_token_id": 119, "vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64}},
-    "zamba": {"use_mamba_kernels": False, "num_hidden_layers": 4, "attn_layer_period": 1, "attn_layer_offset": 0}
+    "zamba": {
+        "use_mamba_kernels": False,
+        "num_hidden_layers": 4,
+        "attn_layer_period": 1,
+        "attn_layer_offset": 0,
+    }
     | {"layers_block_type": DERIVED, "attention_hidden_size": 128, "attention_head_dim": 32},
     # 5.0 ties every shared block to the one of layer 0, and does not run without rotation
     "zamba2": {"layers_block_type": ["hybrid", "mamba", "hybrid"], "adapter_rank": 8, "use_mem_rope": True},
@@ -95,13 +102,14 @@ STATE_SPACE = Family(
     how="convolution and scan by documents; attention document by document",
     mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN) | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
     why_no_media={
-        "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one joins those of the "
-        "next (get_video_features)"
+        "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one "
+        "joins those of the next (get_video_features)"
     },
     tiny=Tiny(configs=_TINY_SPACES, images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
 )
 
-# Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do Qwen4's n-grams.
+# Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do
+# Qwen4's n-grams.
 _GATED_DELTA_RULE = AtOperations(("causal_conv1d_fn", "torch_chunk_gated_delta_rule"))
 _PER_CHANNEL_DECAY = AtOperations(("causal_conv1d_fn", "chunk_kimi_delta_attention"))
 
@@ -118,21 +126,40 @@ _IN_ONE_ROW = frozenset("minicpm_ocr minicpmv4_6 minicpmv4_7".split())
 _SECTIONS = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 _M_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **_SECTIONS}}
 _PLACEHOLDERS = {"image_token_id": 127, "video_token_id": 126}
-_MARKERS = {"image_start_id": 104, "image_end_id": 105, "slice_start_id": 106, "slice_end_id": 107, "newline_id": 108}
+_MARKERS = {
+    "image_start_id": 104,
+    "image_end_id": 105,
+    "slice_start_id": 106,
+    "slice_end_id": 107,
+    "newline_id": 108,
+}
 _TINY_RULES: dict[str, dict[str, Any]] = {
     # small heads: the kernel in Python makes (heads, 64, 64, head) of every document, however short
     "bailing_hybrid": {"head_dim": 16, "linear_num_heads": 2},
     "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 8},
-    "lara_mini": {"layer_types": ["linear_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
+    "lara_mini": {
+        "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+    },
     **dict.fromkeys(_IN_ONE_ROW, _PLACEHOLDERS | {"insert_layer_id": 0}),
     "minicpmv4_7": _PLACEHOLDERS | _MARKERS | {"insert_layer_id": 0},
     "qwen3_5_moe_text": _M_ROPE,
     "qwen3_5_text": _M_ROPE,
     "qwen3_next": {"mlp_only_layers": [0]},
     "qwen4_exp_text": _M_ROPE
-    | {"layer_types": ["linear_attention", "indexed_attention"], "eos_token_id": 2, "hc_count": 2, "hc_lowrank": 8}
+    | {
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "eos_token_id": 2,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+    }
     | {"ple_layer_ids": [1], "ple_embed_dim": 64, "heads_per_ngram": 2, "ngram_vocab_size_base": 97}
-    | {"split_ngram_parts": 2, "make_ngram_vocab_size_divisible_by": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1}
+    | {
+        "split_ngram_parts": 2,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+    }
     | {"indexer_head_dim": 16, "indexer_budget": 4, "indexer_compress_ratio": 2},
 }
 
@@ -152,8 +179,8 @@ DELTA_RULE = Family(
 
 # Short convolutions, whose taps reach into the document before.
 _CONVOLUTIONS = """
-inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl
-zaya
+inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe
+lfm2_vl lfm3 lfm3_vl zaya
 """
 _AT_CONVOLUTION = """
 Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv
@@ -180,8 +207,9 @@ _TINY_CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of Inkling 2 scales by
-# `position_ids`, which count padding on the left too, behind which its convolutions would start anew.
+# Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of
+# Inkling 2 scales by `position_ids`, which count padding on the left too, behind which its
+# convolutions would start anew.
 _BIASED = "InklingAttention Inkling2FullAttention Inkling2LoopFullAttention"
 
 SHORT_CONVOLUTION = Family(

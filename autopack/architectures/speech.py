@@ -86,7 +86,8 @@ def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the frames of each sound if Nemotron-H Omni would add a feature of padding to one, else None.
+    """Return the frames of each sound if Nemotron-H Omni would add a feature of padding to one,
+    else None.
 
     It counts one frame more than the mask, which is padding if it begins a feature.
     """
@@ -115,19 +116,27 @@ def _alike(
     given: Mapping[str, Any],
     layout: PackedLayout,
 ) -> str | None:
-    """Return the reason if sounds differ in their `frames`, for an encoder that reads what is behind a sound."""
+    """Return a reason if sounds differ in their `frames`, where an encoder reads behind a sound."""
     lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None
     return f"they have {lengths.min()} to {lengths.max()} frames, and {why}"
 
 
-def _alike_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _alike_without_a_mask(
+    why: str,
+    config: Any,
+    given: Mapping[str, Any],
+    layout: PackedLayout,
+) -> str | None:
     """Return the reason as `_alike` does, for calls that need not declare how long a sound is.
 
     Silence and padding have one value in all bins.
     """
-    features = next((given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None), None)
+    features = next(
+        (given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None),
+        None,
+    )
     if features is None or len(features) < 2:
         return None
     if given.get("audio_attention_mask") is None:
@@ -168,8 +177,8 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
     return (
-        "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features makes other rows; "
-        "give one for each feature"
+        "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features "
+        "makes other rows; give one for each feature"
     )
 
 
@@ -177,7 +186,10 @@ _BEHIND = "what stands behind a shorter one"
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
     "gemma3n": partial(_alike, _lengths, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
     "glmasr": partial(_alike, _in_less_than_a_window, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"),
-    "granite_speech": partial(_alike_without_a_mask, f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}"),
+    "granite_speech": partial(
+        _alike_without_a_mask,
+        f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}",
+    ),
     "granite_speech_plus": partial(
         _alike_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
     ),
@@ -188,10 +200,15 @@ _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None
         _with_a_frame_more,
         "get_audio_features makes the last feature of a shorter one of what stands behind it",
     ),
-    "phi4_multimodal": partial(_alike_without_a_mask, f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}"),
+    "phi4_multimodal": partial(
+        _alike_without_a_mask,
+        f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}",
+    ),
     "qwen2_audio": _one_for_each,
     "qwen3_omni_moe_thinker": partial(
-        _alike, _within_chunks, "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk"
+        _alike,
+        _within_chunks,
+        "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
     ),
 }
 

@@ -50,7 +50,10 @@ class _Streams(OneByOne):
         by_name = call.arguments.get("return_dict") is not False
 
         def original(*args: Any, **given: Any) -> Any:
-            return _with_streams(call.original(*args, **given), lambda t: t.unflatten(1, (n, -1)).transpose(1, 2))
+            return _with_streams(
+                call.original(*args, **given),
+                lambda t: t.unflatten(1, (n, -1)).transpose(1, 2),
+            )
 
         arguments = {**call.arguments, "return_dict": True}
         output = super().run(replace(call, original=original, arguments=arguments))
@@ -75,18 +78,32 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"patcher_config": {"vocab_size": 260}, "encoder_config": _BLT_HALF, "decoder_config": _BLT_HALF},
     "deepseek_v4": {"layer_types": ["sliding_attention", _HEAVILY, "compressed_sparse_attention", _HEAVILY]}
     | {"mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
-    | {"compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4}, "num_key_value_heads": 1, "head_dim": 16}
+    | {
+        "compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4},
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2}
     | {"hc_sinkhorn_iters": 2},
     "glm5_next_text": {"layer_types": ["linear_attention", "indexed_attention", "indexed_attention"]}
-    | {"indexer_types": ["full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse"], "index_kpool": 2}
+    | {
+        "indexer_types": ["full", "full", "shared"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "index_kpool": 2,
+    }
     | {"qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 2, "linear_num_heads": 2, "linear_head_dim": 8},
     "glm5_next_vision": {"projection_intermediate_size": 96},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
-    | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
+    | {
+        "mlp_layer_types": ["dense", "sparse"],
+        "index_n_heads": 2,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
     # it numbers every pair of positions that there may be in every call
     "prophetnet": {"max_position_embeddings": 128},
-    # chunks of one token: rows of any length need no padding, which upstream does in eval mode alone
+    # chunks of one token: rows of any length need no padding, which upstream does in eval mode
+    # alone
     "reformer": {"local_attn_chunk_length": 1, "local_num_chunks_before": 3}
     | {"lsh_attn_chunk_length": 1, "lsh_num_chunks_before": 3, "num_buckets": 4, "hash_seed": 0}
     | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},
@@ -99,6 +116,7 @@ _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
 
 def _refusal(config: Any) -> str | None:
+    """Return why Reformer with random hashes is refused, or None."""
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
         return "with hash_seed=None its hashes are drawn anew at every call, so no document has one result of its own"
     return None
@@ -126,8 +144,8 @@ WHOLE_MODEL = Family(
 
 _OF_BYTES = (
     "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
-    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
-    "no other number, so the tokens of a packed row have none of their own"
+    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its "
+    "loss takes labels of no other number, so the tokens of a packed row have none of their own"
 )
 
 PERCEIVER = Family(

@@ -46,7 +46,9 @@ class AttentionCall:
 
     @property
     def is_causal(self) -> bool:
-        """True if a missing mask means causal attention: the call's `is_causal`, or else the module's."""
+        """True if a missing mask means causal attention: the call's `is_causal`, or else the
+        module's.
+        """
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
 
@@ -67,8 +69,7 @@ class AttentionCall:
 
     @property
     def pattern(self) -> Pattern | None:
-        """Tokens of its document that a token sees, in numbers; None if the mask is not a usual
-        one."""
+        """The tokens of its document that a token sees; None if the mask is not a usual one."""
         if isinstance(self.mask, DocumentMask):
             return None if self.mask.absolute else self.mask.pattern
         return Pattern(causal=self.is_causal) if self.mask is None else None
@@ -103,10 +104,10 @@ class AttentionCall:
             mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
         if mask.for_length(2) is None:
             raise UnsupportedModel(
-                f"{type(self.module).__name__} has is_causal={self.is_causal}, but the model makes a "
-                f"{'causal' if causal else 'bidirectional'} mask: stock attends by that mask where a batch has "
-                f"padding, and by is_causal where it has none. Say the same in model.config.is_causal, or load the "
-                f"model with attn_implementation='eager'.",
+                f"{type(self.module).__name__} has is_causal={self.is_causal}, but the model makes "
+                f"a {'causal' if causal else 'bidirectional'} mask: stock attends by that mask "
+                "where a batch has padding, and by is_causal where it has none. Say the same in "
+                "model.config.is_causal, or load the model with attn_implementation='eager'.",
                 code="two-directions",
             )
 
@@ -114,8 +115,9 @@ class AttentionCall:
         """Raise `UnsupportedModel` if the model made a mask itself, which `kernel` cannot take."""
         if self.mask is not None and not isinstance(self.mask, DocumentMask):
             raise UnsupportedModel(
-                f"{type(self.module).__name__} hands {kernel} a mask of its own, of shape {tuple(self.mask.shape)}; "
-                f"autopack cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'.",
+                f"{type(self.module).__name__} hands {kernel} a mask of its own, of shape "
+                f"{tuple(self.mask.shape)}; autopack cannot split it by documents. Load the model "
+                "with attn_implementation='sdpa' or 'eager'.",
                 code="backend-unavailable",
             )
 

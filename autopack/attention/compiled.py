@@ -58,7 +58,8 @@ def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slic
             yield slice(row, row + 1), slice(None), slice(start, min(start + chunk, stop))
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings) -> Tensor:
+def _attend_in_document(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings) -> Tensor:
+    """Attend in one document, or in one chunk of it; states are (1, H, L, E)."""
     length, causal, mask = query.shape[2], settings.after == 0, None
     if settings.before < length - 1 or 0 < settings.after < length - 1:
         index = torch.arange(length, device=query.device)
@@ -66,15 +67,27 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSetting
         mask, causal = (distance <= settings.before) & (-distance <= settings.after), False
     if key.shape[1] != query.shape[1]:
         key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=settings.scale)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=settings.scale,
+    )
 
 
-@torch.library.custom_op("autopack::document_attention", mutates_args=(), schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor")
+@torch.library.custom_op(
+    "autopack::document_attention",
+    mutates_args=(),
+    schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor",
+)
 def _document_attention(*inputs: Any) -> Tensor:
+    """Attend within each document; the operator that a compiled graph holds."""
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
-        output[here] = _attend(query[here], key[here], value[here], settings)
+        output[here] = _attend_in_document(query[here], key[here], value[here], settings)
     return output
 
 
@@ -84,11 +97,15 @@ def _document_attention(*inputs: Any) -> Tensor:
     schema=f"(Tensor grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
 )
 def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value, document by document."""
     (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
-        # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is not.
-        backward: Any = torch.func.vjp(partial(_attend, settings=settings), query[here], key[here], value[here])[1]
+        # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is
+        # not.
+        backward: Any = torch.func.vjp(
+            partial(_attend_in_document, settings=settings), query[here], key[here], value[here]
+        )[1]
         for whole, part in zip(grads, backward(grad[here]), strict=True):
             whole[here] = part
     return grads

@@ -20,7 +20,8 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
 
 
-@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+# lengths on the host would be constants of a graph, and every layout a graph of its own
+@torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
     """Attend from the documents of `call.layout`, one row, to as many documents of `call.memory`.
 
@@ -32,12 +33,13 @@ def attend(call: AttentionCall) -> Output:
     if isinstance(mask, DocumentMask):
         if mask.pattern != masks.Pattern(causal=False) and not _sees_all(mask, layout, memory):
             raise UnsupportedModel(
-                f"{type(call.module).__name__} attends to the encoder by a rule of its own, which autopack cannot "
-                f"apply to documents. Run such documents one per row.",
+                f"{type(call.module).__name__} attends to the encoder by a rule of its own, which "
+                "autopack cannot apply to documents. Run such documents one per row.",
                 code="attention-unknown",
             )
         mask = None  # all that a document's encoder has made is seen
-    # Left out: positions, which are those of the decoder alone, and a bias of one element for all pairs.
+    # Left out: positions, which are those of the decoder alone, and a bias of one element for all
+    # pairs.
     options = {name: option for name, option in call.options.items() if name != "position_ids"}
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == 1:
@@ -89,8 +91,9 @@ def attend_to_images(
     each, rest = divmod(key.shape[2], seen.count)
     if rest or rows != 1 + seen.documents[-1][0] or columns != seen.documents[-1][2]:
         raise UnsupportedModel(
-            f"{type(module).__name__} attends to images from {rows} rows of {columns} tokens to {key.shape[2]} states "
-            f"of {seen.count} images, and autopack does not know which are whose. Run the documents one per row.",
+            f"{type(module).__name__} attends to images from {rows} rows of {columns} tokens to "
+            f"{key.shape[2]} states of {seen.count} images, and autopack does not know which are "
+            "whose. Run the documents one per row.",
             code="media-mixed",
         )
     pairs = zip(seen.documents, seen.images, strict=True)

@@ -63,7 +63,8 @@ class DocumentMask:
         local = self.arguments.get("local_size")
         if local is not None and length <= local:
             return self.for_length(length)
-        # A rule over relative indices is the same for every length, so one mask serves all documents.
+        # A rule over relative indices is the same for every length, so one mask serves all
+        # documents.
         longest = self.for_length(self.layout.max_seqlen)
         if isinstance(longest, torch.Tensor):
             return longest[:, :, :length, :length]
@@ -92,10 +93,12 @@ class DocumentMask:
         return whole[:, :, length - tokens : length, :length] if isinstance(whole, torch.Tensor) else None
 
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
+        """Return the mask of one document, made by a rule that counts columns of the row."""
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
-                "this model combines chunked attention with per-token blocks (images in chunks); autopack cannot yet "
-                "give a packed document the chunks that it would have alone. Run such documents one per row.",
+                "this model combines chunked attention with per-token blocks (images in chunks); "
+                "autopack cannot yet give a packed document the chunks that it would have alone. "
+                "Run such documents one per row.",
                 code="attention-unknown",
             )
         rule, arguments = self.rule, masks.with_length(self.arguments, end - first)
@@ -135,8 +138,7 @@ class DocumentMask:
         return self.over_rows.masked_fill(*args, **kwargs)
 
     def dim(self) -> int:
-        """Return the number of axes of the dense mask, by which model code recognises masks of
-        pairs."""
+        """Return the number of axes of the dense mask: model code tells masks of pairs by it."""
         return 4
 
     def made_by(self, function: Callable[..., Any]) -> DocumentMask:
@@ -157,7 +159,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
         scope = _packed_scope(kwargs.get("config"))
-        # A model without such attention attends in code of its own and wants tensors; the site stands for another's.
+        # A model without such attention attends in code of its own and wants tensors; the site
+        # stands for another's.
         if scope is None or scope.layout is None:
             return original(*args, **kwargs)
         if not scope.model.anatomy.attention:
@@ -166,11 +169,12 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(
-                f"{site} is called by position inside a packed forward; autopack needs names. Run `autopack doctor` to "
-                f"see which versions are supported.",
+                f"{site} is called by position inside a packed forward; autopack needs names. Run "
+                "`autopack doctor` to see which versions are supported.",
                 code="site-drift",
             )
-        # Some models make an all-ones mask of their own; padding that the entry has not seen would be lost.
+        # Some models make an all-ones mask of their own; padding that the entry has not seen would
+        # be lost.
         padding = kwargs.get("attention_mask")
         if padding is not None:
             _refuse_padding(padding, scope.model)
@@ -181,34 +185,37 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.prefixes is not None:
             kwargs = _of_documents(kwargs, scope.prefixes)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
-            # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
+            # Of cross-attention, which hides no state of the encoder, or whose rule is asked
+            # whether it does.
             across = pattern == masks.Pattern(causal=False) or memory.shape[1] != layout.shape[1]
             layout = memory if across else layout
         if (kwargs["batch_size"], kwargs["kv_length"]) != layout.shape:
             raise UnsupportedModel(
-                f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
-                f"packed batch has {scope.layout.rows} rows of {scope.layout.columns} tokens. Cross-attention and "
-                f"prefixes cannot be packed; run such documents one per row.",
+                f"the model asks for a mask over {kwargs['kv_length']} keys in "
+                f"{kwargs['batch_size']} rows, but the packed batch has {scope.layout.rows} rows "
+                f"of {scope.layout.columns} tokens. Cross-attention and prefixes cannot be packed; "
+                "run such documents one per row.",
                 code="other-tokens",
             )
         mask = DocumentMask(layout, original, kwargs, pattern)
-        # Code that wants a tensor in any case, and refuses both skips although the rule is a plain one, goes on to
-        # combine it with another mask, so it gets the whole one. A rule with a custom part, which is vmapped, refuses
-        # the skips by itself; BlockMasks cannot be combined.
+        # Code that wants a tensor in any case, and refuses both skips although the rule is a plain
+        # one, goes on to combine it with another mask, so it gets the whole one. A rule with a
+        # custom part, which is vmapped, refuses the skips by itself; BlockMasks cannot be combined.
         skips = kwargs.get("allow_is_causal_skip", True) or kwargs.get("allow_is_bidirectional_skip", False)
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         if not combined or site.key == "flex_attention":
             return mask
         if scope.shared is not None:
             raise UnsupportedModel(
-                "the model combines its masks by code of its own, of which a rank that has a part of each row would "
-                "get whole rows. Train it without sequence_parallel.",
+                "the model combines its masks by code of its own, of which a rank that has a part "
+                "of each row would get whole rows. Train it without sequence_parallel.",
                 code="sequence-parallel",
             )
         if scope.prefixes is not None:
             raise UnsupportedModel(
-                "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
-                "rows of the batch begin with. Use autopack.enable(model, share=False).",
+                "the model combines its masks by code of its own, which cannot be done for a row "
+                "that holds once what rows of the batch begin with. Use autopack.enable(model, "
+                "share=False).",
                 code="share-refused",
             )
         return mask.over_rows
@@ -230,7 +237,8 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         mask = given.get("attention_mask")
         if not isinstance(mask, DocumentMask):
             return original(**{**given, "position_ids": None})
-        # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed back.
+        # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed
+        # back.
         given["attention_mask"] = torch.empty(1, 1, 1, 1)
         return tuple(mask if part is given["attention_mask"] else part for part in original(**given))
 
@@ -245,12 +253,18 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
     if padding is not None:
         _refuse_padding(padding, scope.model)
         arguments = {**arguments, "attention_mask": padding.new_ones(layout.shape)}
-    asked, part = (arguments["batch_size"], arguments["kv_length"]), (layout.rows, layout.columns // rows.ranks)
+    asked, part = (
+        (arguments["batch_size"], arguments["kv_length"]),
+        (
+            layout.rows,
+            layout.columns // rows.ranks,
+        ),
+    )
     if asked != part or (pattern is None and masks.captured_tensors(arguments["mask_function"])):
         raise UnsupportedModel(
-            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of single tokens, but "
-            f"this rank has {part[1]} columns of {part[0]} rows that it shares with others. Train the model without "
-            f"sequence_parallel.",
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of "
+            f"single tokens, but this rank has {part[1]} columns of {part[0]} rows that it shares "
+            "with others. Train the model without sequence_parallel.",
             code="sequence-parallel",
         )
     return arguments | masks.length_arguments(layout.columns, layout.device)
@@ -259,32 +273,44 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
 def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, Any]:
     """Return a mask function's arguments for documents whose common beginnings the row that runs
     holds once."""
-    asked, ran, columns = (arguments["batch_size"], arguments["kv_length"]), (1, prefixes.tokens), len(prefixes.columns)
+    asked, ran, columns = (
+        (arguments["batch_size"], arguments["kv_length"]),
+        (1, prefixes.tokens),
+        len(
+            prefixes.columns,
+        ),
+    )
     if asked != ran:
         raise UnsupportedModel(
-            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
-            f"once what rows of the batch begin with. Use autopack.enable(model, share=False).",
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of "
+            f"{ran[1]} tokens holds once what rows of the batch begin with. Use "
+            "autopack.enable(model, share=False).",
             code="share-refused",
         )
     return arguments | masks.length_arguments(columns, prefixes.device)
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
+    """Raise `UnsupportedModel` if a mask that the model made itself hides tokens."""
     why = "the model makes a padding mask of its own inside a packed forward; train it on padded batches"
     if torch.compiler.is_compiling() or not (mask.device.type == "cpu" or model.is_settling):
-        # What was proven makes none, and to read that on the host would wait for the device, or break a graph.
+        # What was proven makes none, and to read that on the host would wait for the device, or
+        # break a graph.
         torch._assert_async(mask.all(), why)
     elif not mask.all():
         raise UnsupportedModel(why, code="attention-unknown")
 
 
 def _packed_scope(config: Any) -> Scope | None:
-    """Return the scope of the running packed forward if a text module of its model reads the config."""
+    """Return the scope of the running packed forward if a text module of its model reads the
+    config.
+    """
     scope = running_scope()
     if scope is None or scope.layout is None:
         return None
     for own in scope.model.anatomy.configs:
-        # Configs of single layers are made anew whenever they are asked for, so they have no identity.
+        # Configs of single layers are made anew whenever they are asked for, so they have no
+        # identity.
         if config is own or (type(config) is type(own) and getattr(own, "is_heterogeneous", False)):
             return scope
     return None

@@ -20,19 +20,20 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, equally_long
 
 _MANY, _SHORT = 4, 10
-"""Documents of each length, and tokens of each document, by mean, from and up to which documents of several lengths are
-moved next to those of their length.
+"""Documents of each length, and tokens of each document, by mean, from and up to which documents of
+several lengths are moved next to those of their length.
 
-A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17 times with 128, on a
-single thread of a CPU; with 8 to 16 tokens it was no faster.
+A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17
+times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faster.
 """
 
 
-@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+# lengths on the host would be constants of a graph, and every layout a graph of its own
+@torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
-    if not call.want_weights and (groups := _by_length(layout)) is not None and _is_cut_by_columns(call):
+    if not call.want_weights and (groups := _batches_by_length(layout)) is not None and _can_be_batched(call):
         return _attend_as_batches(call, groups), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
@@ -79,7 +80,14 @@ def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice)
     return mask[rows, :, queries if mask.shape[2] > 1 else slice(None), keys]
 
 
-def _slice_option(call: AttentionCall, name: str, option: torch.Tensor, row: int, first: int, end: int) -> torch.Tensor:
+def _slice_option(
+    call: AttentionCall,
+    name: str,
+    option: torch.Tensor,
+    row: int,
+    first: int,
+    end: int,
+) -> torch.Tensor:
     """Return an option for one document; an option without an axis of columns is the same for
     all."""
     rows, columns = call.layout.rows, call.layout.columns
@@ -88,33 +96,33 @@ def _slice_option(call: AttentionCall, name: str, option: torch.Tensor, row: int
     own = option[row : row + 1] if option.shape[0] == rows > 1 else option
     if option.dim() == 4 and option.shape[-2:] == (columns, columns):
         return own[:, :, first:end, first:end]
-    if option.dim() == 4 and option.shape[2] == columns and _is_by_head(call, name, option):  # sinks, gates
+    if option.dim() == 4 and option.shape[2] == columns and _has_heads(call, name, option):  # sinks, gates
         return own[:, :, first:end]
     if option.shape[1] == columns and option.shape[0] in (1, rows):
         return own[:, first:end]
     return option
 
 
-def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
-    """Return True if an option whose third axis is as long as a row has heads on the second, as
-    states have.
+def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
+    """Return True if the second axis of an option is its heads, as it is for states.
 
+    The third axis of the option is as long as a row.
     In transformers' own attention that is so whenever the second axis is as long as there are
     heads. Raises `UnsupportedModel` if third-party code could mean the columns by it.
     """
     columns, length = call.layout.columns, option.shape[1]
     if length == columns == call.query.shape[1] and not is_of_library(type(call.module)):
         raise UnsupportedModel(
-            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function for a "
-            f"row of {columns} tokens, and has {length} heads: autopack cannot tell heads from tokens. Add a token of "
-            f"padding to the row.",
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its "
+            f"attention function for a row of {columns} tokens, and has {length} heads: autopack "
+            "cannot tell heads from tokens. Add a token of padding to the row.",
             code="attention-unknown",
         )
     return length in (1, call.query.shape[1]) or length != columns
 
 
-def _is_cut_by_columns(call: AttentionCall) -> bool:
-    """Return True if only numbers of columns have to be cut with documents, beside states."""
+def _can_be_batched(call: AttentionCall) -> bool:
+    """Return True if documents can run as batches: only states and options per column are cut."""
     layout = call.layout
     of_columns = (1, layout.columns), (layout.rows, layout.columns)
     return (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)) and all(
@@ -122,8 +130,8 @@ def _is_cut_by_columns(call: AttentionCall) -> bool:
     )
 
 
-def _by_length(layout: PackedLayout) -> Batches | None:
-    """Return documents of one length as a batch; None if moving tokens costs more than calls.
+def _batches_by_length(layout: PackedLayout) -> Batches | None:
+    """Return batches of documents of one length; None if moving tokens costs more than calls.
 
     Documents of a single length lie as in a batch already.
     """
@@ -133,13 +141,17 @@ def _by_length(layout: PackedLayout) -> Batches | None:
 
 
 def _has_axes(option: Any) -> bool:
+    """Return True for a tensor of two or more axes, which has to be cut by documents."""
     return isinstance(option, torch.Tensor) and option.dim() >= 2
 
 
 def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
     """Attend once for each length, with the documents of that length as a batch."""
     maps = groups.maps
-    order = call.layout.derived("order by length", lambda: torch.cat([each.where.reshape(-1) for each in maps]))
+    order = call.layout.derived(
+        "order by length",
+        lambda: torch.cat([each.where.reshape(-1) for each in maps]),
+    )
 
     def batches(tokens: torch.Tensor) -> list[torch.Tensor]:
         """Return (R, C, ...) as (documents, L, ...) for each length."""
@@ -156,7 +168,12 @@ def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
     for number, batch in enumerate(maps):
         mask = call.mask.for_document(0, 0, batch.into[1]) if isinstance(call.mask, DocumentMask) else None
         options = {**call.options_beside(mask), **{name: parts[number] for name, parts in columns.items()}}
-        output, _ = call.original(call.module, *(each[number].transpose(1, 2) for each in states), mask, **options)
+        output, _ = call.original(
+            call.module,
+            *(each[number].transpose(1, 2) for each in states),
+            mask,
+            **options,
+        )
         outputs.append(output.flatten(0, 1))
     if len(maps) == 1:
         return outputs[0].unflatten(0, groups.shape)

@@ -29,8 +29,9 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
     """
     if call.pattern is None or not call.pattern.causal:
         raise UnsupportedModel(
-            f"{type(call.module).__name__} attends by a mask that is not known to hide later tokens, so what rows of "
-            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share=False).",
+            f"{type(call.module).__name__} attends by a mask that is not known to hide later "
+            "tokens, so what rows of the batch begin with cannot be computed once for all of them. "
+            "Use autopack.enable(model, share=False).",
             code="share-refused",
         )
     found = None
@@ -49,10 +50,10 @@ def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
     )
 
 
-@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+# lengths on the host would be constants of a graph, and every layout a graph of its own
+@torch._dynamo.disable
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend by the model's own function, once per stretch; return None if no mask can be made for
-    that."""
+    """Attend once per stretch by the model's own function; return None if a mask cannot be made."""
     own = call.mask
     if not isinstance(own, DocumentMask) or not releases.is_own(call.original) or own.for_last(1, 2) is None:
         return None
@@ -82,16 +83,16 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
-    """Return an option for the tokens of the documents; one without an axis of tokens is the same
-    for all."""
+    """Return an option for the tokens of the documents. An option without such an axis stays."""
     if not isinstance(option, torch.Tensor) or option.dim() < 2 or prefixes.tokens not in option.shape[1:]:
         return option
     axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]
     if len(axes) > 1 or (axes[0] == 1 and option.shape[1] == call.query.shape[1]):
         raise UnsupportedModel(
-            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function, for "
-            f"a row of {prefixes.tokens} tokens that holds once what rows of the batch begin with; autopack cannot "
-            f"tell what of it is of which document. Use autopack.enable(model, share=False).",
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its "
+            f"attention function, for a row of {prefixes.tokens} tokens that holds once what rows "
+            "of the batch begin with; autopack cannot tell what of it is of which document. Use "
+            "autopack.enable(model, share=False).",
             code="share-refused",
         )
     return option.index_select(axes[0], prefixes.row.back.to(option.device))

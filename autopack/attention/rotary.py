@@ -44,19 +44,22 @@ class PerDocumentRotary:
 
 @torch._dynamo.disable
 def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output: Any) -> Any:
+    """Return rotary embeddings with frequencies of each document's own longest position."""
     layout, rows = scope.layout, scope.shared
     assert layout is not None
     position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
     if rows is not None:
         position_ids = rows.whole(position_ids, position_ids.dim() - 1)
-    once = scope.prefixes  # what documents begin with, taken once: of those alone that have the same frequencies
+    # what documents begin with, taken once: of those alone that have the same frequencies
+    once = scope.prefixes
     columns = layout.columns if once is None else once.tokens
     position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, columns).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
         raise UnsupportedModel(
-            f"{type(module).__name__} gives frequencies of the longest position for several axes, which autopack "
-            f"cannot give each document. Train the model on padded batches, one document per row.",
+            f"{type(module).__name__} gives frequencies of the longest position for several axes, "
+            "which autopack cannot give each document. Train the model on padded batches, one "
+            "document per row.",
             code="positions-cannot-restart",
         )
     wholes = [part.new_empty(layout.rows, columns, *part.shape[2:]) for part in parts]

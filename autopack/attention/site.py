@@ -33,13 +33,20 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     calls."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
-    # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
+    # A registered function goes by its key; one in a modeling module is what that model calls eager
+    # attention.
     name = site.key or "eager"
     own = own_backend(name)
     exchanges = sharding.exchange_of(original) is not None
 
     def autopack_attention(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
         seen = None if scope is None else scope.images
@@ -48,30 +55,54 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(
-                f"{type(module).__name__} passes options to {site} by position; autopack needs names. Run `autopack "
-                f"doctor` to see which versions are supported.",
+                f"{type(module).__name__} passes options to {site} by position; autopack needs "
+                "names. Run `autopack doctor` to see which versions are supported.",
                 code="site-drift",
             )
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.reads_images:
             if seen is None:
                 raise UnsupportedModel(
-                    f"{type(module).__name__} attends to images inside a packed forward whose call does not say which "
-                    f"document sees which. Run the documents one per row.",
+                    f"{type(module).__name__} attends to images inside a packed forward whose call "
+                    "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
+            return cross.attend_to_images(
+                original,
+                module,
+                (query, key, value),
+                attention_mask,
+                options,
+                seen,
+            )
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
         rows = layout if scope.prefixes is None else scope.prefixes.queries
-        _check_shapes(module, rows, memory or rows, query, key, 1 if scope.shared is None else scope.shared.ranks)
+        _check_shapes(
+            module,
+            rows,
+            memory or rows,
+            query,
+            key,
+            1 if scope.shared is None else scope.shared.ranks,
+        )
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         # DeepSpeed's loses masks, also where it exchanges nothing.
         function = sharding.of_whole_rows(original) if exchanges else original
         call = AttentionCall(
-            function, name, module, query, key, value, attention_mask, layout, options, memory, scope.want_weights
+            function,
+            name,
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            layout,
+            options,
+            memory,
+            scope.want_weights,
         )
         if memory is not None:
             return cross.attend(call)
@@ -91,15 +122,16 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     `own` is the backend of the implementation that the model was loaded with. Raises
     `UnsupportedModel` if none does.
     """
-    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
+    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes
+    # one in any case.
     if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
         call.refuse_two_directions(requested)
     if requested != "auto":
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:
             raise UnsupportedModel(
-                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use it: {reason}. Use "
-                f"backend='auto'.",
+                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use "
+                f"it: {reason}. Use backend='auto'.",
                 code="backend-unavailable",
             )
         return BACKENDS[requested]
@@ -127,9 +159,10 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
     ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
     if (rows, columns) == (scope.layout.rows, ran):
         raise UnsupportedModel(
-            f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
-            f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
-            f"belongs to as well, or call that outside of this forward.",
+            f"{type(module).__name__} attends over packed rows inside the forward of an enabled "
+            "model, but it is no part of that model, so autopack does not keep their documents "
+            "apart in it. Enable the model that it belongs to as well, or call that outside of "
+            "this forward.",
             code="call-within-call",
         )
 
@@ -156,13 +189,15 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
-    tensors = [name for name, option in given.items() if option.shape != (heads,)]  # sinks have one for each head
+    # sinks have one for each head
+    tensors = [name for name, option in given.items() if option.shape != (heads,)]
     all_heads = bool(given) or bool(heads % rows.ranks or call.key.shape[1] % rows.ranks)
     tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
     if tensors:
         raise UnsupportedModel(
-            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of the tokens of a part, "
-            f"so it cannot attend over rows that ranks share. Train it without sequence_parallel.",
+            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of "
+            "the tokens of a part, so it cannot attend over rows that ranks share. Train it "
+            "without sequence_parallel.",
             code="sequence-parallel",
         )
     query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states)
@@ -174,8 +209,9 @@ def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, he
     rank, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
-            f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
-            f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel.",
+            f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} "
+            f"for whole rows of {call.query.shape[1]} heads, so it does not treat heads alike. "
+            "Train it without sequence_parallel.",
             code="sequence-parallel",
         )
     return rows.part(output, 1) if output.shape[2] == heads else _exchanged(output, rows)
@@ -210,7 +246,7 @@ def _check_shapes(
         has = f"this rank has {wanted[1]} columns of {wanted[0]} rows that it shares with others"
         way = "Train it without sequence_parallel."
     raise UnsupportedModel(
-        f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} rows, "
-        f"but {has}. {way}",
+        f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
+        f"{len(query)} rows, but {has}. {way}",
         code="other-tokens" if ranks == 1 else "sequence-parallel",
     )

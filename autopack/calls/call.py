@@ -66,7 +66,9 @@ class Call:
         """The activation of an outer entry that left the decision to this call, if any."""
         self._declared: Declared | None = None
         self.part: tuple[PackedLayout, slice] | None = None
-        """The documents of rows that ranks share, and the columns that this call brings; set by its plan."""
+        """The documents of rows that ranks share, and the columns that this call brings; set by its
+        plan.
+        """
         self.prefixes: Prefixes | None = None
         """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
 
@@ -116,19 +118,21 @@ class Call:
         return any(getattr(given.get(name), "ndim", 0) == n for name, n in (("input_ids", 3), ("inputs_embeds", 4)))
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Return the per-token arguments of choices as rows of a batch, as such a head does."""
+        """Return the arguments of a multiple-choice head with every choice as a row of the batch."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {n: v.flatten(0, 1) for n, v in self.arguments.items() if getattr(v, "shape", ())[:3] == shape}
 
     @property
     def declared(self) -> Declared:
         """The documents and padding that the arguments declare."""
-        # No cached property: up to Python 3.11 one waits for that of another call, and a twin may be asked meanwhile.
+        # No cached property: up to Python 3.11 one waits for that of another call, and a twin may
+        # be asked meanwhile.
         if self._declared is None:
             self._declared = self._read()
         return self._declared
 
     def _read(self) -> Declared:
+        """Return the documents and padding that the arguments declare, and common beginnings."""
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)
@@ -292,6 +296,7 @@ class Call:
 
 
 def _holds_tokens(cache: Any) -> bool:
+    """Return True if a cache holds tokens already."""
     if not hasattr(cache, "get_seq_length"):
         return bool(cache)
     try:
@@ -322,7 +327,9 @@ class CallPlan:
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
     inside: tuple[Scope, TokenMap] | None = None
-    """The scope of a row that the inner model runs in place of its own, and the way of its tokens into it."""
+    """The scope of a row that the inner model runs in place of its own, and the way of its tokens
+    into it.
+    """
     volume_apart: Volume | None = None
     """The size of the part that runs if no such row is made."""
 
@@ -353,7 +360,7 @@ class CallPlan:
             self.call.count(running.volume, instead_of=before)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Return the output that the caller expects; None if it stays as it is."""
+        """Return the output that the caller expects; None if the model's output is that already."""
         return None
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:

@@ -31,35 +31,37 @@ _ALL_OF = 16
 """Number of first calls searched for unmasked padding; then only those at powers of two."""
 _MASKED_APART = "its prepared masks keep documents apart already"
 _AROUND = (
-    "%s runs around an enabled %s and got packed rows. What it makes of the output is not checked: it must keep "
-    "documents apart itself, by the position_ids of the batch (a mean over columns mixes them), or be given padded "
-    "batches, one document per row."
+    "%s runs around an enabled %s and got packed rows. autopack does not check code outside of the "
+    "model. That code must keep documents apart itself, by the position_ids of the batch (a mean "
+    "over columns mixes them). Or pass padded batches, one document per row."
 )
 _JUMPS = (
-    "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row for one document "
-    "and leaves the call as it came. If documents start there, declare them by seq_idx as well."
+    "position_ids of a call of %s neither go on by one nor begin anew. autopack takes every row for "
+    "one document, and leaves the call unchanged. If documents start where positions jump, pass "
+    "seq_idx as well."
 )
 _UNMASKED = (
-    "a batch of %s looks padded, and brings no attention_mask: %s of its %s rows end or begin with several tokens "
-    "that are pad_token_id (%s). Every column is taken for a token, as without autopack, and computed. Pass the "
-    "attention_mask that the tokenizer or the collator makes, and padding is left out."
+    "a batch of %s looks padded, but has no attention_mask: %s of its %s rows end or begin with "
+    "several tokens that are pad_token_id (%s). Without a mask padding is computed, as without "
+    "autopack. Pass the attention_mask that the tokenizer or the collator makes, and autopack "
+    "leaves padding out."
 )
 _KEPT_APART = (
-    "documents in packed rows of %s are kept apart: position_ids begin anew, beside an attention_mask of ones, by "
-    "which stock transformers lets them see each other (but for FlashAttention). Losses are those of the documents "
-    "alone, and not those of a run without autopack."
+    "autopack keeps the documents in packed rows of %s apart. Without it they see each other, since "
+    "stock transformers does not look at position_ids beside an attention_mask of ones (but for "
+    "FlashAttention). So losses differ from a run without autopack."
 )
 
 
 def call_at(
     entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
 ) -> Call:
-    """Return the call that has arrived at an entry."""
+    """Return an object for a call that has arrived at an entry, with its arguments by name."""
     return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
 def generates(model: EnabledModel) -> bool:
-    """Return True if transformers' generation calls this model for its own tokens, no other's.
+    """Return True if `generate()` calls this model for the tokens that it generates.
 
     Positions of generation go on past padding, and restart there, without a document that begins.
     """
@@ -67,13 +69,13 @@ def generates(model: EnabledModel) -> bool:
 
 
 def decide(call: Call) -> CallPlan:
-    """Return the plan of a call."""
+    """Return the plan of a call: how the model is run for it."""
     if generates(call.model):
         return PassThrough(call, "transformers generates")
-    return _choose_pair(call) if isinstance(call, PairCall) else _choose(call)
+    return _choose_pair(call) if isinstance(call, PairCall) else _choose_rows(call)
 
 
-def _choose(call: Call) -> CallPlan:
+def _choose_rows(call: Call) -> CallPlan:
     """Return the plan of a call of a model with one kind of tokens."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
@@ -87,7 +89,7 @@ def _choose(call: Call) -> CallPlan:
     if layout is None:
         return _choose_without_documents(call)
     if refusals.says_it_all(call, layout):
-        return _as_it_came(call, _MASKED_APART)
+        return _pass_through(call, _MASKED_APART)
     refusals.check_packed(call, layout)
     if declared.beside_ones and call.outer is None:
         call.say_once(_KEPT_APART, call.name)
@@ -103,19 +105,20 @@ def _choose_without_documents(call: Call) -> CallPlan:
     if call.declared.jumps:
         call.say_once(_JUMPS, call.name)
     if call.declared.real is None:
-        _point_out(call)
-    why = _why_not_asked(call)
+        _warn_of_unmasked_padding(call)
+    why = _why_not_unpadded(call)
     if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.holds_models
         why = "the mask is made outside of the text model" if hidden else why
-        return _as_it_came(call, why, hidden)
+        return _pass_through(call, why, hidden)
     real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
         refusals.check_sites(call.model)
         return Unpadded(call)
-    # What such a forward picks may be the state of padding, so nobody further in may leave that out.
+    # What such a forward picks may be the state of padding, so nobody further in may leave that
+    # out.
     if anywhere is None and call.entry.holds_models and reason != ONE_PER_ROW:
         # A loss that is somebody else's may shift whatever it answered when it was asked.
         shifts = call.entry.shifts_labels or call.entry.foreign is not None
@@ -125,16 +128,16 @@ def _choose_without_documents(call: Call) -> CallPlan:
     looks = reason in (LOOKS, LOOKS_AT_STATE)
     if not looks:
         refusals.check_documents_can_stay_padded(call, reason)
-    return _as_it_came(call, reason, looks or real is not None)
+    return _pass_through(call, reason, looks or real is not None)
 
 
-def _as_it_came(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
-    """Return the plan of a call that stays, but for images that upstream would mix over rows."""
+def _pass_through(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
+    """Return a plan that runs a call unchanged; images that stock would mix over rows are kept apart."""
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
-def _why_not_asked(call: Call) -> str | None:
-    """Return the reason why a call is no padded batch to run without padding, or None."""
+def _why_not_unpadded(call: Call) -> str | None:
+    """Return the reason why a call's form leaves no padding to take out, or None."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if call.declared.real is None:
@@ -151,29 +154,29 @@ def _choose_pair(call: PairCall) -> CallPlan:
     layout = call.one_sided_layout()
     if layout is not None:
         if refusals.says_it_all(call, layout):
-            return _as_it_came(call, _MASKED_APART)
+            return _pass_through(call, _MASKED_APART)
         refusals.check_packed(call, layout)
         return row_heads.plan_of_pair(call, layout)
     pair = call.find_pair()
     if pair is None:
-        _point_out(call)
-        return _as_it_came(call, "it declares neither documents nor padding")
+        _warn_of_unmasked_padding(call)
+        return _pass_through(call, "it declares neither documents nor padding")
     if pair.packs:
         call.check_packed()
     elif not call.model.options.unpad:
-        return _as_it_came(call, "unpad=False")
+        return _pass_through(call, "unpad=False")
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and call.entry.holds_pair:
                 return Delegate(call, reason)
-            return _as_it_came(call, reason, keeps_padding=True)
+            return _pass_through(call, reason, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call)
 
 
-def _point_out(call: Call) -> None:
+def _warn_of_unmasked_padding(call: Call) -> None:
     """Warn, once per model, if most rows of an unmasked batch begin or end with padding tokens.
 
     Looks only at tokens that are on the host already, without waiting for a device; at ever fewer

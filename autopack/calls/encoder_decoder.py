@@ -69,6 +69,7 @@ class PairCall(Call):
 
     @property
     def volume(self) -> Volume | None:
+        """The size of the padded batch, both halves together; None if no padding is known."""
         real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
@@ -79,6 +80,7 @@ class PairCall(Call):
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
+        """The real tokens of encoder and decoder, by name."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
@@ -104,12 +106,15 @@ class PairCall(Call):
         if self._takes_tokens_of_encoder:
             return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
-            return "a label is the padding token, or counts for nothing, and the model hides it from its decoder"
+            return "a label is the padding token, or is ignored, and the model hides it from its decoder"
         if self.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
             return f"how {self.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:
             return "the losses of its routers are over all columns, padding included"
-        return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
+        return next(
+            (reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)),
+            None,
+        )
 
     def obstacle_here(self) -> str | None:
         """Return the reason why this very entry cannot run the halves as rows, or None."""
@@ -131,14 +136,16 @@ class PairCall(Call):
         refusals.refuse_caches(self)
         if self.entry.has_other_head:
             raise UnsupportedModel(
-                f"{self.name} gives one result per row, so the documents of a packed row would share one. Pass the "
-                f"encoder's tokens alone, of which it makes the decoder's, or run the documents one per row.",
+                f"{self.name} gives one result per row, so the documents of a packed row would "
+                "share one. Pass the encoder's tokens alone, of which it makes the decoder's, or "
+                "run the documents one per row.",
                 code="result-per-row",
             )
         if self.wants_router_loss:
             raise UnsupportedModel(
-                f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
-                f"of all documents. Set output_router_logits=False, or run the documents one per row.",
+                f"{self.name} was asked for the losses of its routers with packed rows, where they "
+                "would be over rows of all documents. Set output_router_logits=False, or run the "
+                "documents one per row.",
                 code="output-asked",
             )
         if self._takes_tokens_of_encoder:
@@ -147,17 +154,19 @@ class PairCall(Call):
                 f"decoder_input_ids.",
                 code="decoder-tokens",
             )
-        if self.hides_labels(given=_OF_DECODER[:2]):  # a mask declares documents, and a document alone has none
+        # a mask declares documents, and a document alone has none
+        if self.hides_labels(given=_OF_DECODER[:2]):
             raise UnsupportedModel(
-                f"{self.name} hides padding tokens from its decoder, and some of the labels of packed rows that it "
-                f"makes the decoder's tokens of are such, or count for nothing. Pass decoder_input_ids, or run the "
-                f"documents one per row.",
+                f"{self.name} hides padding tokens from its decoder, and some of the labels of "
+                "packed rows that it makes the decoder's tokens of are such, or count for nothing. "
+                "Pass decoder_input_ids, or run the documents one per row.",
                 code="decoder-tokens",
             )
         if self.wants_weights:
             raise UnsupportedModel(
-                f"{self.name} was asked for attention weights with packed rows, where encoder and decoder have "
-                f"documents of their own. Leave output_attentions out, or run the documents one per row.",
+                f"{self.name} was asked for attention weights with packed rows, where encoder and "
+                "decoder have documents of their own. Leave output_attentions out, or run the "
+                "documents one per row.",
                 code="output-asked",
             )
         # What an encoder has made already is a half of the call, whatever it was made of.
@@ -165,8 +174,9 @@ class PairCall(Call):
         homeless = self._without_a_place()
         if homeless is not None:
             raise UnsupportedModel(
-                f"{homeless} was given to {self.name} with packed rows, and autopack does not know what of it belongs "
-                f"to which document. Leave it out, or run the documents one per row.",
+                f"{homeless} was given to {self.name} with packed rows, and autopack does not know "
+                "what of it belongs to which document. Leave it out, or run the documents one per "
+                "row.",
                 code="argument-of-no-document",
             )
 
@@ -193,8 +203,9 @@ class PairAsRows(CallPlan):
         pair = self.pair = call.pair
         self.unpads = not pair.packs
         refusal = (
-            "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
-            "documents. Train the model on padded batches, with autopack.enable(model, unpad=False)."
+            "mixes tokens outside the encoder and the decoder of a packed call, where autopack "
+            "does not know its documents. Train the model on padded batches, with "
+            "autopack.enable(model, unpad=False)."
         )
         reason = "it declares documents" if pair.packs else "its masks hide padding"
         volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
@@ -242,8 +253,9 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     documents = len(pair.decoder.layout.lengths)
     if not isinstance(states, torch.Tensor) or len(states) != documents:
         raise UnsupportedModel(
-            f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
-            f"documents. Train the model on padded batches with autopack.enable(model, unpad=False).",
+            f"the decoder reads {0 if states is None else len(states)} encoded recordings or "
+            f"images for {documents} documents. Train the model on padded batches with "
+            "autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
     real = np.ones(states.shape[:2], dtype=bool)
@@ -253,7 +265,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
-    """Return the half that an argument belongs to; None for an encoder that runs as it is."""
+    """Return the half that an argument belongs to; None for an encoder that runs unchanged."""
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
@@ -293,8 +305,8 @@ def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     function = next(filter(None, (getattr(each, "shift_tokens_right", None) for each in modules)), None)
     if function is None:
         raise InvalidPacking(
-            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot "
-            f"do it document by document. Pass decoder_input_ids.",
+            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so "
+            "autopack cannot do it document by document. Pass decoder_input_ids.",
             code="decoder-tokens",
         )
     wanted = list(inspect.signature(function).parameters)[1:]

@@ -19,7 +19,12 @@ class Entry:
     """Facts about the calls at one entry, known beforehand; nothing is written into it later."""
 
     def __init__(
-        self, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
+        self,
+        model: EnabledModel,
+        level: int,
+        numbering: Numbering,
+        foreign: list[str | None],
+        shifts: bool | None,
     ):
         """Find the facts of the entry of a model at `level`, with its rule for positions.
 
@@ -54,7 +59,8 @@ class Entry:
         self.head = heads.row_head(module)
         """Its head, if that gives one result per row."""
         self.runs_alone: str | None = None
-        """The reason why such a head always has to run the documents of packed rows alone, or None."""
+        """The reason why such a head always has to run the documents of packed rows alone, or None.
+        """
         if self.head is not None and not self.head.of_choices:
             self.runs_alone = why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None)
         self.holds_models = bool(inner)
@@ -82,7 +88,8 @@ class Entry:
         self.earliest_position = numbering.earliest_position(module, self.config)
         """The least position at which a document may begin."""
         self.foreign = next(filter(None, foreign[level:]), None)
-        """Third-party forwards and losses here and further in, which need the padded form, or None."""
+        """Third-party forwards and losses here and further in, which need the padded form, or None.
+        """
         loses_positions = model.anatomy.has_row_dependent_rotary and not all(map(_names_positions, entries[:level]))
         self.guarded = level > 0 and bool(
             any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
@@ -119,4 +126,5 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
 
 
 def _names_positions(model: PreTrainedModel) -> bool:
+    """Return True if a model's forward takes `position_ids`."""
     return "position_ids" in parameters_of(type(model)).names

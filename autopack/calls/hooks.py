@@ -88,14 +88,15 @@ class EntryHook(ForwardGuard):
         model = entry.link.follow(module)
         # Its tokens first, so that graphs of other calls do not depend on what is in force.
         if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs):
-            # Such a step of generation may have to be one graph, in no scope or in one in which nothing is done.
+            # Such a step of generation may have to be one graph, in no scope or in one in which
+            # nothing is done.
             activation = scopes.ambient.activation
             if activation is None or type(activation.plan) is PassThrough:
                 return None
         if not (entry.is_pair or entry.is_half or entry.guarded):
             running = scopes.of_model(model)
-            # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
-            # else takes the slow path.
+            # Compiled code cannot look at frames (see `current`), so only a first descent is
+            # trusted here; anything else takes the slow path.
             if running is not None and running.deepest < entry.level:
                 plan = running.plan
                 if plan is None or not (plan.defers or plan.masks or plan.inside is not None):
@@ -104,13 +105,14 @@ class EntryHook(ForwardGuard):
         return _enter(self, model, module, args, kwargs)
 
     def is_past(self, module: nn.Module) -> bool:
+        """Return True if a forward was called directly, so that this hook has not run."""
         model = self.entry.link.model
         running = None if model is None else scopes.of_model(model)
         return running is None or not (running.scope.stock or self.entry.level in running.passed)
 
 
 class ExitHook:
-    """Forward hook of the same models: ends what the entry began, also after an error."""
+    """Forward hook that ends the scope of a call, also after an error."""
 
     def __init__(self, entry: Entry):
         self.entry = entry
@@ -140,11 +142,11 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 
 
-# Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs the hooks of the
-# model itself outside of its graph, those of models inside in it.
+# Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs
+# the hooks of the model itself outside of its graph, those of models inside in it.
 @torches.untraced(
-    "autopack reads on the host where documents begin, once per call: compile the model itself, torch.compile(model), "
-    "and not a function that calls it, or compile without fullgraph=True"
+    "autopack reads on the host where documents begin, once per call: compile the model itself, "
+    "torch.compile(model), and not a function that calls it, or compile without fullgraph=True"
 )
 def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -160,7 +162,9 @@ def _enter(
 
 
 def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
-    """Follow what may have changed since the last call: code, attention implementation, checkpointing, the process."""
+    """Follow what may have changed since the last call: code, attention implementation,
+    checkpointing, the process.
+    """
     if entry.level:
         refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
     model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
@@ -182,7 +186,8 @@ def _planned(call: Call) -> CallPlan:
     except LeakDetected:
         raise
     except AutopackError as refused:
-        # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
+        # The documents of packed rows that a head has made the rows of this batch cannot be left to
+        # stock.
         if not model.lenient or call.documents is not None:
             raise
         reason = " ".join(str(refused).split())
@@ -201,8 +206,9 @@ def _checked(call: Call, plan: CallPlan) -> CallPlan:
     model = call.model
     if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
         raise UnsupportedModel(
-            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where its calls cannot be "
-            f"checked, and they have to be ({model.proof.how}). Call it once outside of these.",
+            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where "
+            f"its calls cannot be checked, and they have to be ({model.proof.how}). Call it once "
+            "outside of these.",
             code="recorded-call",
         )
     proof = model.proof
@@ -212,7 +218,12 @@ def _checked(call: Call, plan: CallPlan) -> CallPlan:
 
 def _open(plan: CallPlan) -> Arguments | None:
     """Put the scope of a plan in force; return the arguments that the forward gets."""
-    opened = scopes.ambient.activation = Activation(plan.scope, scopes.ambient.activation, plan.call.entry.level, plan)
+    opened = scopes.ambient.activation = Activation(
+        plan.scope,
+        scopes.ambient.activation,
+        plan.call.entry.level,
+        plan,
+    )
     around = opened.outer if plan.packs else None
     while around is not None and around.scope.model is opened.scope.model:
         around.packed_inside, around = True, around.outer
@@ -241,7 +252,8 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
 def _further_in(call: Call, outer: Activation) -> Arguments | None:
     """Take in a call of a model by third-party code, inside a call that has been decided about.
 
-    None is returned if it is to run as that call was meant; what is declared for it alone opens a scope of its own.
+    None is returned if it is to run as that call was meant; what is declared for it alone opens a
+    scope of its own.
     """
     layout = outer.scope.layout
     if layout is None:
@@ -266,7 +278,7 @@ def _further_in(call: Call, outer: Activation) -> Arguments | None:
 
 @torches.only_inlined
 def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """End what the entry began; return the output that the caller expects."""
+    """End the scope of a call; return the output that the caller expects."""
     if entry.pools_single_tokens and output is not None:
         output = _pooled(model, module, output)
     ended = scopes.close(model, entry.level)
@@ -295,6 +307,7 @@ def _check_together(ended: Activation, packs: bool) -> None:
 
 @torch._dynamo.disable
 def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
+    """Check the loss of a call that runs third-party code, and hand its layouts to the call around."""
     outer = ended.outer
     if ended.foreign:
         refusals.check_loss(ended, module, output)
@@ -302,12 +315,13 @@ def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
         outer.inside += ended.layouts
 
 
-# Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.
+# Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the
+# scope of the other.
 _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Return the output with what the pooler makes of each document, in a call that packs."""
+    """Return an output of packed rows with the pooler's result for each document."""
     running = scopes.of_model(model)
     if running is None or running.scope.layout is None:
         return output

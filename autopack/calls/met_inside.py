@@ -1,4 +1,5 @@
-"""Parts that a call meets inside an enabled model, by its plan: poolers, models of media, heads, the loss.
+"""Parts that a call meets inside an enabled model, by its plan: poolers, models of media, heads,
+the loss.
 
 A forward of transformers gets `labels`, and the entry ignores those at boundaries. A third-party
 forward may call them otherwise, make them itself, or declare documents after they came: the
@@ -46,10 +47,11 @@ class PoolerHook:
 
 
 class OwnPositionsHook:
-    """Forward pre-hook of models of media that may be handed the positions of packed rows, which number other tokens.
+    """Forward pre-hook of image and audio models, which takes the `position_ids` of text away.
 
-    Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP Video). That one would
-    number its own tokens by them, and flash attention take a tower's row for documents.
+    Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP
+    Video). That one would number its own tokens by them, and flash attention take a tower's row for
+    documents.
     """
 
     def __init__(self, link: Link):
@@ -65,7 +67,7 @@ class OwnPositionsHook:
 
 
 class SpanLogitsHook:
-    """Forward hook of the parts of a question answering head: logits at padding become the least of their dtype.
+    """Forward hook of a question answering head, which sets logits at padding to the least number.
 
     It holds nothing, since PEFT copies the heads that it trains.
     """
@@ -93,14 +95,15 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if activation is not None and activation.scope.shared is not None:
             activation.met_loss |= activation.plan is not None and activation.plan.counts_labels(target)
         elif activation is not None and activation.foreign:
-            target = _masked(target, kwargs.get("ignore_index", IGNORED_LABEL))
+            target = _without_labels_at_boundaries(target, kwargs.get("ignore_index", IGNORED_LABEL))
         return original(source, target, *args, **kwargs)
 
     return autopack_cross_entropy
 
 
 @torch._dynamo.disable
-def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
+def _without_labels_at_boundaries(target: torch.Tensor, ignored: int) -> torch.Tensor:
+    """Return shifted labels, with those that compare tokens of two documents set to `ignored`."""
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.
     shifts = any(frame.f_code is loss.__code__ for frame in running(function=loss.__code__.co_name))
@@ -109,8 +112,8 @@ def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
     layout, *others = activation.layouts
     if any(not np.array_equal(layout.bounds, other.bounds) for other in others):
         raise UnsupportedModel(
-            "a loss was computed in a forward that has run packed rows of different documents, so autopack cannot tell "
-            "whose labels it was given. Compute the loss from the logits.",
+            "a loss was computed in a forward that has run packed rows of different documents, so "
+            "autopack cannot tell whose labels it was given. Compute the loss from the logits.",
             code="loss-not-of-documents",
         )
     activation.met_loss = True

@@ -35,12 +35,18 @@ ONE_PER_ROW = "the forward itself makes one result of every row"
 
 
 @torch._dynamo.disable
-def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
-    """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
+def restore(
+    output: Any,
+    padding: TokenMap | Pair,
+    pooled: bool = True,
+    read: PaddingRead | None = None,
+) -> Any:
+    """Return an output of a packed row in the form of the padded batch that it was made of.
 
-    `pooled` says that a pooler was handed the rows of the batch, so that the output may hold vectors (rows, channels).
-    `read` is told of gradients that come back to padding of what stands beside a loss, and raises. Logits beside a loss
-    are brought into that form when somebody uses them.
+    `pooled` says that a pooler was handed the rows of the batch, so that the output may hold
+    vectors (rows, channels). `read` is told of gradients that come back to padding of what stands
+    beside a loss, and raises. Logits beside a loss are brought into that form when somebody uses
+    them.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
@@ -51,20 +57,22 @@ def restore(output: Any, padding: TokenMap | Pair, pooled: bool = True, read: Pa
     found = {}
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
-    def joint(name: str | None, whole: bool, refuse: Callable[[], None] | None, waits: bool, value: Any) -> Joint:
+    def restored_once(
+        name: str | None, whole: bool, refuse: Callable[[], None] | None, waits: bool, value: Any
+    ) -> Joint:
         if id(value) not in results:
-            results[id(value)] = _result(name, value, of(name), whole, refuse, waits)
+            results[id(value)] = _restored(name, value, of(name), whole, refuse, waits)
         return results[id(value)]
 
     for key, value in parts.items():
         name = key if isinstance(key, str) else None
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
         waits, whole = loss is not None and name == "logits", pooled and isinstance(value, torch.Tensor)
-        found[key] = each_leaf(torch.Tensor, partial(joint, name, whole, refuse, waits), value)
+        found[key] = each_leaf(torch.Tensor, partial(restored_once, name, whole, refuse, waits), value)
     return with_parts(output, joined(found, results.values()))
 
 
-def _result(
+def _restored(
     name: str | None,
     value: torch.Tensor,
     padding: TokenMap | None,
@@ -72,7 +80,7 @@ def _result(
     refuse: Callable[[], None] | None,
     waits: bool,
 ) -> Joint:
-    """A tensor of an output, and how it is brought into the form of the batch."""
+    """Return a tensor of an output, with the functions that restore it to the batch's form."""
     if padding is None or value.dim() == 0 or name == media.STATES or stands_for_no_router(name, value):
         return Joint([value])
     if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
@@ -80,9 +88,9 @@ def _result(
     axis = Frame(1, padding.tokens).axis_of_output(name, value)
     if axis is None:
         raise UnsupportedModel(
-            f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
-            f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
-            f"into the form of the batch. Use autopack.enable(model, unpad=False).",
+            f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} "
+            f"tokens, and {name or 'an output'} of shape {tuple(value.shape)} cannot be brought "
+            "back into the form of the batch. Use autopack.enable(model, unpad=False).",
             code="unpad-refused",
         )
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
@@ -94,14 +102,17 @@ def _result(
         return [padding.gather(gradient, axis)]
 
     def check(gradient: torch.Tensor) -> None:
+        """Refuse a gradient that is not zero at padding."""
         gradient = gradient.detach().nan_to_num()
         if refuse is not None and bool((join(split(gradient)) != gradient).any()):
             refuse()
 
-    def no_sum() -> None:
+    def refuse_gradient() -> None:
+        """Raise `UnsupportedModel`: a token that rows share has no gradient for each row."""
         raise UnsupportedModel(
-            f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common has run once, where "
-            f"that of each row cannot be told. Use autopack.enable(model, share=False).",
+            f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common "
+            "has run once, where that of each row cannot be told. Use autopack.enable(model, "
+            "share=False).",
             code="share-refused",
         )
 
@@ -110,7 +121,7 @@ def _result(
         [value],
         join,
         split=None if shared else split,
-        refuse=no_sum if shared else None,
+        refuse=refuse_gradient if shared else None,
         # A square of zeros has no slope, by which a reader of padding would be seen.
         values=None if refuse is None else partial(join, fill=True),
         check=None if refuse is None else check,
@@ -119,14 +130,14 @@ def _result(
 
 
 def parts_of(output: Any) -> dict[Any, Any]:
-    """The parts of an output of any form, by their names or places; by None the output itself, where it has none."""
+    """Return the parts of an output by name or place; an output without parts is its part None."""
     if isinstance(output, Mapping):
         return dict(output.items())
     return dict(enumerate(output)) if isinstance(output, tuple | list) else {None: output}
 
 
 def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
-    """Return the output, changed itself if it is transformers', with some of its parts changed."""
+    """Return the output with some parts changed; a `ModelOutput` is changed in place."""
     if isinstance(output, ModelOutput):
         for name, value in changed.items():
             output[name] = value
@@ -138,7 +149,7 @@ def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
-    """The loss in an output of any form, as one number; None where there is none."""
+    """Return the loss in an output of any form, as one number; None if there is none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None and isinstance(output, tuple) and output and not hasattr(output, "_fields"):
         loss = output[0] if isinstance(output[0], torch.Tensor) and output[0].dim() == 0 else None
@@ -150,7 +161,8 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
 
 def without(output: Any, names: Collection[str]) -> Any:
-    """Return an output without some of its fields; they read as None where the output has attributes.
+    """Return an output without some of its fields; they read as None where the output has
+    attributes.
 
     Raises `UnsupportedModel` for a tuple, in which fields have no names.
     """
@@ -161,7 +173,9 @@ def without(output: Any, names: Collection[str]) -> Any:
                 object.__setattr__(output, name, None)
         return output
     if isinstance(output, Mapping):
-        return type(output)({name: value for name, value in output.items() if name not in names})  # type: ignore[call-arg]
+        return type(output)(  # type: ignore[call-arg]
+            {name: value for name, value in output.items() if name not in names},
+        )
     if isinstance(output, tuple) and hasattr(output, "_fields"):
         fields: Any = output
         return fields._replace(**{name: None for name in names if name in fields._fields})
@@ -179,7 +193,7 @@ def without(output: Any, names: Collection[str]) -> Any:
 
 
 @torch._dynamo.disable
-def of_documents(
+def with_documents_alone(
     model: EnabledModel,
     module: nn.Module,
     arguments: dict[str, Any],
@@ -187,15 +201,15 @@ def of_documents(
     output: Any,
     names: list[Any],
 ) -> Any:
-    """Return packed rows' output, with the model's results for each document alone at `names`.
+    """Run each document alone, and put these results at `names` into the packed rows' output.
 
     Documents of one length share a batch. Raises `UnsupportedModel` if the call does not allow
     that.
     """
     if parts_of(output).get("loss") is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} makes a loss and one result of every row, and the loss may be one of them. "
-            f"Compute it from the outputs, or run the documents one per row.",
+            f"{type(module).__name__} makes a loss and one result of every row, and the loss may "
+            "be one of them. Compute it from the outputs, or run the documents one per row.",
             code="result-per-row",
         )
     groups = equally_long_documents(layout)
@@ -204,8 +218,9 @@ def of_documents(
     unknown = [name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN]
     if unknown:
         raise UnsupportedModel(
-            f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does "
-            f"not know what of {unknown[0]} belongs to which document. Leave it out, or run the documents one per row.",
+            f"{type(module).__name__} makes one result of every row, so its documents are run "
+            f"alone, and autopack does not know what of {unknown[0]} belongs to which document. "
+            "Leave it out, or run the documents one per row.",
             code="argument-of-no-document",
         )
     runs = []
@@ -221,9 +236,9 @@ def of_documents(
         changed[name] = in_order(parts, groups)
         if changed[name] is None:
             raise UnsupportedModel(
-                f"{type(module).__name__} gives {name or 'its output'} of shapes that differ by document, "
-                f"and not for each token, so autopack cannot tell what of it is of which document of a packed row. "
-                f"Run the documents one per row.",
+                f"{type(module).__name__} gives {name or 'its output'} of shapes that differ by "
+                "document, and not for each token, so autopack cannot tell what of it is of which "
+                "document of a packed row. Run the documents one per row.",
                 code="output-unknown",
             )
     return with_parts(output, changed)

@@ -29,7 +29,14 @@ from autopack.runtime.padding_read import LOOKS, LOOKS_AT_STATE
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Tally
 
-PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
+PASSED_ON = {
+    "labels",
+    "num_items_in_batch",
+    "return_dict",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+}
 PASSED_ON |= {"output_router_logits", "ignore_index"}
 """Arguments that forwards take by `**kwargs` and whose meaning is the same everywhere."""
 UNREAD = {"margin"}
@@ -53,6 +60,7 @@ class PassThrough(CallPlan):
         self._state = State(call.module) if looks else None
 
     def count(self, tally: Tally) -> None:
+        """Count a padded batch that keeps its padding, by the reason."""
         if self._keeps_padding:
             tally.left[self.reason] += 1
 
@@ -194,10 +202,11 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     read = call.model.padding_read
     if read is None or call.inputs is None:
         return
-    # Whoever asks a head with one result per row for states makes something of them beside its loss.
+    # Whoever asks a head with one result per row for states makes something of them beside its
+    # loss.
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
     if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
-        yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
+        yield f"its mask hides other tokens than the pad token ({', '.join(map(str, hidden))}), which may be read"
     is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
     why = read.why_to_keep(call.inputs, by_labels, is_trained)
     if why is not None:
@@ -244,6 +253,7 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:
+    """Return True if attention of a model reaches over fewer tokens than there are columns."""
     windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
     reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
     return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)

@@ -38,13 +38,13 @@ def why_not(model: EnabledModel) -> str | None:
     if not model.options.share:
         return "share=False"
     if model.unknown_code is not None:
-        return f"it runs third-party code ({model.unknown_code}), which may keep state or sum gradients otherwise"
+        return f"third-party code may keep state, or sum gradients in its own way ({model.unknown_code})"
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
-        return "its tokens see later ones (a bidirectional model), so a prefix is another one in each row"
+        return "its tokens see later ones (a bidirectional model), so a shared prefix differs from row to row"
     if traits.mixing_weights > MIXING:
         return (
-            f"{type(anatomy.mixers[0]).__name__} and its like hold nearly all of its weights, and read every document "
-            "by itself"
+            f"modules like {type(anatomy.mixers[0]).__name__} hold nearly all of its weights, and "
+            "run every document from its first token"
         )
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"
@@ -109,11 +109,13 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
 
 
 def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
-    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed rows."""
+    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed
+    rows.
+    """
     if call.wants_router_loss:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
-        yield "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
+        yield "hidden states are asked for, and a shared token has another gradient in each row"
     rotaries = row_dependent_rotaries(call.module) if largest and call.anatomy.has_row_dependent_rotary else []
     if rotaries and largest >= positions_of_one_frequency(rotaries):
         yield "a document is so long that it has rotary frequencies of its own"
@@ -158,7 +160,8 @@ def _draws(model: nn.Module) -> bool:
 def find(
     tokens: np.ndarray, positions: np.ndarray, lengths: np.ndarray, least: int, share: float
 ) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
-    """Return the tokens that documents have in common at their beginning, or None if they are too few.
+    """Return the tokens that documents have in common at their beginning, or None if they are too
+    few.
 
     They are stretches of the row that runs, and the column in it of each token of the documents.
 
@@ -182,7 +185,11 @@ def find(
     return tuple(stretches), np.concatenate([columns[place] for place in np.argsort(order)])
 
 
-def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[np.ndarray]]:
+def _tree(
+    common: Sequence[int],
+    lengths: Sequence[int],
+    least: int,
+) -> tuple[list[Stretch], list[np.ndarray]]:
     """Return the stretches of documents sorted so that those that begin alike are neighbours.
 
     `common` is the number of tokens that each has in common with the next one. The second result

@@ -60,9 +60,10 @@ def refuse_split_rows(call: Call) -> None:
     found = splits_rows(call.model.implementations(), call.module.training)
     if found is not None:
         raise UnsupportedModel(
-            f"{call.name} is called within {found}, where each rank holds a part of every row, so autopack can see "
-            f"neither where documents begin nor which tokens a document has on other ranks. Train packed rows without "
-            f"it, or call autopack.disable(model) where every row is one document.",
+            f"{call.name} is called within {found}, where each rank holds a part of every row, so "
+            "autopack can see neither where documents begin nor which tokens a document has on "
+            "other ranks. Train packed rows without it, or call autopack.disable(model) where "
+            "every row is one document.",
             code="rows-on-ranks",
         )
 
@@ -73,8 +74,8 @@ def check_sites(model: EnabledModel) -> None:
     covered = model.neighbours.covered_mixer
     if covered is not None:
         raise UnsupportedModel(
-            f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
-            f"train the model on padded batches, one document per row.",
+            f"{covered} has a forward of its own on the instance, which goes past autopack's. Take "
+            "it away, or train the model on padded batches, one document per row.",
             code="other-code",
         )
 
@@ -91,23 +92,24 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     for size in call.model.chunk_sizes if call.anatomy.chunked else ():
         if layout.columns % size:
             raise InvalidPacking(
-                f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), and rows of "
-                f"{layout.columns} are no multiple of that. Pad them: PackingCollator(pad_to_multiple_of={size}).",
+                f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), "
+                f"and rows of {layout.columns} are no multiple of that. Pad them: "
+                f"PackingCollator(pad_to_multiple_of={size}).",
                 code="does-not-fit",
             )
     if call.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
     if "encoder_hidden_states" in call.given:
         raise UnsupportedModel(
-            "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
-            "encoder states of all. Run such documents one per row.",
+            "encoder_hidden_states were given with packed rows: cross-attention would let every "
+            "document see the encoder states of all. Run such documents one per row.",
             code="argument-of-no-document",
         )
     head, inner = call.entry.head, call.entry.inner_head
     if head is None and inner is not None:
         raise UnsupportedModel(
-            f"{call.name} holds {inner.name}, which gives one result per row; what of it is per document cannot be "
-            f"told on packed rows. Call {inner.name} itself, or run documents one per row.",
+            f"{call.name} holds {inner.name}, which gives one result per row, and a packed row has "
+            f"several documents. Call {inner.name} itself, or run documents one per row.",
             code="result-per-row",
         )
     if head is not None and head.refusal is not None:
@@ -132,8 +134,9 @@ def refuse_unproven(call: Call) -> None:
     """Raise `UnsupportedModel` if packed calls of this kind are not known to be exact."""
     if torch.jit.is_tracing():
         raise UnsupportedModel(
-            f"packed rows of {call.name} were traced (torch.jit.trace), and a trace would cut all later rows where it "
-            f"cuts these. Trace the stock model, after `autopack.disable(model)`.",
+            f"packed rows of {call.name} were traced (torch.jit.trace), and the trace would cut "
+            "all later rows at the same columns. Trace the stock model, after "
+            "`autopack.disable(model)`.",
             code="recorded-call",
         )
     proof = call.model.proof
@@ -141,8 +144,9 @@ def refuse_unproven(call: Call) -> None:
         raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact")
     if proof.labels is not None and call.has_labels:
         raise UnsupportedModel(
-            f"the loss of packed rows of {call.name} is not known to be that of their documents: {proof.labels}. Call "
-            f"it without labels and compute the loss from its logits, or run the documents one per row.",
+            f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
+            f"documents: {proof.labels}. Call it without labels and compute the loss from its logits, or run "
+            "the documents one per row.",
             code="loss-not-of-documents",
         )
 
@@ -156,9 +160,10 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
     seen = ended.met_loss or (ended.plan.packs and ended.plan.call.has_labels)
     if ended.layouts and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "
-            f"count the first token of each document, which no document predicts alone. Pass them as `labels`, use "
-            f"the model's own loss_function, or compute the loss from its logits.",
+            f"{type(module).__name__} computed a loss of packed rows from labels that autopack has "
+            "not seen. The loss may count the first token of each document, which another document "
+            "predicts. Pass the labels as `labels`, use the model's own loss_function, or compute "
+            "the loss from its logits.",
             code="loss-not-of-documents",
         )
 
@@ -171,9 +176,9 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
     silent = declared is None and "position_ids" not in call.given and call.declared.real is None
     if shape != (layout.rows, layout.columns) or not (same or silent):
         raise UnsupportedModel(
-            f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
-            f"{shape[0]} rows of {shape[1]} tokens whose documents are not those of that call. Call it outside of "
-            f"that forward, or pass the same documents on.",
+            f"{call.name} was called inside a packed forward of {layout.rows} rows of "
+            f"{layout.columns} tokens, with {shape[0]} rows of {shape[1]} tokens and other "
+            "documents. Call it outside of that forward, or pass the same documents on.",
             code="call-within-call",
         )
 
@@ -185,8 +190,8 @@ def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
         return
     if (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any():
         raise InvalidPacking(
-            f"{call.name} runs documents alone and leaves padding out, but labels of packed rows count padding. Give "
-            f"padding the label {call.ignored_label}.",
+            f"{call.name} runs documents alone and leaves padding out, but labels of packed rows "
+            f"count padding. Give padding the label {call.ignored_label}.",
             code="wrong-labels",
         )
 
@@ -208,16 +213,18 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
         refuse_caches(call)  # of which masks have columns, too
         found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
         raise InvalidPacking(
-            f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a prepared mask for "
-            f"every pair of its columns; found {found}. Masks within documents are made by the model; leave it out.",
+            f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a "
+            f"prepared mask for every pair of its columns; found {found}. Leave it out: the "
+            "model makes masks within documents itself.",
             code="prepared-mask",
         )
     said = {prepared.agreement(mask, layout) for mask in masks}
     if "crosses" in said:
         raise InvalidPacking(
-            f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
-            f"the mask out, and documents are kept apart; or leave out what declares them. A mask that is added to "
-            f"scores hides by the least number of its dtype: -1e4 hides nothing from large scores.",
+            f"the prepared attention_mask of {call.name} lets documents of the call see each "
+            "other. Leave the mask out, and autopack keeps them apart; or leave out what declares "
+            "them (position_ids, seq_idx, lengths). A mask that is added to scores must hide by the "
+            "least number of its dtype: -1e4 does not hide large scores.",
             code="prepared-mask",
         )
     if said == {"same"} and not is_dict:
@@ -242,10 +249,11 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
     early = (first < least) & real_documents(layout)
     if early.any():
         raise InvalidPacking(
-            f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
-            f"document {call.entry.first_position}, so it would give other results than alone. Leave position_ids out "
-            f"and declare documents by seq_idx or segment ids in attention_mask, or let them begin at "
-            f"{call.entry.first_position}, as autopack.PackingCollator.for_model(model) writes them.",
+            f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers "
+            f"the first token of a document {call.entry.first_position}, so it would give other "
+            "results than alone. Leave position_ids out and declare documents by seq_idx or "
+            f"segment ids in attention_mask, or let them begin at {call.entry.first_position}, as "
+            "autopack.PackingCollator.for_model(model) writes them.",
             code="first-position",
         )
 
@@ -273,16 +281,17 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
                 why = f": {traits.why_no_media}" if traits.why_no_media else ""
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, but documents of "
-                    f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out (text alone is), or "
-                    f"run the documents one per row.",
+                    f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out "
+                    "(text alone is served), or run the documents one per row.",
                     code="media-not-served",
                 )
             apart = call.why_media_meet(kind)
             if apart is not None:
                 raise UnsupportedModel(
-                    f"{name} was given to {call.name} with packed rows, and documents with {kind}s are not proven "
-                    f"to be kept apart: {apart}. Leave it out (text alone is served), run the documents one per row, "
-                    f"or enable the model with verify=False if you know that they are kept apart.",
+                    f"{name} was given to {call.name} with packed rows, and documents with {kind}s "
+                    f"are not proven to be kept apart: {apart}. Leave it out (text alone is "
+                    "served), run the documents one per row, or enable the model with verify=False "
+                    "if you know that they are kept apart.",
                     code="media-not-proven",
                 )
     norms = (
@@ -293,9 +302,9 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
     norm = next(norms, None)
     if norm is not None:
         raise UnsupportedModel(
-            f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
-            f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
-            f"run the documents one per row.",
+            f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over "
+            "the media of all documents. Freeze it (call its eval() after every train() of the "
+            "model), leave the media out, or run the documents one per row.",
             code="media-mixed",
         )
     wrong = _images_of_others(call) or (None if traits.wrong_media is None else traits.wrong_media(given))
@@ -311,8 +320,9 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
     why = traits.sounds_together(call.config, call.arguments, layout)
     if why is not None:
         raise InvalidPacking(
-            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
-            f"be like is in docs/media.md; or run the documents one per row and call.",
+            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. "
+            "docs/media.md says which sounds may share a call. Or run one document per row and "
+            "call.",
             code="media-mixed",
         )
 
@@ -330,14 +340,15 @@ def refuse_caches(call: Call) -> None:
     """Raise `InvalidPacking` if packed rows are to fill or continue a cache."""
     if call.arguments.get("use_cache"):
         raise InvalidPacking(
-            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
-            "(autopack turns the config's default off for packed calls), or run the documents one per row.",
+            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. "
+            "Leave use_cache out (autopack turns the config's default off for packed calls), or "
+            "run the documents one per row.",
             code="cache-given",
         )
     if call.continues:
         raise InvalidPacking(
-            "the cache that was given holds tokens, and packed rows cannot continue a cache. Pass no cache, or run the "
-            "documents one per row.",
+            "the cache that was given holds tokens, and packed rows cannot continue a cache. Pass "
+            "no cache, or run the documents one per row.",
             code="cache-given",
         )
 
@@ -346,7 +357,7 @@ def check_documents_can_stay_padded(call: Call, reason: str) -> None:
     """Raise `UnsupportedModel` if the rows are packed documents, which padding must not reach."""
     if call.documents is not None:
         raise UnsupportedModel(
-            f"{call.documents} cannot run the documents of packed rows without padding: {reason}. Run them one "
-            f"per row.",
+            f"{call.documents} cannot run the documents of packed rows without padding: {reason}. "
+            "Run them one per row.",
             code="result-per-row",
         )

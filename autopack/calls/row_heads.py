@@ -34,7 +34,7 @@ from autopack.runtime.tally import Volume
 
 
 def plan(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan of such a head's call with packed rows.
+    """Return the plan of a call with packed rows of a head with one result per row.
 
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
     arguments that cannot be split.
@@ -42,8 +42,9 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
     given = DocumentArguments(call, without_what_packing_drops(call, call.arguments), layout)
     if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
         raise UnsupportedModel(
-            f"{given.head.name} finds the last token of each of several rows by config.pad_token_id, which is None. "
-            f"Set model.config.pad_token_id to a token that no document ends with, as for padded batches.",
+            f"{given.head.name} finds the last token of each of several rows by "
+            "config.pad_token_id, which is None. Set model.config.pad_token_id to a token that no "
+            "document ends with, as for padded batches.",
             code="pad-token",
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
@@ -51,7 +52,8 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
 
 
 def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return such a plan for an encoder-decoder that makes decoder tokens of the encoder's.
+    """Return the plan for such a head of an encoder-decoder whose decoder reads the encoder's
+    tokens.
 
     Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
     positions that such a model cannot take.
@@ -64,8 +66,8 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
         first = layout.first_positions
         if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
-                f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
-                f"first token of every document 0. Let them begin at 0.",
+                f"position_ids of a document begin at {int(first.max())}, but {call.name} takes "
+                "none and numbers the first token of every document 0. Let them begin at 0.",
                 code="first-position",
             )
     # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
@@ -101,40 +103,46 @@ class DocumentArguments:
             self._check_labels(name)
 
     def _check_labels(self, name: str) -> None:
+        """Raise `InvalidPacking` if labels do not have one entry for each document."""
         value = self.arguments.get(name)
         if value is None:
             return
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
             raise InvalidPacking(
-                f"{name} of {self.head.name} must have one entry per document on packed rows, ({self.documents},) or "
-                f"({self.documents}, K); found {found}. The {self.layout.rows} x {self.layout.columns} tokens hold "
-                f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
-                f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
-                f"there.",
+                f"{name} of {self.head.name} must have one entry per document on packed rows, "
+                f"({self.documents},) or ({self.documents}, K); found {found}. The "
+                f"{self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
+                "documents of "
+                f"{', '.join(map(str, self.batch.lengths[:8]))}{', ...' if self.documents > 8 else ''} "
+                "tokens, in order; padding counts unless attention_mask is 0 there.",
                 code="wrong-labels",
             )
         if self.head.spans:
             self._check_span(name, value)
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
+        """Raise `InvalidPacking` if the beginning or end of an answer lies outside of its document."""
         at = host_values(value).reshape(self.documents, -1)[:, 0]
         self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
         if len(wrong):
             raise InvalidPacking(
-                f"{name} counts from the start of each document and must lie in 0 ... its length (which stands for no "
-                f"answer inside, and is left out of the loss); document {wrong[0]} has "
-                f"{self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. Subtract the document's first column "
-                f"from positions in the row.",
+                f"{name} counts from the start of each document and must lie in 0 ... its length "
+                "(which stands for no answer inside, and is left out of the loss); document "
+                f"{wrong[0]} has {self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. "
+                "Subtract the document's first column from positions in the row.",
                 code="wrong-labels",
             )
 
     def map(
-        self, of_tokens: Callable[[torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        of_tokens: Callable[[torch.Tensor], torch.Tensor],
+        of_document: Callable[[torch.Tensor], torch.Tensor],
     ) -> dict[str, Any]:
-        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document` to
-        (documents, ...)."""
+        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
+        to (documents, ...).
+        """
         frame = Frame(*self.batch.shape, self.documents, self.head.labels)
         changed: dict[str, Any] = {}
         for name, value in self.arguments.items():
@@ -177,7 +185,8 @@ class PaddedDocuments(Delegate):
                     remember(arguments["position_ids"], _counted_on(at, filled))
             for name in given.head.labels if given.head.spans else ():
                 if (at := arguments.get(name)) is not None:
-                    # At the end of its document, which the loss ignores, it is moved to the batch's end.
+                    # At the end of its document, which the loss ignores, it is moved to the batch's
+                    # end.
                     ends = upload(self.batch.lengths, at.device).reshape(-1, *[1] * (at.dim() - 1))
                     arguments[name] = at.masked_fill(at >= ends, self.batch.into[1])
         reason = "it declares documents, and its head gives one result per row"
@@ -192,7 +201,10 @@ class PaddedDocuments(Delegate):
         wanted = (*self.batch.into, 2)
         if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
             return None
-        return output.masked_fill(~self.batch.mask.to(output.device)[..., None], torch.finfo(output.dtype).min)
+        return output.masked_fill(
+            ~self.batch.mask.to(output.device)[..., None],
+            torch.finfo(output.dtype).min,
+        )
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
@@ -205,8 +217,9 @@ class PaddedDocuments(Delegate):
             )
         if self.batch.is_padded and self.head.spans and not ended.masked:
             raise UnsupportedModel(
-                f"no module of {self.head.name} gave the logits of starts and ends, (documents, longest, 2), so "
-                f"padding would have a part in its loss. Run its documents one per row.",
+                f"no module of {self.head.name} gave the logits of starts and ends, (documents, "
+                "longest, 2), so padding would have a part in its loss. Run its documents one per "
+                "row.",
                 code="result-per-row",
             )
 
@@ -223,8 +236,9 @@ class PerDocument(CallPlan):
     def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
         if call.model.groups:
             raise UnsupportedModel(
-                f"{given.head.name} runs documents alone, and its parameters lie on several ranks, all of which would "
-                f"have to run it as often as each other. Pass it padded batches, one document per row.",
+                f"{given.head.name} runs documents alone, and its parameters lie on several ranks, "
+                "all of which would have to run it as often as each other. Pass it padded batches, "
+                "one document per row.",
                 code="rows-on-ranks",
             )
         self.given = given
@@ -236,8 +250,9 @@ class PerDocument(CallPlan):
         volume = Volume(1, len(first), columns, columns, len(first), skipped)
         if given.left_out:
             raise UnsupportedModel(
-                f"{given.left_out[0]} of some document is its length, which leaves it out of the loss, and "
-                f"{given.head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows.",
+                f"{given.left_out[0]} of some document is its length, which leaves it out of the "
+                f"loss, and {given.head.name} runs documents alone here and cannot weigh such a "
+                "loss. Leave it out of the rows.",
                 code="loss-not-of-documents",
             )
         counted = _counted(given.arguments.get("labels"), given.documents)
@@ -250,6 +265,7 @@ class PerDocument(CallPlan):
         super().__init__(call, reason, None, self.calls[0], volume)
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
+        """Return the arguments for documents of like length as a batch, `count` of them labelled."""
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
 
@@ -280,6 +296,7 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
+        """Return one field of the output for all documents, in their order."""
         axes, batch = AXES.get(name, ()), self.given.batch
         if axes and all(isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts):
             fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0

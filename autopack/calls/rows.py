@@ -37,16 +37,17 @@ from autopack.runtime.tally import Tally, Volume
 _LEAST_PADDING = 0.1
 """Share of the columns of packed rows from which their padding is taken out before they run."""
 _LABELS_BEHIND_PADDING = (
-    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole in the mask). "
-    "Stock scores them by what it predicts at padding. autopack leaves these terms out, so losses differ from a run "
-    "without it. Pad on the right or set these labels to -100, and both agree; unpad=False keeps stock's loss."
+    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a "
+    "hole in the mask). Stock scores them by what it predicts at padding. autopack leaves these "
+    "terms out, so losses differ from a run without it. Pad on the right or set these labels to "
+    "-100, and both agree; unpad=False keeps stock's loss."
 )
 NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row of a padded batch does not get."""
 
 
 class RowsPlan(CallPlan):
-    """Packed rows that run: those of the call, or a row that its tokens are led into by `way`."""
+    """Plan of a call that runs packed rows: its own, or a row made of its tokens by `way`."""
 
     what = "runs as packed rows, each document by itself"
     packs = True
@@ -55,7 +56,8 @@ class RowsPlan(CallPlan):
 
     def __init__(self, call: Call, *given: Any):
         super().__init__(call, *given)
-        # Some logits, and images, may be as many as rows. Asked here, since no trace reads a property that is kept.
+        # Some logits, and images, may be as many as rows. Asked here, since no trace reads a
+        # property that is kept.
         most = 2 if call.media or call.wants_last_logits else 9
         self._sizes = call.model.widths, most
         """What tells results of rows from those of tokens: see `of_each_row`."""
@@ -73,13 +75,16 @@ class RowsPlan(CallPlan):
         if not names or (ended.pooled and len(way.real) == 1):
             return restore(output, way, ended.pooled, model.padding_read)
         results = [outputs.parts_of(output)[name] for name in names]
-        if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):  # else sizes may coincide
+        # else sizes may coincide
+        if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):
             model.pooling.add(self.call.entry.level)
         return again(ended, module)
 
 
 class Packed(RowsPlan):
-    """The packed rows of a call, without their padding; common beginnings of documents may run once."""
+    """The packed rows of a call, without their padding; common beginnings of documents may run
+    once.
+    """
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
@@ -88,10 +93,20 @@ class Packed(RowsPlan):
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
-                    arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
+                    arguments[name] = without_boundaries(
+                        labels,
+                        layout,
+                        name == "shift_labels",
+                        call.ignored_label,
+                    )
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
-        of_row = self._scope_of_rows = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
+        of_row = self._scope_of_rows = Scope(
+            call.model,
+            layout,
+            images=images,
+            want_weights=call.wants_weights,
+        )
         volume = self.volume_apart = Volume.of_layout(layout)
         way = None
         if once is not None:
@@ -115,6 +130,7 @@ class Packed(RowsPlan):
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Run the model on the packed rows themselves, not on the row without padding."""
         self.leave_apart(ended)
         with scopes.in_force(self._scope_of_rows, self.call.entry.level):
             return module.forward(**self._as_rows)
@@ -126,7 +142,7 @@ class Packed(RowsPlan):
         names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
-        return outputs.of_documents(self.scope.model, module, self._as_rows, layout, output, names)
+        return outputs.with_documents_alone(self.scope.model, module, self._as_rows, layout, output, names)
 
 
 class Unpadded(RowsPlan):
@@ -156,6 +172,7 @@ class Unpadded(RowsPlan):
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
+        """Count a batch that runs without padding, and warn of terms that leave its loss."""
         super().count(tally)
         if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
             self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
@@ -166,6 +183,7 @@ class Unpadded(RowsPlan):
         return self._restored(ended, module, output, self.way, self._as_it_came)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Run the padded batch with its padding after all, and correct the counts."""
         call, tally = self.call, self.scope.model.tally
         refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
@@ -176,6 +194,7 @@ class Unpadded(RowsPlan):
             return module.forward(**call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the states of a packed row in the shape of the padded batch."""
         return self.way.restore(states)
 
 
@@ -221,7 +240,8 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     for name, value in parts.items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
             continue
-        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
+        # Predictions of the next token are one fewer than columns; vectors may be as many by
+        # chance.
         per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
         is_vectors = value.dim() == 2 and value.shape[1] in widths
         if name != "loss" and len(value) == rows and (is_vectors or not per_token):
@@ -230,9 +250,11 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
 
 
 def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, Any]) -> TokenMap | None:
-    """Return the way of the tokens of packed rows into one row without padding, or None if it stays.
+    """Return the way of the tokens of packed rows into one row without padding, or None if it
+    stays.
 
-    It stays where it is little, where a fixed shape was asked for, and where code outside may read it.
+    It stays where it is little, where a fixed shape was asked for, and where code outside may read
+    it.
     """
     real, entry = real_tokens(layout), call.entry
     stays = layout.slots is not None or not call.model.options.unpad or bool(call.model.chunk_sizes - {1})
@@ -241,7 +263,8 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
     reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
     of_columns = call.wants_last_logits or entry.has_other_head  # of every column of the rows
-    of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)  # where no model inside runs the row
+    # where no model inside runs the row
+    of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)
     per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
     if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
@@ -250,8 +273,7 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
 
 
 def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
-    """Return arguments with what has a value per token led along a way, and all others as they
-    are."""
+    """Return arguments with their values per token moved along a way; other values stay."""
     frame = Frame(*way.shape)
     return {n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()}
 
@@ -288,7 +310,7 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
 
 
 def is_media(name: str, value: Any) -> bool:
-    """Return True for a tensor of media, whose shape does not tell what it belongs to."""
+    """Return True for a tensor of images or sounds, whose shape does not tell its documents."""
     return isinstance(value, torch.Tensor) and media.holds_media(name)
 
 
@@ -299,9 +321,11 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
         kept.pop(name, None)
     if "attention_mask" in entry.names:
-        kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
+        # in all calls, whether they bring one or not: compiled code counts arguments
+        kept["attention_mask"] = None
     by_others = entry.takes_others and getattr(call.config, "use_cache", False)
-    # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
+    # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others
+    # on beside its own).
     if "use_cache" in entry.names or (by_others and entry.decodes is not False):
         kept["use_cache"] = False
     return kept
@@ -313,8 +337,9 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
         return
     if not call.entry.takes_positions:
         raise UnsupportedModel(
-            f"{call.name}.forward takes no position_ids, so positions cannot restart at each document. Run the "
-            f"documents one per row, or register a family that restarts them (docs/families.md).",
+            f"{call.name}.forward takes no position_ids, so positions cannot restart at each "
+            "document. Run the documents one per row, or register a family that restarts them "
+            "(docs/families.md).",
             code="positions-cannot-restart",
         )
     numbering, ids = call.entry.numbering, arguments.get("input_ids")
@@ -324,7 +349,8 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
 
 
 def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add token types from the model's buffer, which is as long as documents may be, for rows with more tokens.
+    """Add token types from the model's buffer, which is as long as documents may be, for rows with
+    more tokens.
 
     Its forward would take as many of them as the row has columns. All tokens may run as one row.
     """
@@ -337,7 +363,11 @@ def _add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 
-def arguments_of_rows(call: Call, layout: PackedLayout, positions: torch.Tensor | None = None) -> dict[str, Any]:
+def arguments_of_rows(
+    call: Call,
+    layout: PackedLayout,
+    positions: torch.Tensor | None = None,
+) -> dict[str, Any]:
     """Return the arguments of packed rows, with the positions and token types that they lack.
 
     `positions` are those that the model has computed itself.

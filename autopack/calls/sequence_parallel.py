@@ -49,9 +49,9 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 
 
 def exchange_of(model: EnabledModel) -> Any:
-    """Return DeepSpeed's exchange in the model's attention, with autopack outermost, or None.
+    """Return DeepSpeed's exchange of tokens for heads in the model's attention, or None.
 
-    If it was registered after the model was enabled, the result is as if it had been before.
+    autopack's attention function is put around it, also if it was registered after `enable`.
     """
     for name in model.implementations():
         function = releases.attention_function(name)
@@ -67,13 +67,13 @@ def exchange_of(model: EnabledModel) -> Any:
 
 
 class SharedRows(RowsPlan):
-    """This rank's part of packed rows."""
+    """The plan of a call that brings this rank's columns of packed rows."""
 
     what = "runs as this rank's part of packed rows"
     why = "ranks share its rows"
 
     def __init__(self, call: Call, rows: RowGroup):
-        layout, counted = _gathered(call, rows)
+        layout, counted = _documents_of_whole_rows(call, rows)
         refusals.refuse_early_positions(call, layout)
         arguments = arguments_of_rows(call, layout)
         part = layout.columns // rows.ranks
@@ -92,17 +92,24 @@ class SharedRows(RowsPlan):
             if len(crossing):
                 row, column = divmod(int(crossing[0]), layout.columns)
                 raise InvalidPacking(
-                    f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a "
-                    f"document ends: it would be compared with the first token of the next one. Set it to "
-                    f"{call.ignored_label}, as autopack.packing.shard_rows does, or set the labels of first tokens to "
-                    f"it before they are shifted, as autopack.PackingCollator does.",
+                    f"shift_labels of rows that ranks share have a label at row {row}, column "
+                    f"{column}, where a document ends: it would be compared with the first token "
+                    f"of the next one. Set it to {call.ignored_label}, as "
+                    "autopack.packing.shard_rows does, or set the labels of first tokens to it "
+                    "before they are shifted, as autopack.PackingCollator does.",
                     code="parts-of-rows",
                 )
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
-        super().__init__(call, self.why, Scope(call.model, layout, shared=rows), arguments, Volume.of_layout(layout))
+        super().__init__(
+            call,
+            self.why,
+            Scope(call.model, layout, shared=rows),
+            arguments,
+            Volume.of_layout(layout),
+        )
 
     def further_in(self, call: Call) -> dict[str, Any]:
-        """Return a third-party call's arguments of an inner model, with this rank's columns.
+        """Return the arguments of an inner model, called by third-party code, with this rank's positions.
 
         Raises `UnsupportedModel` if it brings other positions than this call has.
         """
@@ -111,13 +118,14 @@ class SharedRows(RowsPlan):
         same = given is None or mine is None or given is mine or torch.equal(given.expand_as(mine), mine)
         if not same or call.inputs.shape[:2] != self.shape:
             raise UnsupportedModel(
-                f"{call.name} was called inside a call of a part of rows that ranks share, with other columns or "
-                f"positions than that call has. Pass the same on. {_WITHOUT}",
+                f"{call.name} was called inside a call of a part of rows that ranks share, with "
+                f"other columns or positions than that call has. Pass the same on. {_WITHOUT}",
                 code="call-within-call",
             )
         return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
 
     def counts_labels(self, labels: Any) -> bool:
+        """Return True for the labels that this plan gave to the loss."""
         mine = self.targets
         if mine is None or not isinstance(labels, torch.Tensor):
             return False
@@ -126,15 +134,15 @@ class SharedRows(RowsPlan):
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(
-                f"{type(module).__name__} computed its loss otherwise than from the shift_labels that it was given, so "
-                f"that the last token of a part has no label or a wrong one. Compute the loss from the logits and "
-                f"shift_labels.",
+                f"{type(module).__name__} computed its loss otherwise than from the shift_labels "
+                "that it was given, so that the last token of a part has no label or a wrong one. "
+                "Compute the loss from the logits and shift_labels.",
                 code="loss-not-of-documents",
             )
         return None
 
 
-def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
+def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
     """Return whole rows' documents, and a mask of counted shifted labels (rows, columns), or None.
 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
@@ -142,7 +150,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     refused: AutopackError | None = None
     tensors: dict[str, torch.Tensor] = {}
     try:
-        tensors = _declared_here(call)
+        tensors = _declarations_of_part(call)
     except AutopackError as error:
         refused = error
     inputs = call.inputs
@@ -155,22 +163,24 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         raise refused
     if said[:, 0].any():
         raise UnsupportedModel(
-            f"{call.name} was called with parts of rows, and rank {int(said[:, 0].argmax())} of those that share them "
-            f"refused its own; its error says why.",
+            f"{call.name} was called with parts of rows, and rank {int(said[:, 0].argmax())} of "
+            "those that share them refused its own; its error says why.",
             code="sequence-parallel",
         )
     if (said != said[0]).any():
         raise InvalidPacking(
-            f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
-            f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
+            f"all ranks that share rows must call {call.name} with equally many columns of the "
+            "same rows and with the same arguments; found input_ids of "
+            f"{[tuple(one) for one in said[:, 1:3].tolist()]}, and "
             f"{', '.join((*PER_TOKEN, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
-            f"autopack.packing.shard_rows cuts rows like that.",
+            "autopack.packing.shard_rows cuts rows like that.",
             code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
     whole: dict[str, torch.Tensor] = {}
     if tensors:  # those of whole rows on the host: one exchange, one copy
-        parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
+        # (ranks, names, rows, part)
+        parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))
         values = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
         whole = dict(zip(tensors, values, strict=True))
     counted = whole.pop("shift_labels", None)
@@ -181,8 +191,9 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     if layout is None:
         if declared.jumps:
             raise InvalidPacking(
-                f"position_ids of rows that ranks share neither go on by one nor begin anew, so autopack cannot tell "
-                f"where documents of {call.name} begin. Declare them by seq_idx as well.",
+                "position_ids of rows that ranks share neither go on by one nor begin anew, so "
+                f"autopack cannot tell where documents of {call.name} begin. Declare them by "
+                "seq_idx as well.",
                 code="documents-unclear",
             )
         layout = PackedLayout.of_padded(declared.real_of((shape[0], columns)), device, declared.positions)
@@ -191,7 +202,8 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     return layout, None if counted is None else host_values(counted).astype(bool)
 
 
-def _why_not(call: Call) -> str | None:
+def _why_not_in_parts(call: Call) -> str | None:
+    """Return the reason why a model or call cannot run on parts of rows, or None."""
     model, entry = call.model, call.entry
     anatomy, traits = model.anatomy, model.traits
     if call.outer is not None:
@@ -222,19 +234,22 @@ def _why_not(call: Call) -> str | None:
     if not call.given.isdisjoint(FLASH_KWARGS):
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
     if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
-        return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
+        return "labels are shifted within each part; pass shift_labels too, as autopack.packing.shard_rows makes them"
     unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
-    return model.ask_twin("parts", "no" if unlabelled else "shifted" if entry.shifts_labels else "as they are")
+    return model.ask_twin(
+        "parts",
+        "no" if unlabelled else "shifted" if entry.shifts_labels else "as they are",
+    )
 
 
-def _declared_here(call: Call) -> dict[str, torch.Tensor]:
+def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
     """Return this part's declarations and counted shifted labels: each (rows, its columns).
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
     """
     refusals.check_sites(call.model)
     refusals.refuse_unproven(call)
-    reason = _why_not(call)
+    reason = _why_not_in_parts(call)
     if reason is not None:
         raise UnsupportedModel(
             f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
@@ -255,8 +270,8 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
         if not is_tensor or value.is_floating_point() or value.shape != shape or value.device != device:
             what = f"{tuple(value.shape)} of {value.dtype} on {value.device}" if is_tensor else type(value).__name__
             raise InvalidPacking(
-                f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on {device}; found "
-                f"{what}",
+                f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on "
+                f"{device}; found {what}",
                 code="parts-of-rows",
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value

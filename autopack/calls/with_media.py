@@ -75,18 +75,19 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
     arguments = {**arguments, **{name: value for name, value in others.items() if value is not None}}
     if arguments.get("input_ids") is None:
         raise InvalidPacking(
-            f"{type(model).__name__} numbers the tokens of a document by its input_ids and {', '.join(sizes)}, but "
-            f"inputs_embeds came without input_ids. Pass input_ids, or position_ids of shape (3, rows, columns) that "
-            f"were computed for each document.",
+            f"{type(model).__name__} numbers the tokens of a document by its input_ids and "
+            f"{', '.join(sizes)}, but inputs_embeds came without input_ids. Pass input_ids, or "
+            "position_ids of shape (3, rows, columns) that were computed for each document.",
             code="media-positions",
         )
     later = np.flatnonzero(real_documents(layout) & (layout.first_positions != 0))
     if layout.first_positions is not None and len(later):
         # The positions that the images of an earlier row have used up are not known.
         raise InvalidPacking(
-            f"document {later[0]} begins at position {layout.first_positions[later[0]]} and comes with images or other "
-            f"media; what came before it decides how its tokens are numbered. Let position_ids begin at 0 in every "
-            f"document, or pass those of shape (3, rows, columns).",
+            f"document {later[0]} begins at position {layout.first_positions[later[0]]} and comes "
+            "with images or other media; what came before it decides how its tokens are numbered. "
+            "Let position_ids begin at 0 in every document, or pass those of shape (3, rows, "
+            "columns).",
             code="media-positions",
         )
     given, documents = _as_rows(parameters, arguments, layout)
@@ -97,8 +98,9 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
     except (StopIteration, RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
-            f"{type(error).__name__}: {error}. {', '.join(sizes)} must hold the media of all documents, in the order "
-            f"of the documents, and every placeholder token needs its place in one of them.",
+            f"{type(error).__name__}: {error}. {', '.join(sizes)} must hold the media of all "
+            "documents, in the order of the documents, and every placeholder token needs its place "
+            "in one of them.",
             code="media-positions",
         ) from error
     positions = numbers[0] if isinstance(numbers, tuple) else numbers
@@ -120,7 +122,11 @@ def _as_rows(
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
-    return {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}, documents
+    return {
+        **call,
+        "attention_mask": mask,
+        **{name: None for name in CACHES if name in parameters},
+    }, documents
 
 
 def positions_of_rows(call: Call) -> torch.Tensor | None:
@@ -170,7 +176,7 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
-    """Return the scope and arguments by which each row of a batch gets the results of its images alone.
+    """Return the scope and arguments with which every row of a batch attends to its own images.
 
     They are None where upstream does not mix images of rows.
     """
@@ -188,8 +194,8 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     """Return the images that packed documents see; None for other models and text alone.
 
-    Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
-    weights are asked for.
+    Raises `InvalidPacking` where the mask does not give each document its own, and
+    `UnsupportedModel` where attention weights are asked for.
     """
     name = call.traits.image_mask
     if name is None:
@@ -198,21 +204,23 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
         shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
         raise InvalidPacking(
-            f"{name} says which document of packed rows sees which images; wanted (rows, columns, images, ...) of "
-            f"{(layout.rows, layout.columns)}, found {shape}. autopack.PackingCollator makes it of those of documents.",
+            f"{name} says which document of packed rows sees which images; wanted (rows, columns, "
+            f"images, ...) of {(layout.rows, layout.columns)}, found {shape}. "
+            "autopack.PackingCollator makes it of those of documents.",
             code="media-of-others",
         )
     if call.wants_weights:
         raise UnsupportedModel(
-            f"{call.name} was asked for attention weights with packed rows and images, of which every document reads "
-            f"its own. Leave output_attentions out, or run the documents one per row.",
+            f"{call.name} was asked for attention weights with packed rows and images, of which "
+            "every document reads its own. Leave output_attentions out, or run the documents one "
+            "per row.",
             code="output-asked",
         )
     found = prepared.images_of_documents(mask, layout, _real_images(call))
     if isinstance(found, str):
         raise InvalidPacking(
-            f"{name} does not give each document of packed rows its own images, in the order of the documents: "
-            f"{found}. autopack.PackingCollator makes it of those of documents.",
+            f"{name} does not give each document of packed rows its own images, in the order of "
+            f"the documents: {found}. autopack.PackingCollator makes it of those of documents.",
             code="media-of-others",
         )
     return found
@@ -235,5 +243,6 @@ def images_of_rows(call: Call) -> SeenImages | None:
 
 
 def _real_images(call: Call) -> torch.Tensor | None:
+    """Return True for images, and False for those that fill up a row; None if nothing says so."""
     ids = call.arguments.get(_OF_IMAGES)
     return ids != 0 if isinstance(ids, torch.Tensor) else None

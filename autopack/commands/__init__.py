@@ -1,6 +1,7 @@
 """The subcommands of ``autopack``, one module each, and what several of them have in common.
 
-Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit status.
+Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit
+status.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from autopack.version import __version__
 
 
 def _names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
     return text.split(",")
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
-    """The options of commands that take a data set: --column, --tokenizer, --batch-size."""
+    """Add the options of commands that take a data set: --column, --tokenizer, --batch-size."""
     parser.add_argument(
         "--column",
         action="extend",
         type=_names,
-        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with --tokenizer text or "
-        "messages); several, as prompt,completion, add up",
+        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with "
+        "--tokenizer text or messages); several, as prompt,completion, add up",
     )
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="a tokenizer of transformers, for text and for messages of a chat"
@@ -42,7 +44,7 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """The options --json, --html and --plot, for `check_outputs` and `show`."""
+    """Add the options --json, --html and --plot, for `check_outputs` and `show`."""
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print everything as JSON")
     group.add_argument(
@@ -55,7 +57,9 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything is computed."""
+    """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything
+    is computed.
+    """
     for option, path in (("--html", args.html), ("--plot", args.plot)):
         wrong = ""
         if path is None:
@@ -71,7 +75,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any]) -> None:
-    """Print what was found, or its data as JSON; write the page and the picture that --html and --plot ask for.
+    """Print findings as text or JSON, and write the files for --html and --plot.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """
@@ -80,7 +84,9 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "numpy")]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
-            "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
+            "versions": ", ".join(
+                [f"autopack {__version__}", *versions, f"Python {platform.python_version()}"],
+            ),
             "platform": platform.platform(),
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
         }
@@ -107,8 +113,9 @@ def _plain(value: Any) -> list[Any]:
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory.
 
-    Otherwise it gives the padded batches' large tensors back to the system after every use, and on small virtual
-    machines a fifth of the padded arm's time is page faults: packing would look better than it is.
+    Otherwise it gives the padded batches' large tensors back to the system after every use, and on
+    small virtual machines a fifth of the padded arm's time is page faults: packing would look
+    better than it is.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4
     with suppress(OSError, AttributeError, TypeError):

@@ -13,14 +13,15 @@ from autopack.options import CHOICES, TASKS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Pack a few documents into one row in every way that people call a model, and measure how far each document "
-        "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
+        "Pack a few documents into one row in every way that people call a model, and measure how "
+        "far each document is from what it gets alone. Exit status 0 if the model is exact, 1 if "
+        "it leaks."
     )
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a directory with a saved model, one of the Hub that has been downloaded, or a type such as qwen3 "
-        "(built tiny)",
+        help="a directory with a saved model, one of the Hub that has been downloaded, or a type "
+        "such as qwen3 (built tiny)",
     )
     enabled = parser.add_mutually_exclusive_group()
     enabled.add_argument(
@@ -36,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         choices=TASKS,
         metavar="TASK",
-        help="what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, others: causal-lm)"
-        f": {', '.join(TASKS)}",
+        help="what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, "
+        f"others: causal-lm): {', '.join(TASKS)}",
     )
     add_model_options(parser, dtype="float32", device="cpu")
     add_outputs(parser)
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.task is not None and is_saved(args.model):
         raise AutopackError(
-            f"--task says what a type is built for, and {args.model} is a saved model; leave it out", code="bad-option"
+            f"--task says what a type is built for, and {args.model} is a saved model; leave it out",
+            code="bad-option",
         )
     tasks = TASKS if args.task is None else [args.task]
     model = obtain(args, tasks, args.task or task_for(args.model))

@@ -19,15 +19,18 @@ from autopack.packing.checks import check_ints
 
 TASKS = ("causal-lm", "masked-lm")
 DRAWN, LONGEST = 4096, 2048
-"""Documents that are drawn, of which as many are timed as there is time for, and the tokens of the longest."""
+"""Documents that are drawn, of which as many are timed as there is time for, and the tokens of the
+longest.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Time a model on documents of your lengths: padded batches as they are, and both padded batches and packed "
-        "rows with autopack enabled. Prints real tokens per second, peak memory, and the ratio to padded. First the "
-        "losses of all are compared: exit status 1 if one computes something else than padded. Rounds are "
-        "interleaved, and a ratio that noise could have made is too noisy to tell."
+        "Time a model on documents of your lengths: padded batches as they are, and both padded "
+        "batches and packed rows with autopack enabled. Prints real tokens per second, peak "
+        "memory, and the ratio to padded. First the losses of all are compared: exit status 1 if "
+        "one computes something else than padded. Rounds are interleaved, and a ratio that noise "
+        "could have made is too noisy to tell."
     )
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -35,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         default="llama",
-        help="a directory with a saved model, the name of one on the Hub that has been downloaded, or a type that is "
-        "built at random: llama, qwen3, mamba, bert ... (%(default)s)",
+        help="a directory with a saved model, the name of one on the Hub that has been downloaded, "
+        "or a type that is built at random: llama, qwen3, mamba, bert ... (%(default)s)",
     )
     model.add_argument(
         "--size",
@@ -51,15 +54,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         metavar="DATA",
         default="flan",
-        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that save_to_disk wrote, or "
-        f"drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
+        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that "
+        f"save_to_disk wrote, or drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
     )
     add_data_options(data)
-    data.add_argument("--max-length", type=int, metavar="TOKENS", help="cut longer documents (to what the model takes)")
+    data.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="cut longer documents (to what the model takes)",
+    )
 
     work = parser.add_argument_group("what is timed")
-    work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
-    work.add_argument("--seconds", type=int, default=60, help="time for all of it, loading apart (%(default)s)")
+    work.add_argument(
+        "--forward",
+        action="store_true",
+        help="forward passes without gradients, not training steps",
+    )
+    work.add_argument(
+        "--seconds",
+        type=int,
+        default=60,
+        help="time for all of it, loading apart (%(default)s)",
+    )
     add_outputs(parser)
 
 
@@ -69,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     check_ints(batch_size=args.batch_size)
     check_ints(optional=True, max_length=args.max_length)
     keep_freed_memory()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
+    # torch's profiler, which counts memory, prints lines of its own
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if args.lengths in DISTRIBUTIONS:
         given, source = draw(DISTRIBUTIONS[args.lengths], DRAWN, LONGEST, seed=0), f"drawn like {args.lengths}'s"
     else:
@@ -88,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         name = f"{args.model}, {size}, random"
     elif args.size:
         raise AutopackError(
-            f"--size is for models that are built, and {args.model} is loaded; leave it out", code="bad-option"
+            f"--size is for models that are built, and {args.model} is loaded; leave it out",
+            code="bad-option",
         )
     most = min(args.max_length or sys.maxsize, int(given.max()))
     model = obtain(args, TASKS, task_for(args.model, TASKS), size, most)

@@ -1,4 +1,6 @@
-"""``autopack doctor``: what is installed, what autopack computes attention with here, and what is broken, by trying."""
+"""``autopack doctor``: what is installed, what autopack computes attention with here, and what is
+broken, by trying.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,24 @@ IMPORTED = {
     "flash-attn-3": "flash_attn_interface",
     "flash-attn-4": "flash_attn.cute",
 }
-"""Distributions that are tried, FlashAttention's among them, with the module that is imported from each."""
+"""Distributions that are tried, FlashAttention's among them, with the module that is imported from
+each.
+"""
 
 
 SECTIONS = {
     "packages": "Installed",
     "devices": "Devices",
     "backends": "Attention backends",
-    "choices": "What autopack.enable(model) computes packed rows with, as a call needs it",
+    "choices": "Backends that autopack.enable(model) uses for packed rows, by attn_implementation",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Print what is installed, which attention backends work here and why the others do not, and what "
-        "autopack.enable would choose; enable a tiny model and audit it. Exit status 1 if something is broken."
+        "Print what is installed, which attention backends work here and why the others do not, "
+        "and what autopack.enable would choose; enable a tiny model and audit it. Exit status 1 if "
+        "something is broken."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
@@ -52,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Look at the packages, devices and backends of this process; never raises for what it finds broken.
+    """Return findings on the packages, devices and backends of this process, broken or not.
 
-    Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is broken, with the way
-    out.
+    Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is
+    broken, with the way out.
     """
     versions: dict[str, str | None] = dict.fromkeys((*MINIMUM, *OPTIONAL, *IMPORTED))
     for name in versions:
@@ -91,18 +96,21 @@ def examine() -> dict[str, Any]:
 
 
 def _failure(attempt: Callable[[], Any]) -> str:
-    """Return what an attempt raises, in a line; nothing where it succeeds."""
+    """Return the error that an attempt raises, in a line; an empty text if it succeeds."""
     try:
         attempt()
-    except Exception as error:  # a broken binary package, or an installation that does not fit, fails in any way
+    except Exception as error:
+        # a broken binary package, or an installation that does not fit, fails in any way
         return in_a_line(error)
     return ""
 
 
 def _devices() -> dict[str, str]:
+    """Return the devices that torch can use here, each with a description."""
     import torch
 
-    found = {"cpu": f"{torch.get_num_threads()} threads"}
+    threads = torch.get_num_threads()
+    found = {"cpu": f"{threads} thread" + ("" if threads == 1 else "s")}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         seen = torch.cuda.get_device_properties(index)
@@ -118,7 +126,7 @@ def _devices() -> dict[str, str]:
 
 
 def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """Return what is asked of autopack, in words; what is learned of its backends is added to `found`."""
+    """Return the trials of autopack by name; the backends that they find are added to `found`."""
     return {
         "looking for backends": partial(_examine_backends, found),
         "importing autopack's parts": _import_all,
@@ -128,10 +136,12 @@ def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
 
 
 def _examine_backends(found: dict[str, Any]) -> None:
+    """Add to `found` which backends work, and which one `enable` chooses on each device."""
     from autopack.attention.choose import BACKENDS, availability, taken_by_auto
 
     found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in availability().items()}
-    kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})  # those of CUDA have numbers
+    # those of CUDA have numbers
+    kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})
     for backend, kind in product(BACKENDS.values(), kinds):
         for implementation in backend.implementations():
             if kind == "cuda" or not implementation.startswith("flash"):
@@ -139,17 +149,20 @@ def _examine_backends(found: dict[str, Any]) -> None:
 
 
 def _import_all() -> None:
+    """Import every public name, the families and the compiled operators."""
     import autopack
     from autopack.errors import UnsupportedVersion
 
     for name in autopack.__all__:
-        with suppress(UnsupportedVersion):  # one name may need more than autopack does, and says so where it is used
+        # one name may need more than autopack does, and says so where it is used
+        with suppress(UnsupportedVersion):
             getattr(autopack, name)
     autopack.registry.families()
     import_module("autopack.attention.compiled")  # which registers the operator that compiled graphs hold
 
 
 def _try_model(implementation: str) -> None:
+    """Enable and audit a tiny Llama; raise if it is not exact."""
     from autopack.auditing.auditor import audit
     from autopack.enabling.enable import enable
     from autopack.tiny.models import build
@@ -162,7 +175,7 @@ def _try_model(implementation: str) -> None:
 
 
 def write_text(found: dict[str, Any]) -> str:
-    """The diagnosis for people."""
+    """Return the diagnosis as text."""
     blocks = {title: [*map(list, found[name].items())] for name, title in SECTIONS.items()}
     said = ["\n  ".join([title, *text_table(rows, "<<")]) for title, rows in blocks.items() if rows]
     problems = found["problems"]

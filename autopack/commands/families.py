@@ -15,15 +15,21 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the families of architectures that autopack serves: the path of each, and its model types; --json adds "
-        "the mixers. Other models with attention of the same structure are served too."
+        "List the families of architectures that autopack serves: the path of each, and its model "
+        "types; --json adds the mixers. Other models with attention of the same structure are "
+        "served too."
     )
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="show only these model types, as in config.model_type")
+    parser.add_argument(
+        "types",
+        nargs="*",
+        metavar="TYPE",
+        help="show only these model types, as in config.model_type",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the families, or what is known of named types; return 0, or 1 if one is not known to be served."""
+    """Print all families, or the facts on named types. Return 1 if a named type is not served."""
     from autopack.registry import families
 
     found, rows = families(), [of_type(name) for name in args.types]
@@ -34,13 +40,16 @@ def run(args: argparse.Namespace) -> int:
             tried = f"; `autopack audit {row['type']}` tries a tiny model of it"
             known = [name for each in found for name in each.model_types]
             said = f"no family lists it{did_you_mean(row['type'], known, tried)}"
-            if row["served"] is not None:
-                said = f"{row['path']} (family {row['family']})" if row["served"] else f"refused: {row['refused']}"
+            if row["served"]:
+                said = f"served: {row['path']} (family {row['family']})"
+            elif row["refused"] is not None:
+                said = f"refused: {row['refused']}"
             _print(row["type"], said)
     else:
         for family in found:
-            print(f"{family.name}: {family.how}")
-            _print("", " ".join(sorted(family.model_types)), indent=2)
+            if family.model_types:
+                print(f"{family.name}: {family.how}")
+                _print("", " ".join(sorted(family.model_types)), indent=2)
         print("refused")
         for name, reason in sorted(pair for family in found for pair in family.refused_types.items()):
             _print(f"  {name}", reason)

@@ -23,17 +23,31 @@ class CannotLoad(AutopackError):
     code = "model-unavailable"
 
 
-def add_model_options(parser: argparse._ActionsContainer, dtype: str | None = None, device: str | None = None) -> None:
-    """Add the options of commands that take a model; without a dtype and a device they are those of a GPU if any."""
+def add_model_options(
+    parser: argparse._ActionsContainer,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Add the options of commands that take a model.
+
+    Without a device, a GPU is used if there is one; so is its usual dtype.
+    """
     parser.add_argument(
         "--attn-implementation",
         "--attn",
         metavar="NAME",
         help="eager, sdpa, flash_attention_2 ... (what transformers chooses)",
     )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
     parser.add_argument(
-        "--dtype", choices=DTYPES, default=dtype, help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})"
+        "--trust-remote-code",
+        action="store_true",
+        help="run the code in the model's directory",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=dtype,
+        help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})",
     )
     parser.add_argument(
         "--device", default=device, help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})"
@@ -43,11 +57,12 @@ def add_model_options(parser: argparse._ActionsContainer, dtype: str | None = No
 def obtain(
     args: argparse.Namespace, tasks: Collection[str], task: str | None, size: str = TINY, longest: int = 0
 ) -> PreTrainedModel:
-    """Return the model that `args.model` names: a saved one, a type to build for one of `tasks`, or one of the Hub.
+    """Return the model that `args.model` names: saved in a folder, a type to build, or of the Hub.
 
-    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one that has been
-    downloaded; nothing is downloaded here. The class of a saved model is the one that it was saved from, where
-    transformers has it, and its causal language model otherwise. Raises `CannotLoad`.
+    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one
+    that has been downloaded; nothing is downloaded here. The class of a saved model is the one that
+    it was saved from, where transformers has it, and its causal language model otherwise. Raises
+    `CannotLoad`.
     """
     import torch
     import transformers
@@ -58,8 +73,8 @@ def obtain(
         torch.zeros(1, device=args.device).item()
     except Exception as error:  # each kind of device fails in its own way, by an AssertionError too
         raise CannotLoad(
-            f"--device {args.device}: torch {torch.__version__} cannot compute on it here; pass --device cpu, or "
-            f"another one that `autopack doctor` names"
+            f"--device {args.device}: torch {torch.__version__} cannot compute on it here; pass "
+            "--device cpu, or another one that `autopack doctor` names"
         ) from error
     if is_built(args.model, tasks):
         form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
@@ -68,7 +83,7 @@ def obtain(
         except (CannotBuild, RuntimeError) as error:
             reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
             raise CannotLoad(
-                f"cannot build {args.model}: {reason}; choose another type or size, --attn, --dtype or --device"
+                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype or --device"
             ) from error
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
     name = str(Path(args.model).expanduser())
@@ -86,12 +101,16 @@ def obtain(
         said = f"transformers {transformers.__version__} cannot load {name}: {error}"
         if not is_saved(args.model):
             known = types_for(tasks)
-            closest = did_you_mean(args.model, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}")
+            closest = did_you_mean(
+                args.model,
+                known,
+                f"; it knows {len(known)}, from {known[0]} to {known[-1]}",
+            )
             sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
             said = (
-                f"{args.model!r} is neither a directory with a saved model, nor a downloaded model of the Hub (nothing "
-                f"is downloaded here), nor a model type{sorts} of transformers {transformers.__version__}; name one of "
-                f"these{closest}"
+                f"{args.model!r} is neither a directory with a saved model, nor a downloaded model "
+                f"of the Hub (nothing is downloaded here), nor a model type{sorts} of transformers "
+                f"{transformers.__version__}; name one of these{closest}"
             )
         raise CannotLoad(said) from error
 
@@ -102,7 +121,9 @@ def is_saved(name: str) -> bool:
 
 
 def is_built(name: str, tasks: Iterable[str]) -> bool:
-    """Return True for the name of a type, and no directory, that has a model for one of these tasks."""
+    """Return True for the name of a type, and no directory, that has a model for one of these
+    tasks.
+    """
     return not is_saved(name) and name in types_for(tasks)
 
 
@@ -114,9 +135,11 @@ def types_for(tasks: Iterable[str]) -> list[str]:
 
 
 def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None:
-    """Return the task that a type is built for unless told otherwise, or None for a type without one of these.
+    """Return the task that a type is built for unless told otherwise, or None for a type without
+    one of these.
 
-    An encoder is built as a masked language model, an encoder-decoder as one, and others as the first that they can be.
+    An encoder is built as a masked language model, an encoder-decoder as one, and others as the
+    first that they can be.
     """
     from transformers.models.auto import modeling_auto
 

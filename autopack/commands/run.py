@@ -1,4 +1,6 @@
-"""``autopack run``: run a script that does not know autopack, with every model enabled that it trains."""
+"""``autopack run``: run a script that does not know autopack, with every model enabled that it
+trains.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Run a Python script or program as it is. Every transformers model that it trains is enabled by itself when\n"
-        "it is first called in training: padded batches run without their padding, and packed rows are exact. That\n"
-        "holds in processes that it starts too, so torchrun, python -m torch.distributed.run and accelerate launch\n"
-        "work. A model that cannot be served runs as it would have. At exit, stderr gets a line for every model."
+        "Run a Python script or program as it is. Every transformers model that it trains is "
+        "enabled by itself when\nit is first called in training: padded batches run without their "
+        "padding, and packed rows are exact. That\nholds in processes that it starts too, so "
+        "torchrun, python -m torch.distributed.run and accelerate launch\nwork. A model that "
+        "cannot be served runs as it would have. At exit, stderr gets a line for every model."
     )
     parser.epilog = (
-        "Options stand before the script; each can be given as an environment variable instead (AUTOPACK_BACKEND,\n"
-        "AUTOPACK_STRICT=1 ...), which the option overrides. The exit status is that of the script, and 2 where it\n"
-        "could not be started.\n\n"
-        "  autopack run train.py --epochs 3\n"
-        "  autopack run --strict torchrun --nproc-per-node 2 train.py"
+        "Options stand before the script; each can be given as an environment variable instead "
+        "(AUTOPACK_BACKEND,\nAUTOPACK_STRICT=1 ...), which the option overrides. The exit status "
+        "is that of the script, and 2 where it\ncould not be started.\n\n  autopack run train.py "
+        "--epochs 3\n  autopack run --strict torchrun --nproc-per-node 2 train.py"
     )
     for option in settings.OPTIONS:
         form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
@@ -45,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="SCRIPT is a module, as in `python -m`",
+    )
     # One argument and not two, for argparse would take a `--` that follows the script away.
     parser.add_argument(
         "command_line",
@@ -56,10 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the script. Returns only where the system cannot replace a process, with the script's exit status."""
+    """Replace this process with the script's; autopack starts in it.
+
+    Returns only where the system cannot replace a process, with the script's exit status.
+    """
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
-        raise AutopackError("there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run")
+        raise AutopackError(
+            "there is nothing to run; name a script, a program, or -m MODULE",
+            code="cannot-run",
+        )
     command = [*_command(script, args.is_module), *arguments]
     launches = (script.partition(".")[0] if args.is_module else Path(script).name) in _LAUNCHERS
     environment = _environment(args, script if launches else "")
@@ -76,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(script: str, is_module: bool) -> list[str]:
-    """Return the command to start."""
+    """Return the command that starts a script, a module or a program."""
     path = Path(script)
     if is_module:
         return [*_interpreter(), "-m", script]
@@ -88,14 +101,18 @@ def _command(script: str, is_module: bool) -> list[str]:
         return [program]
     if path.is_dir():
         raise AutopackError(
-            f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE", code="cannot-run"
+            f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE",
+            code="cannot-run",
         )
     hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
-    raise AutopackError(f"there is no file {script}, and no program of that name on PATH{hint}", code="cannot-run")
+    raise AutopackError(
+        f"there is no file {script}, and no program of that name on PATH{hint}",
+        code="cannot-run",
+    )
 
 
 def _runs_by_itself(path: Path) -> bool:
-    """Return True for a program that is no Python script: a shell script that calls torchrun, or an interpreter."""
+    """Return True for an executable file that is no Python script, such as a shell script."""
     if path.suffix.startswith(".py") or not path.is_file() or not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:
@@ -104,21 +121,31 @@ def _runs_by_itself(path: Path) -> bool:
 
 
 def _interpreter() -> list[str]:
+    """Return the command of this Python with its flags. Raises for flags that autopack cannot start under."""
     if not sys.executable:
-        raise AutopackError("this Python does not know its own executable (sys.executable is empty)", code="cannot-run")
+        raise AutopackError(
+            "this Python does not know its own executable (sys.executable is empty)",
+            code="cannot-run",
+        )
     given = sys.flags
-    isolating = {"-I": given.isolated, "-E": given.ignore_environment and not given.isolated, "-S": given.no_site}
+    isolating = {
+        "-I": given.isolated,
+        "-E": given.ignore_environment and not given.isolated,
+        "-S": given.no_site,
+    }
     flags = [name for name, is_set in isolating.items() if is_set]
     if flags:
         raise AutopackError(
-            f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import sitecustomize, by which "
-            f"autopack starts in the script; run it without, as in `python -m autopack run ...`",
+            f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import "
+            "sitecustomize, by which autopack starts in the script; run it without, as in `python "
+            "-m autopack run ...`",
             code="cannot-run",
         )
     return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
 
 
 def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
+    """Return environment variables by which autopack starts in the script, with the options given."""
     environment = dict(os.environ)
     for option in settings.OPTIONS:
         if (value := getattr(args, option.name)) is not None:

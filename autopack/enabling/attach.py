@@ -35,7 +35,10 @@ _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, 
 def examine(
     model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel], None]
 ) -> EnabledModel:
-    """Find what has to be known of a model to enable it; changes nothing. `renew` is called when it has changed."""
+    """Return the state of a model to be enabled: its parts, facts and options. Changes nothing.
+
+    `renew` is called when it has changed.
+    """
     anatomy, traits = look_at(model, family)
     return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy)), renew)
 
@@ -50,13 +53,16 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
 
 
 def attach(
-    model: PreTrainedModel, enabled: EnabledModel, family: Family, ask: Callable[[int], bool | None] | None = None
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    family: Family,
+    ask: Callable[[int], bool | None] | None = None,
 ) -> ModelCode:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
-    What is marked and hooked already is brought up to date. Returns whose code the model runs. `ask` says of an entry
-    by its level whether the first label of a row counts in its loss, which is somebody else's; the model itself is
-    asked where it does not know, or there is none.
+    What is marked and hooked already is brought up to date. Returns whose code the model runs.
+    `ask` says of an entry by its level whether the first label of a row counts in its loss, which
+    is somebody else's; the model itself is asked where it does not know, or there is none.
     """
     anatomy = enabled.anatomy
     code = ModelCode(model, enabled.implementations())
@@ -79,7 +85,13 @@ def attach(
     )
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
-        entry = Entry(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
+        entry = Entry(
+            enabled,
+            level,
+            registry.numbering_of(modules.config_of(module, model)),
+            foreign,
+            shifts,
+        )
         _hook(module, EntryHook(entry), before=True, with_kwargs=True)
         _hook(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
@@ -99,7 +111,7 @@ def attach(
 
 
 def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Return True if the loss of an entry with a third-party forward shifts labels; it is run to see."""
+    """Return True if the loss of an entry with a third-party forward shifts labels, by running it."""
     module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
@@ -111,7 +123,7 @@ def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None]
 
 
 def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
-    """Register a forward hook, or bring the one of its kind up to date; a pre-hook is the last of all."""
+    """Register a forward hook, or replace the hook of its kind. A pre-hook becomes the last one."""
     hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
     known = next((number for number, other in hooks.items() if type(other) is type(hook)), None)
     if known is None:
@@ -123,7 +135,7 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
 
 
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Take back all that `attach` and calls since have put on the model; safe after a part of it.
+    """Take back all marks, hooks and sites of a model, also of one that is attached in part.
 
     The handle leaves last: where this is interrupted, it can be done again.
     """
@@ -144,7 +156,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 
 def strip_severed(part: nn.Module) -> bool:
-    """Take marks and hooks off what is a copy of a part of an enabled model; whether there were any."""
+    """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
     modules = list(part.modules())
     marked = [module for module in modules if is_severed(module)]
     hooks = (hook for m in modules for held in (m._forward_pre_hooks, m._forward_hooks) for hook in held.values())
@@ -154,7 +166,8 @@ def strip_severed(part: nn.Module) -> bool:
         del module.__dict__[MARK]
         remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
     remove_hooks(part, _is_severed)
-    # What of these is of a model that is still enabled is bound again by its next call, which finds it changed.
+    # What of these is of a model that is still enabled is bound again by its next call, which finds
+    # it changed.
     accelerate.put_back(modules)
     unbind_checkpointing(modules)
     return True
@@ -168,7 +181,10 @@ def _is_severed(hook: Any) -> bool:
     return link is not None and link.model is None
 
 
-def remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS)) -> None:
+def remove_hooks(
+    model: nn.Module,
+    wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
+) -> None:
     """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     for module in model.modules():

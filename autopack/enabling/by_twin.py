@@ -39,30 +39,38 @@ from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
 
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
-"""Reasons for which a call form is left out that stock may have in one precision alone: what it raises, and NaN."""
+"""Reasons for which a call form is left out that stock may have in one precision alone: what it
+raises, and NaN.
+"""
 _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
 _LENGTHS = (7, 11, 5)
-"""Of the documents of an audit: one has neighbours on both sides, and two have another one between them.
+"""Of the documents of an audit: one has neighbours on both sides, and two have another one between
+them.
 
-Their sum is a prime, so that columns are not taken for heads or channels of that number."""
+Their sum is a prime, so that columns are not taken for heads or channels of that number.
+"""
 
 
 def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
     """Return the proof of a model by its twin. Raises `NoTwin` if there is none.
 
-    The weights, the device and the gradients of the model have no part in it; no process waits for another one.
-    Where its `code` is all of libraries, the answer is kept for the next model of the kind in this process.
+    The weights, the device and the gradients of the model have no part in it; no process waits for
+    another one. Where its `code` is all of libraries, the answer is kept for the next model of the
+    kind in this process.
     """
     options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
-        raise NoTwin("its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed")
+        raise NoTwin(
+            "its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed",
+        )
     kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
     kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
     asked = options.backend, options.unpad, enabled.implementations()
     proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
-    # A twin is asked of text: labels that the family takes beside images alone have no answer there.
+    # A twin is asked of text: labels that the family takes beside images alone have no answer
+    # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
     return replace(proof, labels=None) if beside_images else proof
 
@@ -82,7 +90,7 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
 
 
 def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
-    """The precisions in which a twin is tried, the first first, and its device."""
+    """Return the precisions in which a twin is tried, in order, and its device."""
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
     if (flash or "flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
@@ -90,12 +98,14 @@ def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[
         gpu = str(held.device) if held is not None and held.is_cuda else "cuda"
         if not flash:
             return (torch.float32,), gpu  # flex has a backward there alone
-        # Its kernels run nowhere else, and in half precision: to which autocast brings a model in another one.
+        # Its kernels run nowhere else, and in half precision: to which autocast brings a model in
+        # another one.
         return (torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,), gpu
     return (torch.float64, torch.float32), "cpu"
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+    """Return the proof by audits of twins, in one precision after another."""
     precisions, device = precisions_of(model, enabled)
     answers: list[_Answer] = []
     failure = NoTwin()
@@ -122,7 +132,7 @@ class _Raised(NoTwin):
 
 @dataclass
 class _Answer:
-    """The audit of a twin in one precision; what autopack refused is apart, where all code is of libraries."""
+    """The audit of a twin in one precision, with its refusals apart."""
 
     twin: Twin
     part: PreTrainedModel
@@ -132,7 +142,9 @@ class _Answer:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The call forms that could not be measured, which they may be in another precision; all without gradients."""
+        """The call forms that could not be measured, which they may be in another precision; all
+        without gradients.
+        """
         left_out = [name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)]
         return tuple(FORMS if "gradients" in self.report.notes else left_out)
 
@@ -145,6 +157,7 @@ def _asked(
     modes: tuple[str, ...] | None,
     is_own: bool,
 ) -> _Answer:
+    """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
     twin = twin_of(model, dtype, device)
     outside = parts_outside(twin, model)
     if device == "cpu":
@@ -164,7 +177,10 @@ def _asked(
         report = replace(report, results=[result for result in report.results if result not in refused])
     if not report.results and not (is_own and refused):
         raise NoTwin("nothing of its twin can be compared with stock")
-    failed = next((r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)), None)
+    failed = next(
+        (r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)),
+        None,
+    )
     if failed is not None:
         raise _Raised(f"its twin raised {failed}")
     if report.results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
@@ -173,7 +189,9 @@ def _asked(
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
-    """Have mixers that insist on kernels of a GPU (Jamba and Zamba, up to transformers 4) run as they do without."""
+    """Have mixers that insist on kernels of a GPU (Jamba and Zamba, up to transformers 4) run as
+    they do without.
+    """
     for module in model.modules():
         if vars(module).get("use_fast_kernels") is True:
             module.use_fast_kernels = False  # type: ignore[assignment]
@@ -186,7 +204,7 @@ def is_refusal(failure: str) -> bool:
 
 
 def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
-    """Return the proof by a twin's answers: what a later one says is of call forms that the first could not measure."""
+    """Return the proof by audits of twins; a later audit adds call forms that the first left out."""
     twin, outside, report, refused = answers[0].twin.model, answers[0].outside, answers[0].report, answers[0].refused
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
@@ -194,7 +212,11 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     )
     if not report.results:
         said = str(refused[0].failure)
-        return Proof(f"not, for all calls of a tiny copy of it are refused: {said}", padded=said, source="twin")
+        return Proof(
+            f"not, for all calls of a tiny copy of it are refused: {said}",
+            padded=said,
+            source="twin",
+        )
     count = sum(parameter.numel() for parameter in twin.parameters())
     how = f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error {report.worst:.1e}"
     if outside:
@@ -215,10 +237,14 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
 
 @contextlib.contextmanager
 def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> Iterator[EnabledModel]:
-    """Enable a twin for a while as the model is, but for `changed` options. Nobody else sees it, so nothing is kept."""
+    """Enable a twin for a while as the model is, but for `changed` options.
+
+    Nobody else sees it, so nothing is kept.
+    """
     family = registry.family_for(model)
     options = replace(
-        like.options, **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed}
+        like.options,
+        **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed},
     )
     enabled = examine(model, family, options, _not_renewed)
     try:
@@ -234,11 +260,13 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
 
 
 def _not_renewed(enabled: EnabledModel) -> None:
+    """Raise `NoTwin`, where an enabled model that has changed would be examined again."""
     raise NoTwin("its twin has changed while it was audited")
 
 
 def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
-    """Return a twin with the losses and methods that somebody has put on modules of the model; hooks stay the model's.
+    """Return a twin with the losses and methods that were put on modules of the model, without
+    hooks.
 
     Raises `NoTwin`.
     """
@@ -257,7 +285,9 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> 
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Return True for code on a module that works on another one: a loss, a method, a third-party function."""
+    """Return True for code on a module that works on another one: a loss, a method, a third-party
+    function.
+    """
     if name.startswith("_"):
         return name == "_loss_function"
     if isinstance(value, MethodType):
@@ -268,7 +298,10 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
 
 
 def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
-    """Return the classes of modules that the twin has no like of. Raises `NoTwin` if one of them is a model."""
+    """Return the classes of modules that the twin has no like of.
+
+    Raises `NoTwin` if one of them is a model.
+    """
     for name, module in twin.others.items():
         if not name or isinstance(module, PreTrainedModel):
             said = _different(twins.Kinds(model), twin, name)
@@ -277,6 +310,7 @@ def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
 
 
 def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
+    """Return the class or attributes in which a module differs from the twin's."""
     wanted, found = kinds.by_name[name], twins.Kinds(twin.model).by_name.get(name)
     if found is None or found[1] is not wanted[1]:
         return f"a {wanted[1].__name__}"
@@ -292,7 +326,7 @@ def _call(model: PreTrainedModel) -> None:
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
-    """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
+    """Return the outermost model inside that takes tokens by their usual name."""
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
         if _is_of_choices(module) or not takes_tokens(module):
@@ -303,7 +337,8 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
                 module(input_ids=token, **empty_images(module)(token))
                 return module
         except Exception as error:
-            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
+            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to
+            # give.
             misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
             misses_images = isinstance(error, TypeError | ValueError) and re.search(_IMAGES, str(error))
             if not (misses_tokens or misses_images):
@@ -312,7 +347,8 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
 
 
 def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
-    """Return the reason why padding is unknown to a model's forward if only the model in it was tested, or None.
+    """Return the reason why padding is unknown to a model's forward if only the model in it was
+    tested, or None.
 
     Transformers' heads for choices make them the rows of a batch and read the first token of each.
     """
@@ -326,11 +362,12 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
 
 
 def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
-    """Return True if documents of packed rows meet only in the head that reads the states of the encoder.
+    """Return True if documents of packed rows meet only in the head that reads the states of the
+    encoder.
 
-    The encoder is transformers' own, so it can run padded batches without their padding and give the states back; the
-    audit has seen that the head does with them what it does in stock. Who enables a `causal` model has packed rows in
-    mind, and hears at once that they are not exact.
+    The encoder is transformers' own, so it can run padded batches without their padding and give
+    the states back; the audit has seen that the head does with them what it does in stock. Who
+    enables a `causal` model has packed rows in mind, and hears at once that they are not exact.
     """
     inner = entries(model)[1:2]
     if causal or not inner or not report.runs_without_padding:
@@ -340,5 +377,6 @@ def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) ->
 
 
 def _is_of_choices(module: PreTrainedModel) -> bool:
+    """Return True for a head that chooses between answers of a question."""
     head = row_head(module)
     return head is not None and head.of_choices

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _Keywords(TypedDict, total=False):
+class _EnableOptions(TypedDict, total=False):
+    """The keyword arguments of `enable`, for its overloads."""
+
     backend: str
     unpad: bool
     share: bool
@@ -45,15 +47,18 @@ class _Keywords(TypedDict, total=False):
 
 
 @overload
-def enable(model: Trainer, **options: Unpack[_Keywords]) -> TrainerHandle: ...
+def enable(model: Trainer, **options: Unpack[_EnableOptions]) -> TrainerHandle: ...
 
 
 @overload
-def enable(model: list[Any] | tuple[Any, ...] | dict[Any, Any], **options: Unpack[_Keywords]) -> Handles: ...
+def enable(
+    model: list[Any] | tuple[Any, ...] | dict[Any, Any],
+    **options: Unpack[_EnableOptions],
+) -> Handles: ...
 
 
 @overload
-def enable(model: Any, **options: Unpack[_Keywords]) -> Handle: ...
+def enable(model: Any, **options: Unpack[_EnableOptions]) -> Handle: ...
 
 
 def enable(
@@ -69,66 +74,81 @@ def enable(
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
-    Every document of a packed row gets what it would get alone, or the call raises. A padded batch of shape (rows,
-    columns), with a 0/1 `attention_mask`, gives what it gave before, in the shape that it gave before.
+    Every document of a packed row gets what it would get alone, or the call raises. A padded batch
+    of shape (rows, columns), with a 0/1 `attention_mask`, gives what it gave before, in the shape
+    that it gave before.
 
     Args:
-        model: A transformers `PreTrainedModel`, plain or inside PEFT (LoRA and the like), DDP, accelerate,
-            `torch.compile` or a module or object that holds one: a Lightning module (or the `lightning.Trainer` that
-            runs it), a pipeline, a `SentenceTransformer`, `CrossEncoder` or `SetFitModel`, lm-eval's `HFLM`; or a
-            `transformers.Trainer`, whose policy, reference and other models are enabled; or a list, tuple or dict of
-            all these. Only these instances change: they get forward hooks, and the attention functions of transformers
-            get stand-ins that are inert for every other model.
-        backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
-            chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
-        unpad: Run a padded batch as one packed row and give its outputs their shape back, zero at padding, wherever
-            that is the same. Whether a loss made outside of the model reads padding is found out in the first batches;
-            evaluation without labels says `use_cache=False`. False leaves padded batches as they come.
-        share: Compute once what several rows of a padded batch begin with (completions of one prompt, choices below one
-            passage), where that saves a tenth of its tokens and neither dropout nor noise is on; outputs and gradients
-            are those of every row (docs/steps.md). False computes every row.
-        verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells or third-party code
-            takes part (docs/trust.md). "strict" refuses a model that no twin proves as a whole. False trusts the
-            structure that was found, and checks no call unless `check_every` asks for it.
-        check_every: None checks calls 1, 2, 4, 8 and so on, and those that go beyond the calls checked before: a call
-            is run again with other tokens in some documents, and what the others get has to stay the same. N checks
-            every Nth training call as well, 0 checks none. A difference beyond rounding raises `LeakDetected` before
-            the call runs; the first padded batch that differs keeps its padding. `handle.checked` has the counts.
-        sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
-            rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
-            and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
-            DeepSpeed shares out (ALST) need no word of it.
-        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each optimizer step stay those
-            of batch size, accumulation and ranks; autopack deals them anew to micro-batches and ranks, by cost. Losses
-            and gradients are those of the step as it was (docs/steps.md). "auto" measures in the first two steps what
-            fits into the memory of a GPU. None leaves batches as they come.
+        model: A transformers `PreTrainedModel`, plain or inside PEFT (LoRA and the like), DDP,
+            accelerate, `torch.compile` or a module or object that holds one: a Lightning module (or
+            the `lightning.Trainer` that runs it), a pipeline, a `SentenceTransformer`,
+            `CrossEncoder` or `SetFitModel`, lm-eval's `HFLM`; or a `transformers.Trainer`, whose
+            policy, reference and other models are enabled; or a list, tuple or dict of all these.
+            Only these instances change: they get forward hooks, and the attention functions of
+            transformers get stand-ins that are inert for every other model.
+        backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa`
+            or `eager`. `auto` chooses at each call from the model's `attn_implementation`, device,
+            dtype and what the layer asks for.
+        unpad: Run a padded batch as one packed row and give its outputs their shape back, zero at
+            padding, wherever that is the same. Whether a loss made outside of the model reads
+            padding is found out in the first batches; evaluation without labels says
+            `use_cache=False`. False leaves padded batches as they come.
+        share: Compute once what several rows of a padded batch begin with (completions of one
+            prompt, choices below one passage), where that saves a tenth of its tokens and neither
+            dropout nor noise is on; outputs and gradients are those of every row (docs/steps.md).
+            False computes every row.
+        verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells
+            or third-party code takes part (docs/trust.md). "strict" refuses a model that no twin
+            proves as a whole. False trusts the structure that was found, and checks no call unless
+            `check_every` asks for it.
+        check_every: None checks calls 1, 2, 4, 8 and so on, and those that go beyond the calls
+            checked before: a call is run again with other tokens in some documents, and what the
+            others get has to stay the same. N checks every Nth training call as well, 0 checks
+            none. A difference beyond rounding raises `LeakDetected` before the call runs; the first
+            padded batch that differs keeps its padding. `handle.checked` has the counts.
+        sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension:
+            its processes share rows, each calls the model with an equal part of the columns of
+            every one (`autopack.packing.shard_rows`), and attention goes over whole rows by an
+            exchange of tokens for heads (docs/distributed.md). Rows that DeepSpeed shares out
+            (ALST) need no word of it.
+        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each
+            optimizer step stay those of batch size, accumulation and ranks; autopack deals them
+            anew to micro-batches and ranks, by cost. Losses and gradients are those of the step as
+            it was (docs/steps.md). "auto" measures in the first two steps what fits into the memory
+            of a GPU. None leaves batches as they come.
 
     Returns:
-        A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
-        where it is used with `with`. A second call returns the same handle, and the model stays enabled where a block
-        around that call is left. For a trainer, a `TrainerHandle` with one per model; for several models `Handles`,
-        with one for each. Where one of several cannot be enabled, none is.
+        A handle whose repr says what was done; `handle.remove()` takes everything back, and so does
+        leaving the block where it is used with `with`. A second call returns the same handle, and
+        the model stays enabled where a block around that call is left. For a trainer, a
+        `TrainerHandle` with one per model; for several models `Handles`, with one for each. Where
+        one of several cannot be enabled, none is.
 
     Raises:
         ValueError: An option has a value that it does not take.
-        UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
-        SiteDrift: The installed transformers lacks a function that autopack stands at. Nothing was changed.
+        UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was
+            changed.
+        SiteDrift: The installed transformers lacks a function that autopack stands at. Nothing was
+            changed.
 
-    The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105), carried to
-    every attention implementation.
+    The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv
+    2407.09105), carried to every attention implementation.
     """
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
     given = Options(backend, unpad, share, verify, check_every, rows)
     with ExitStack() as undo:
-        handle = _enable(model, given, undo, max_tokens)
+        handle = _enable_any(model, given, undo, max_tokens)
         undo.pop_all()
     return handle
 
 
-def _enable(
+def _enable_any(
     model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle | TrainerHandle | Handles:
-    """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
+    """Enable a model, a trainer, or each of several; put the way back into `undo`.
+
+    Nothing is put there for a model that was enabled before.
+    """
     if adapter_of(model) is not None:
         return _enable_trainer(model, given, undo, max_tokens)
     if max_tokens is not None:
@@ -138,11 +158,12 @@ def _enable(
         )
     parts = parts_of(model)
     if parts is not None:
-        return Handles({name: _enable(part, given, undo) for name, part in parts.items()})
+        return Handles({name: _enable_any(part, given, undo) for name, part in parts.items()})
     return _enable_one(model, given, undo)
 
 
 def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
+    """Enable one model, or check the options of one that is enabled already."""
     base = unwrap(model)
     handle = handle_of(base)
     if handle is not None and not handle.enabled.active:
@@ -152,7 +173,7 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
         handle = _enable_model(base, given)
         undo.callback(handle.remove)
     else:
-        _check_same(handle.enabled.options, given)
+        _check_same_options(handle.enabled.options, given)
         handle.repeated = True
     handle.enabled.around = forward_around(model, base) or handle.enabled.around
     if lm_eval.is_harness(model) and handle.join_harness():
@@ -161,11 +182,13 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
 
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
+    """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it fails."""
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel(
-            "a part of this model is enabled on its own; disable that part, then enable the whole", code="part-enabled"
+            "a part of this model is enabled on its own; disable that part, then enable the whole",
+            code="part-enabled",
         )
     family = registry.family_for(base)
     enabled = examine(base, family, wanted, renew)
@@ -174,7 +197,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     try:
         base.__dict__[HANDLE] = handle
         settle(base, enabled, family)
-        _refuse_what_leaks(base, enabled)
+        _refuse_leaks(base, enabled)
     except BaseException:
         detach(base, enabled)
         raise
@@ -184,8 +207,8 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:
         logger.warning(
-            "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
-            "faster than batches of documents of like lengths.",
+            "autopack runs %s on one document after another, those of one length as a batch: %s. "
+            "It is exact, and no faster than batches of documents of like lengths.",
             type(base).__name__,
             reason,
         )
@@ -201,18 +224,22 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     return handle
 
 
-def _check_same(found: Options, given: Options) -> None:
-    """Raise `ValueError` where a model is enabled with other options than were given; defaults ask for nothing."""
+def _check_same_options(found: Options, given: Options) -> None:
+    """Raise `ValueError` if an option was given that differs from the enabled model's.
+
+    An option of its default value counts as not given.
+    """
     for each in fields(Options):
         name, one, other = each.name, getattr(found, each.name), getattr(given, each.name)
         if other not in (each.default, one):
             raise ValueError(
-                f"the model is enabled with {name}={one!r}; call autopack.disable(model) before enabling it with "
-                f"{name}={other!r}"
+                f"the model is enabled with {name}={one!r}; call autopack.disable(model) before "
+                f"enabling it with {name}={other!r}"
             )
 
 
 def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    """Raise `UnsupportedModel` if the chosen backend cannot serve the model here."""
     backend = enabled.options.backend
     if backend == "auto":
         return
@@ -228,22 +255,25 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
         usable, reason = BACKENDS[backend].availability()
         if not usable and BACKENDS[backend].strict:
             raise UnsupportedModel(
-                f"backend={backend!r} is not available here: {reason}. Use backend='auto'.", code="backend-unavailable"
+                f"backend={backend!r} is not available here: {reason}. Use backend='auto'.",
+                code="backend-unavailable",
             )
 
 
-def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    """Raise `UnsupportedModel` for a model that is not exact; warn if only packed rows are not."""
     proof, name = enabled.proof, type(model).__name__
     if proof.packed is not None and enabled.options.verify == "strict" and not proof.source:
         raise UnsupportedModel(
-            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The model is left as it "
-            f"was; verify=True proves it as far as that goes, and checks its calls.",
+            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The "
+            "model is left as it was; verify=True proves it as far as that goes, and checks its "
+            "calls.",
             code="not-proven",
         )
     if proof.packed is not None and proof.padded is None:
         logger.warning(
-            "autopack runs padded batches of %s without their padding, and refuses packed rows, in which its own "
-            "forward lets documents meet: %s",
+            "autopack runs padded batches of %s without their padding, but refuses its packed rows: "
+            "its own forward mixes documents (%s)",
             name,
             proof.packed,
         )
@@ -255,7 +285,13 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None) -> TrainerHandle:
+def _enable_trainer(
+    trainer: Any,
+    given: Options,
+    undo: ExitStack,
+    max_tokens: int | str | None,
+) -> TrainerHandle:
+    """Enable the models of a trainer, check its data, and add packing to its logs."""
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
     from autopack.steps.trainers import cut_steps
 
@@ -282,10 +318,10 @@ def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: i
 
 
 def disable(model: Any) -> None:
-    """Take everything back that `enable` did to this model or trainer, or to those of a list, tuple or dict.
+    """Take back everything that `enable` did to a model, a trainer, or each of several.
 
-    Does nothing where nothing is enabled. A copy of a part of an enabled model, such as a layer or a backbone, becomes
-    plain too.
+    Does nothing where nothing is enabled. A copy of a part of an enabled model, such as a layer or
+    a backbone, becomes plain too.
     """
     parts = parts_of(model)
     if parts is not None:
@@ -296,25 +332,26 @@ def disable(model: Any) -> None:
         return  # a layer
     if adapter_of(model) is not None:
         take_back(model)
-    for base in _bases(model):
+    for base in _models_of(model):
         handle = handle_of(base)
         if handle is not None:
             handle.remove()
 
 
 def is_enabled(model: Any) -> bool:
-    """Return True if `enable` is in force on this model, the transformers model inside it, or a trainer's policy.
+    """Return True if `enable` is in force on a model, or on the model that a trainer trains.
 
-    Of a list, tuple or dict: True if it is on all of them.
+    A model may be wrapped. For a list, tuple or dict, return True if it is in force on all.
     """
     parts = parts_of(model)
     if parts is not None:
         return all(map(is_enabled, parts.values()))
-    handle = handle_of(_bases(model)[0])
+    handle = handle_of(_models_of(model)[0])
     return handle is not None and handle.enabled.active
 
 
-def _bases(model: Any) -> list[PreTrainedModel]:
+def _models_of(model: Any) -> list[PreTrainedModel]:
+    """Return the transformers models of a trainer, or the one that a model is or wraps."""
     if adapter_of(model) is None:
         return [unwrap(model)]
     needed, others = models_of_trainer(model)

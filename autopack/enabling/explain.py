@@ -19,7 +19,9 @@ from autopack.runtime.tally import Volume, number_of
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on a call at one model: the name of its class, what is done, why, and how much of it runs."""
+    """The decision on a call at one model: its plan, the reason, and the size of the part that
+    runs.
+    """
 
     name: str
     what: str
@@ -42,17 +44,21 @@ class Decision:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan of a call of an enabled model. `decisions` has one for each model that it is left to, the
-    outermost first; the last one is what is done. `notes` say what would come before it."""
+    """The plan of a call of an enabled model. `decisions` has one for each model that it is left
+    to, the outermost first; the last one is what is done. `notes` say what would come before it.
+    """
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
 
     @classmethod
     def of_several(cls, models: Mapping[str, Explanation]) -> Explanation:
-        """The explanations of several models by name as one."""
+        """Return the explanations of several models, by name, as one."""
         decisions = [replace(d, name=f"{name}: {d.name}") for name, one in models.items() for d in one.decisions]
-        return cls(tuple(decisions), tuple(f"{name}: {note}" for name, one in models.items() for note in one.notes))
+        return cls(
+            tuple(decisions),
+            tuple(f"{name}: {note}" for name, one in models.items() for note in one.notes),
+        )
 
     @property
     def what(self) -> str:

@@ -1,4 +1,6 @@
-"""Handles that `enable` returns: facts on one model, or on the models of a trainer, and the way to take it back."""
+"""Handles that `enable` returns: facts on one model, or on the models of a trainer, and the way to
+take it back.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ _EXACT = {"twin": "exact", "part": "exact", "checks": "checked in use", "": "not
 class Handle(AbstractContextManager["Handle"]):
     """The handle of one enabled model. Also a context manager that disables on leaving.
 
-    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to which nobody has a
-    reference, nor to its handle, is collected, and what stands for it in transformers goes with it.
+    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to
+    which nobody has a reference, nor to its handle, is collected, and what stands for it in
+    transformers goes with it.
     """
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
@@ -43,14 +46,18 @@ class Handle(AbstractContextManager["Handle"]):
         self.repeated = False
         """Whether `enable` has given it out again since a `with` block was last entered with it."""
         self._blocks: list[bool] = []
-        """Of the `with` blocks that it is used in, the outermost first: whether leaving it takes everything back."""
+        """Of the `with` blocks that it is used in, the outermost first: whether leaving it takes
+        everything back.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         # It travels with copies of the model, whose harness and blocks are others.
         return {**self.__dict__, "_harness": None, "repeated": False, "_blocks": []}
 
     def remove(self) -> None:
-        """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
+        """Disable the model: hooks, marks, checkpoint functions and installed functions go back by
+        identity.
+        """
         if handle_of(self.model) is self:
             detach(self.model, self.enabled)
         self.leave_harness()
@@ -91,20 +98,23 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def verified(self) -> str:
-        """The proof that the model is exact, as it is now, in words."""
+        """The proof that the model is exact at present, in words."""
         return self.enabled.proof.how
 
     @property
     def tally(self) -> Tally:
-        """Counts of calls: padded batches that ran as packed rows or were left, and how full rows were."""
+        """Counts of calls: padded batches that ran as packed rows or were left, and how full rows
+        were.
+        """
         return self.enabled.tally
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan of a call of the model with these arguments and its reason, in words; nothing is run.
+        """Return the plan that a call of the model would get, and the reason; run nothing.
 
-        `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its padding or as it came,
-        for what reason, and how many documents and tokens it has. A call that autopack would refuse is explained too.
-        Raises `ValueError` for a model that is disabled.
+        `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its
+        padding or as it came, for what reason, and how many documents and tokens it has. A call
+        that autopack would refuse is explained too. Raises `ValueError` for a model that is
+        disabled.
         """
         if handle_of(self.model) is not self:
             raise ValueError(f"{type(self.model).__name__} is disabled, so its calls run as without autopack")
@@ -115,8 +125,8 @@ class Handle(AbstractContextManager["Handle"]):
     def checked(self) -> Checked | None:
         """Counts of checked calls; None if no call is to be checked.
 
-        Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and every Nth training
-        call if that was asked for.
+        Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and
+        every Nth training call if that was asked for.
         """
         live = self.enabled.live
         return live.checked if isinstance(live, Live) else None
@@ -139,14 +149,15 @@ class Handle(AbstractContextManager["Handle"]):
         return f"{'packed' if is_packed else 'not packed so far'}, {exact}{saved}"
 
     def _facts(self) -> list[tuple[str, str]]:
+        """Return the lines of `print(handle)`, each as a name and a text."""
         enabled, options, tally = self.enabled, self.enabled.options, self.tally
         attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
         found = [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
             ("family", enabled.traits.family),
-            ("attention", attention and f"{attention} modules, attn_implementation={implementations}"),
-            ("mixers", mixers and f"{mixers} modules"),
+            ("attention", attention and f"{number_of(attention, 'module')}, attn_implementation={implementations}"),
+            ("mixers", mixers and number_of(mixers, "module")),
             ("backend", attention and self.backend),
             ("rows", options.sequence_parallel and f"shared by {options.sequence_parallel!r}"),
             ("padding", str(tally) if options.unpad else "stays (unpad=False)"),
@@ -178,14 +189,18 @@ class Handle(AbstractContextManager["Handle"]):
         return f"autopack: {self._text('  ')}"
 
     def _text(self, indent: str) -> str:
-        return "\n".join([self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())])
+        """Return the summary and the lines of `print(handle)`, indented."""
+        return "\n".join(
+            [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())],
+        )
 
     def _repr_html_(self) -> str:
         return parts.facts(self._facts(), f"autopack: {self.summary}")
 
 
 class Handles(AbstractContextManager["Handles"]):
-    """The handle of several enabled models. Also a context manager that disables them all on leaving.
+    """The handle of several enabled models. Also a context manager that disables them all on
+    leaving.
 
     `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
     """
@@ -217,14 +232,21 @@ class Handles(AbstractContextManager["Handles"]):
 
 
 class TrainerHandle(Handles):
-    """The handle of the models of a trainer. Also a context manager that disables them all on leaving.
+    """The handle of the models of a trainer. Also a context manager that disables them all on
+    leaving.
 
-    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes;
-    `kept` are columns of its data that it would have dropped, as its model does not name them; `cut` says why
-    documents of its rows cannot be told apart, where that is so.
+    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the
+    trainer's attributes; `kept` are columns of its data that it would have dropped, as its model
+    does not name them; `cut` says why documents of its rows cannot be told apart, where that is so.
     """
 
-    def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str], cut: str | None = None):
+    def __init__(
+        self,
+        trainer: Any,
+        handles: dict[str, Handle],
+        left_alone: dict[str, str],
+        cut: str | None = None,
+    ):
         super().__init__(handles)
         self._trainer, self.cut = trainer, cut
         self.trainer, self.left_alone = type(trainer).__name__, left_alone
@@ -232,7 +254,7 @@ class TrainerHandle(Handles):
 
     @property
     def tally(self) -> Tally:
-        """Counts of calls: the tally of its model, or of several models the sum as it is now."""
+        """Counts of calls of all models of the trainer together."""
         tallies = [handle.tally for handle in self.handles.values()]
         if len(tallies) == 1:
             return tallies[0]
@@ -242,16 +264,17 @@ class TrainerHandle(Handles):
         return total
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan of a call of its models with these arguments and its reason; nothing is run.
+        """Return the plan of a call of its models with these arguments and its reason; nothing is
+        run.
 
-        Of several models each decision has the attribute of its model before the name, that of the trained model last.
-        Raises `ValueError` where one is disabled.
+        Of several models each decision has the attribute of its model before the name, that of the
+        trained model last. Raises `ValueError` where one is disabled.
         """
         found = {name: handle.explain(*args, **batch) for name, handle in reversed(self.handles.items())}
         return next(iter(found.values())) if len(found) == 1 else Explanation.of_several(found)
 
     def remove(self) -> None:
-        """Disable all models, and let the trainer drop the columns that it dropped and log what it logged."""
+        """Disable all models; the trainer drops columns and writes logs as before."""
         take_back(self._trainer)
         super().remove()
 
@@ -262,7 +285,12 @@ class TrainerHandle(Handles):
 
     @property
     def _of_data(self) -> list[tuple[str, str]]:
-        found = [("data keep", ", ".join(self.kept)), ("steps:", cutter_of(self._trainer)), ("data:", self.cut)]
+        """Return the lines on a trainer's data and steps, each as a name and a text."""
+        found = [
+            ("data keep", ", ".join(self.kept)),
+            ("steps:", cutter_of(self._trainer)),
+            ("data:", self.cut),
+        ]
         return [(name, str(said)) for name, said in found if said]
 
     def __repr__(self) -> str:
@@ -279,7 +307,9 @@ class TrainerHandle(Handles):
 
 
 def take_back(trainer: Any) -> None:
-    """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs, its steps."""
+    """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs,
+    its steps.
+    """
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
 
     if (cutter := cutter_of(trainer)) is not None:

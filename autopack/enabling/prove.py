@@ -1,6 +1,7 @@
 """Look at a model, attach to it and prove it by a twin; again if it has changed.
 
-Calls of a model that has no twin, or runs third-party code, are checked closely (`autopack.watching`).
+Calls of a model that has no twin, or runs third-party code, are checked closely
+(`autopack.watching`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def renew(enabled: EnabledModel) -> None:
-    """Look at an enabled model again that has changed: mark, hook and prove it as it is now.
+    """Examine, mark, hook and prove an enabled model again after a change.
 
     Later calls refuse what cannot be served; padded batches then stay as they come.
     """
@@ -63,7 +64,8 @@ def renew(enabled: EnabledModel) -> None:
 
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
     """Attach to a model and prove it; from then on it is watched."""
-    # Asked when rows first begin alike, ranks first share them or media first come, and then of what the model is.
+    # Asked when rows first begin alike, ranks first share them or media first come, and then of
+    # what the model is.
     enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its proof
@@ -77,31 +79,37 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
         enabled.is_checked_closely = bool(verify) and (bool(code.foreign) or code.hook is not None or not is_whole)
         if verify == "strict" and enabled.proof.source != "twin":
-            enabled.proof = _unproven(f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})")
+            enabled.proof = _unproven(
+                f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})",
+            )
         _say_what_is_left_out(model, enabled)
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
 
 def _seen(proof: Proof, code: ModelCode) -> Proof:
-    """Return the proof of a model with somebody looking inside, at rows and columns: padded batches keep theirs."""
+    """Return a proof by which padded batches keep their padding if a hook looks at rows and
+    columns.
+    """
     if code.onlooker is None or proof.padded is not None:
         return proof
     return replace(proof, padded=f"{code.onlooker}, and sees the padded form")
 
 
 def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    """Warn, once per model, of output fields that packed calls return as None."""
     left_out = ", ".join(enabled.proof.leaves_out)
     if left_out and left_out not in enabled.logged:
         enabled.logged.add(left_out)
         logger.warning(
-            "packed calls of %s return None for %s: nobody can tell what of it belongs to which document. Call "
-            "documents alone, one in each row, to get it.",
+            "packed calls of %s return None for %s, which autopack cannot split by document. Run "
+            "one document per row to get it.",
             type(model).__name__,
             left_out,
         )
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
+    """Return the proof of a model by its twin, by a part's twin, or by checks of its calls."""
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
@@ -114,7 +122,8 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
-        # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
+        # What its own forward makes of the part is compared with nothing; it is handed the form
+        # that it knows.
         unasked = why_padding_is_unknown(model, tested)
         of_part = ModelCode(tested)
         if not of_part.foreign:
@@ -125,10 +134,13 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(
-            "no twin proves %s, so its calls are checked from the first one on: %s", type(model).__name__, because
+            "%s could not be proven by a tiny copy of it, so its calls are checked while they run: %s",
+            type(model).__name__,
+            because,
         )
     return Proof(f"call by call, in use ({because})", padded=unasked, source="checks")
 
 
 def _unproven(reason: str) -> Proof:
+    """Return the proof of a model that is refused for `reason`, on packed and padded batches."""
     return Proof(f"not: {reason}", reason, reason, reason)

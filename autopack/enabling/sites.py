@@ -21,21 +21,26 @@ from autopack.runtime.scope import mark_of
 
 
 def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Site]:
-    """The sites for a model of this anatomy, whose mixers are marked, and its present attention implementations."""
+    """Return the functions to replace for a model with marked mixers, as its attention is now."""
     sites = [*_mixer_sites(anatomy.mixers)]
-    taken = {(site.module, site.path) for site in sites}  # a model may be a mixer itself, run on each document alone
+    # a model may be a mixer itself, run on each document alone
+    taken = {(site.module, site.path) for site in sites}
     sites += [site for site in forward_sites(map(type, anatomy.entries)) if (site.module, site.path) not in taken]
-    # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
+    # The eager functions stand in for sdpa where attention weights are asked for, so they are
+    # always needed.
     sites += [
         Site(module, name, adapt_attention, parameters=PARAMETERS)
         for module, name in source.eager_functions(anatomy.attention)
     ]
     if releases.losses():
-        sites.append(Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")))
+        sites.append(
+            Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")),
+        )
     for implementation in implementations:
         if implementation != "eager" and anatomy.attention:
             sites += _attention_sites(anatomy.attention, implementation)
-    # Models that attend in code of their own make masks as the others do, which ranks that share rows ask for.
+    # Models that attend in code of their own make masks as the others do, which ranks that share
+    # rows ask for.
     configs = modules.configs_of([*anatomy.entries])
     by_configs = [getattr(config, "_attn_implementation", None) or "eager" for config in configs]
     for implementation in dict.fromkeys([*implementations, *(by_configs if not anatomy.attention else ())]):
@@ -44,14 +49,21 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
     if masks.has_mask_interface():
         parameters = ("config", "position_ids")
         sites.append(
-            Site(masks.MASKING_UTILS, "_preprocess_mask_arguments", adapt_preprocessing, parameters=parameters)
+            Site(
+                masks.MASKING_UTILS,
+                "_preprocess_mask_arguments",
+                adapt_preprocessing,
+                parameters=parameters,
+            )
         )
     return sites
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
+    """Yield the functions to replace for mixers: their forwards, and operations in their modules."""
     for kind in dict.fromkeys(modules.defining_class(type(mixer)) for mixer in mixers):
-        # A forward of the user's may be taken back at any time; a module that then runs past its site raises.
+        # A forward of the user's may be taken back at any time; a module that then runs past its
+        # site raises.
         yield _forward_site(kind, adapt_mixer, soft=not is_own(vars(kind)["forward"]))
     ways = ((mark.way, mixer) for mixer in mixers if (mark := mark_of(mixer)) is not None and mark.way is not None)
     sites = (site for way, mixer in ways for site in way.sites(modules.defining_class(type(mixer)).__module__))
@@ -59,20 +71,23 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
 
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
-    """Those at which `model.forward(...)` becomes `model(...)`, as far as the forwards are transformers' own."""
+    """Yield transformers' own forwards to replace, so that `model.forward(...)` is `model(...)`."""
     own = (kind for kind in map(modules.defining_class, kinds) if is_of_library(kind) and kind is not nn.Module)
     return (_forward_site(kind, adapt_forward, soft=True) for kind in dict.fromkeys(own))
 
 
 def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool) -> Site:
+    """Return the forward of a class as a function to replace."""
     return Site(kind.__module__, f"{kind.__qualname__}.forward", adapter, soft=soft)
 
 
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:
+    """Return the places of attention functions to replace for one implementation."""
     if releases.attention_function(implementation) is None:
         raise UnsupportedModel(
-            f"attn_implementation={implementation!r} is not registered with transformers' AttentionInterface, so "
-            f"autopack cannot reach it. Load the model with 'sdpa', 'eager', 'flex_attention' or a flash attention.",
+            f"attn_implementation={implementation!r} is not registered with transformers' "
+            "AttentionInterface, so autopack cannot reach it. Load the model with 'sdpa', 'eager', "
+            "'flex_attention' or a flash attention.",
             code="backend-unavailable",
         )
     local = source.modules_with_own_function(attention, implementation)

@@ -1,4 +1,6 @@
-"""A callback by which a `transformers.Trainer` logs how full the rows of its model are, beside its losses."""
+"""A callback by which a `transformers.Trainer` logs how full the rows of its model are, beside its
+losses.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ _PREFIX = "autopack/"
 
 
 class PackingLogs(TrainerCallback):
-    """Puts `autopack/fill` and its like into the logs of a trainer; what it counts from is the tally of its model.
+    """Callback that adds `autopack/fill` and other counts of a model to a trainer's logs.
 
-    Callbacks share one dict of logs, in order, so it has to stand before those that report. The logs of an evaluation,
-    and those at the end of a training, are also what `evaluate()` and `train()` return; there they are taken out again,
-    as an objective may be the sum of all that is returned.
+    Callbacks share one dict of logs, in order, so it has to stand before those that report. The
+    logs of an evaluation, and those at the end of a training, are also what `evaluate()` and
+    `train()` return; there they are taken out again, as an objective may be the sum of all that is
+    returned.
     """
 
     def __init__(self, trainer: Any, tally: Tally):
@@ -29,10 +32,12 @@ class PackingLogs(TrainerCallback):
         self._begin()
 
     def _begin(self) -> None:
+        """Begin to count tokens and seconds anew."""
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
         self._seconds = self._logged = 0.0
-        # None until the first step begins: reporters begin a run of theirs before, which may take seconds.
+        # None until the first step begins: reporters begin a run of theirs before, which may take
+        # seconds.
         self._since: float | None = None
 
     def _go_on(self, counts: bool = True) -> None:
@@ -64,16 +69,25 @@ class PackingLogs(TrainerCallback):
         self._evaluated = self._tally.evaluation  # nothing is logged of it
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Take out of the last logs what was added to them, before they are returned."""
+        """Take autopack's counts out of the last logs before the trainer returns them."""
         logs, names = self._added
         for name in names:
             logs.pop(name, None)
         self._added = {}, []
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Add packing's counts since the last log to the logs of a trainer."""
         if logs is None:
             return
-        # The first have a runtime too where the trainer counts tokens; logs of a script come at any time.
+        # The first have a runtime too where the trainer counts tokens; logs of a script come at any
+        # time.
         if "loss" in logs and "learning_rate" in logs:
             self._go_on()
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
@@ -103,8 +117,8 @@ class PackingLogs(TrainerCallback):
 def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False) -> dict[str, float]:
     """Return the logged numbers of some calls in so many seconds; none if nothing ran.
 
-    What was shared is logged from the first time on (`shares`), 0 too: a chart draws a line through what is missing,
-    and a summary keeps the last number that there was.
+    What was shared is logged from the first time on (`shares`), 0 too: a chart draws a line through
+    what is missing, and a summary keeps the last number that there was.
     """
     if not ran.calls:
         return {}
@@ -121,7 +135,9 @@ def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False)
 
 
 def add_logs(trainer: Any, tally: Tally) -> None:
-    """Have a trainer log what its model's calls hold; one that does already goes on with this tally."""
+    """Have a trainer log what its model's calls hold; one that does already goes on with this
+    tally.
+    """
     take_logs(trainer)
     callbacks_of(trainer).insert(0, PackingLogs(trainer, tally))
 

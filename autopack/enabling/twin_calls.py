@@ -1,4 +1,6 @@
-"""Answers of a tiny twin about kinds of calls: rows that begin alike, parts of rows on ranks, documents with media."""
+"""Answers of a tiny twin about kinds of calls: rows that begin alike, parts of rows on ranks,
+documents with media.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,19 @@ from autopack.tiny.images import as_videos
 from autopack.tiny.media_rows import Document
 
 Result = tuple[list[Fields], list[torch.Tensor]]
-"""The outputs of a call, of each document if they can be told apart, and the gradients of a sum of them."""
+"""The outputs of a call, of each document if they can be told apart, and the gradients of a sum of
+them.
+"""
 Labels = Literal["no", "shifted", "as they are"]
-"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
+"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that
+no loss shifts.
+"""
 MakeTwin = Callable[[], PreTrainedModel]
 
 _ALIKE = (11,) * 4
-"""Tokens of documents behind what they begin with: a batch of them has no padding, for which stock may lack numbers."""
+"""Tokens of documents behind what they begin with: a batch of them has no padding, for which stock
+may lack numbers.
+"""
 
 _RANKS = 2
 _LENGTHS = (27, 7, 52, 10)
@@ -62,7 +70,9 @@ _PADDING = 4
 """Columns of padding behind the documents of some rows."""
 
 _PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3, "medium"))
-"""Runs of text, and media, over and over: some touch across the end of a document, and some documents have none."""
+"""Runs of text, and media, over and over: some touch across the end of a document, and some
+documents have none.
+"""
 _MOST = 256
 """Of more media in a call than this no twin is asked."""
 
@@ -73,7 +83,8 @@ _MOST = 256
 def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str | None:
     """Return the reason why rows that begin alike cannot share that, in words, or None."""
     with enabled_like(make(), enabled, share=True, unpad=True) as twin_enabled:
-        # Its weights lie elsewhere than those of the model, and its first batches are to be packed too.
+        # Its weights lie elsewhere than those of the model, and its first batches are to be packed
+        # too.
         twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
         part = callable_part(twin_enabled)
         with left_as_found(part):
@@ -93,10 +104,12 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
 
 
 def _parts(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: Labels) -> str | None:
-    """Return the reason why ranks that share rows get other results than one rank of whole rows, or None.
+    """Return the reason why ranks that share rows get other results than one rank of whole rows, or
+    None.
 
-    With labels a call asks for a loss too. Those of all parts have to add up: of `num_items_in_batch` tokens where the
-    loss is of shifted labels, else by the tokens that each part counts.
+    With labels a call asks for a loss too. Those of all parts have to add up: of
+    `num_items_in_batch` tokens where the loss is of shifted labels, else by the tokens that each
+    part counts.
     """
     wanted = _on_one(make(), enabled, None, labels)
     groups = ranks_of_threads(_RANKS)
@@ -109,7 +122,8 @@ def _parts(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: La
 def _refuse_hooks(model: PreTrainedModel) -> None:
     """Raise `NoTwin` for a third-party hook.
 
-    One that looks at the token before finds none at the beginning of a part, which no check of a call sees.
+    One that looks at the token before finds none at the beginning of a part, which no check of a
+    call sees.
     """
     for name, module in model.named_modules():
         hook = next((hook for hook in hooks_of(module).values() if not is_own(hook)), None)
@@ -118,14 +132,23 @@ def _refuse_hooks(model: PreTrainedModel) -> None:
 
 
 def _refuse_layers(twin: Twin) -> None:
-    """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at the token before."""
+    """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at
+    the token before.
+    """
     for name, module in twin.others.items():
         if not is_own(twins.own_class(module)):
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
-def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None, labels: Labels) -> list[Result]:
-    """Outputs and gradients of this rank's part; those of whole rows where there is no group."""
+def _on_one(
+    twin: PreTrainedModel,
+    like: EnabledModel,
+    group: ThreadGroup | None,
+    labels: Labels,
+) -> list[Result]:
+    """Return the output and gradients of this rank's part of rows, or of whole rows without a
+    group.
+    """
     found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
         if callable_part(twin_enabled) is not twin:
@@ -145,7 +168,8 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
     batch = case.given(call)
     if labels != "no":
         owner = call.sides.halves[0].owner
-        # The first document has none, so that a part of one row has another share of labels than one of all.
+        # The first document has none, so that a part of one row has another share of labels than
+        # one of all.
         ignored = torch.from_numpy((owner <= 0) | (np.diff(owner, prepend=-2) != 0)).to(model.device)
         batch["labels"] = batch["input_ids"].masked_fill(ignored, IGNORED_LABEL)
         if labels == "shifted":
@@ -154,6 +178,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
 
 
 def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels) -> Result:
+    """Return the output and gradients of a rank's part of a batch, or of the whole without a group."""
     shape, mask = batch["input_ids"].shape, batch.get("attention_mask")
     counted = torch.ones_like(batch["input_ids"]) if mask is None else mask
     given, share = batch, 1.0
@@ -185,7 +210,7 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
 
 
 def _together(parts: Sequence[Result]) -> Result:
-    """The outputs of all parts side by side; losses and gradients add up."""
+    """Return the outputs of all parts side by side, with losses and gradients added."""
     found = {}
     for name in parts[0][0][0]:
         values = [fields[name] for (fields,), _ in parts]
@@ -197,9 +222,10 @@ def _together(parts: Sequence[Result]) -> Result:
 
 
 def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int) -> str | None:
-    """Return the reason why documents with `count` media of a kind may not get what they get alone, or None.
+    """Return the reason why documents with `count` media of a kind may mix, or None.
 
-    `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train, such calls raise.
+    `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train,
+    such calls raise.
     """
     twin: Any = make()
     documents = _documents(twin, kind, count)
@@ -212,16 +238,20 @@ def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str,
                     if isinstance(module, _BatchNorm):
                         module.eval()
                 with stock(twin_enabled):
-                    wanted.append(_result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]))
+                    wanted.append(
+                        _result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]),
+                    )
                 logits = twin(**media_rows.packed(twin, documents)).logits[0]
                 found.append(_result(twin, [*logits.split([*map(len, documents)])]))
     return _difference(found, wanted, dtype)
 
 
 def _documents(model: Any, kind: str, count: int) -> list[Document]:
-    """Different documents with media of this kind, as far as the type can be run without: `count`, and as many media.
+    """Different documents with media of this kind, as far as the type can be run without: `count`,
+    and as many media.
 
-    Raises `NoTwin` where nobody knows how the type takes them, or there are more than a twin is asked of.
+    Raises `NoTwin` where nobody knows how the type takes them, or there are more than a twin is
+    asked of.
     """
     if count > _MOST:
         raise NoTwin(f"a call has more than {_MOST} {kind}s or documents")
@@ -236,6 +266,7 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
 
 
 def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
+    """Return the logits of each document, and the parameters' gradients of a weighted sum of them."""
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})
     assert total is not None
@@ -249,10 +280,10 @@ _ASKED: dict[str, Callable[..., str | None]] = {"prefixes": _prefixes, "parts": 
 
 
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
-    """Return why a model does not serve a kind of calls, as a twin says, in words; None if it does.
+    """Return the reason why a twin does not serve a kind of calls; None if it does.
 
-    `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code and
-    hooks are all the library's is kept. Weights of the model have no part in it.
+    `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
+    and hooks are all the library's is kept. Weights of the model have no part in it.
     """
     asked = kind, *given, enabled.options.backend, enabled.implementations()
     try:
@@ -265,6 +296,7 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
 
 
 def _answer(model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]) -> str | None:
+    """Ask twins of a model, in one precision after another; return a reason to refuse, or None."""
     dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:

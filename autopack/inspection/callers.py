@@ -32,10 +32,12 @@ def running(module: str = "", function: str = ".*") -> list[FrameType]:
 def callers(module: str = "", function: str = ".*") -> list[Any]:
     """Return the objects (`self`) of `running` methods; None for other functions.
 
-    Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few functions.
+    Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few
+    functions.
     """
     return list(map(_holder, running(module, function)))
 
 
 def _holder(frame: FrameType) -> Any:
+    """Return `self` in a frame, if there is one."""
     return frame.f_locals.get("self")

@@ -71,7 +71,7 @@ class ModelCode:
         for implementation in implementations:
             function = sharding.of_whole_rows(releases.attention_function(implementation))
             if function is not None and (other := self._follow(function)) is not None:
-                self._note(f"the attention function {implementation!r} is, or calls, {whose(other)}")
+                self._note(_in_place(f"the attention function {implementation!r}", other))
         for function in self._waiting:  # which grows
             self._named(function.__globals__, names_in(function.__code__), function.__globals__)
         for name, module in model.named_modules():
@@ -84,21 +84,26 @@ class ModelCode:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
-        """Return the third-party part of a module's own forward and loss, or of a model's hooks, or None.
+        """Return the third-party part of a module's own forward and loss, or of a model's hooks, or
+        None.
 
-        What else stands on a module, as a function for checkpoints, is called by its forward with what that has.
+        What else stands on a module, as a function for checkpoints, is called by its forward with
+        what that has.
         """
         hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
         hooked = (f"a hook on it is {whose(hook)}" for hook in hooks if not is_own(hook))
         return next(chain((part for part, _ in self._parts_of(module, _ON_INSTANCES)), hooked), None)
 
     def _note(self, said: str, known: bool = False) -> None:
+        """Note third-party code; unless it is `known`, the model counts as unknown."""
         self.foreign.append(said)
         if not known:
             self.unknown = self.unknown or said
 
     def _parts_of(self, module: nn.Module, names: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
-        """Yield the third-party parts of a module: its class, functions of some names on it, and its loss."""
+        """Yield the third-party parts of a module: its class, functions of some names on it, and
+        its loss.
+        """
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls
@@ -114,6 +119,7 @@ class ModelCode:
                 yield f"the loss of the kind {kind!r} is {whose(losses[kind])}", losses[kind]
 
     def _look_at_hooks(self, module: nn.Module, said: str) -> None:
+        """Note third-party hooks of a module, and hooks that look at rows."""
         for hook in hooks_of(module).values():
             told = f"{said}: a hook on it is {whose(hook)}"
             is_foreign, looks = not is_own(hook), looks_at_rows(hook)
@@ -135,6 +141,7 @@ class ModelCode:
         return self._classes[cls]
 
     def _of_base(self, base: type, within: Globals | None) -> Iterator[str]:
+        """Yield in words the functions of one class that are, or run, third-party code."""
         if base in (object, nn.Module):  # whose functions are looked at as torch's
             return
         is_general = is_of_library(base) and not base.__module__.startswith("transformers.models.")
@@ -144,7 +151,7 @@ class ModelCode:
             if any(isinstance(layer, FunctionType) for layer in layers(member)):
                 other = self._stands(held, name, member, within)
                 if other is not None:
-                    yield f"{base.__qualname__}.{name} is, or calls, {whose(other)}"
+                    yield _in_place(f"{base.__qualname__}.{name}", other)
 
     def _stands(self, held: Any, name: str, value: Any, within: Globals | None = None) -> Any:
         """Note a function's place; return the first third-party one that it is, or names, or None."""
@@ -202,3 +209,9 @@ def _places_of_loss(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Return where the loss of a model stands: transformers' losses, and its kind."""
     losses = releases.losses() if isinstance(module, PreTrainedModel) else {}
     return [(losses, releases.kind_of_loss(module))] if losses else []
+
+
+def _in_place(name: str, function: Any) -> str:
+    """Return the name of a place with the third-party function that stands there, or runs there."""
+    found = whose(function)
+    return found if found.startswith(f"{name} of ") else f"{name} runs {found}"

@@ -9,6 +9,7 @@ from typing import Any
 
 @cache
 def _taken(function: Any) -> frozenset[str]:
+    """Return the names of a function's parameters."""
     return frozenset(inspect.signature(function).parameters)
 
 

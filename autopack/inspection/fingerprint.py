@@ -20,9 +20,10 @@ from autopack.inspection.foreign import is_own, layers, original
 from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, looks_at_rows
 
 _FOLLOWED = frozenset(
-    "_attn_implementation_internal _attn_implementation _experts_implementation_internal _name_or_path _commit_hash "
-    "problem_type id2label label2id architectures transformers_version use_cache return_dict _output_attentions "
-    "output_hidden_states output_attentions output_router_logits".split()
+    "_attn_implementation_internal _attn_implementation _experts_implementation_internal "
+    "_name_or_path _commit_hash problem_type id2label label2id architectures transformers_version "
+    "use_cache return_dict _output_attentions output_hidden_states output_attentions "
+    "output_router_logits".split()
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 Reader = Callable[[], Any]
@@ -38,7 +39,9 @@ class Fingerprint:
         children = [module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)]
         # One entry for each place: the same function stands in many trees of calls.
         on_modules = (place for module in modules for place in functions_on(module))
-        places = list({(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values())
+        places = list(
+            {(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values(),
+        )
         self._parts = [
             _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
             _Part(
@@ -47,9 +50,18 @@ class Fingerprint:
                 lambda: _functions(places, modules),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
-            _Part("what stands in the place of torch's functions", process.held, process.foreign, code.of_process),
+            _Part(
+                "what stands in the place of torch's functions",
+                process.held,
+                process.foreign,
+                code.of_process,
+            ),
             *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
-            _Part("its hooks", partial(_hooks, modules), partial(_watched_hooks, modules, set(_hooks(modules)))),
+            _Part(
+                "its hooks",
+                partial(_hooks, modules),
+                partial(_watched_hooks, modules, set(_hooks(modules))),
+            ),
         ]
 
     def changed(self) -> str | None:
@@ -70,6 +82,7 @@ class _Part:
         self._last, self._kept = read(), self._facts() if known is None else known
 
     def changed(self) -> bool:
+        """Return True if this part of the model's state has changed since it was proven."""
         found = self._read()
         with suppress(Exception):  # what somebody has put there compares as it likes
             if found == self._last:
@@ -90,9 +103,10 @@ def _values(dicts: list[dict[str, Any]]) -> list[int]:
 
 
 def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
-    """Return the functions at places and on modules, as they are without autopack.
+    """Return the functions at places and on modules, without autopack's own.
 
-    torch's checkpoint function is left out: trainers put it on layers, and take it off, between calls.
+    torch's checkpoint function is left out: trainers put it on layers, and take it off, between
+    calls.
     """
     held = [(mapping, name, mapping.get(name)) for mapping, name in places]
     held += [place for module in modules for place in functions_on(module)]
@@ -100,6 +114,7 @@ def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
+    """Return the ids of all hooks of modules."""
     held = map(itemgetter(*HOOKS), map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
@@ -119,6 +134,8 @@ def only_checkpoints(function: Any) -> bool:
 
 
 def _fields(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the fields of a configuration that decide a model's results; of collections their text."""
+    """Return the fields of a configuration that decide a model's results; of collections their
+    text.
+    """
     fields = vars(config).items()
     return {n: repr(v) if isinstance(v, dict | list | tuple) else v for n, v in fields if n not in _FOLLOWED}

@@ -57,7 +57,9 @@ def is_in(file: str, package: str) -> bool:
 
 @functools.cache
 def is_own_file(file: str) -> bool:
-    """Return True for files of autopack, the standard library and the libraries that autopack knows."""
+    """Return True for files of autopack, the standard library and the libraries that autopack
+    knows.
+    """
     is_standard = file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
     is_known = is_standard or file.startswith((_AUTOPACK, "<frozen "))
     return is_known or any(is_in(file, package) for package in _LIBRARIES)
@@ -67,7 +69,7 @@ def is_own_file(file: str) -> bool:
 
 
 def original(value: Any) -> Any:
-    """Return the object that autopack's function replaces; any other value as it is."""
+    """Return the object that autopack's function replaces; other values are returned unchanged."""
     while _is_of_autopack(value) and (inner := _held(value, "autopack_original")) is not None:
         value = inner
     return value
@@ -118,6 +120,7 @@ def is_own(value: Any) -> bool:
 
 
 def _is_own_layer(layer: Any) -> bool:
+    """Return True if one function is a library's, whatever it wraps."""
     if isinstance(layer, FunctionType):
         return is_own_file(layer.__code__.co_filename)
     if isinstance(layer, torch.jit.ScriptFunction):  # DeBERTa before transformers 5.20

@@ -12,8 +12,8 @@ from autopack.inspection.foreign import is_of_library
 from autopack.inspection.source import forward_codes, parameters_of
 
 _CHOICES = (
-    "a row of its batch is one of several choices of a question, (questions, choices, tokens), and nothing in a packed "
-    "row says which documents are choices of one question"
+    "a row of its batch is one of several choices of a question, (questions, choices, tokens), and "
+    "nothing in a packed row says which documents are choices of one question"
 )
 
 

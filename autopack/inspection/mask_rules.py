@@ -34,15 +34,20 @@ class Pattern:
 
     @property
     def device(self) -> None:
-        """The device to which transformers' combining functions move the results combined."""
+        """None: a pattern lies on no device. transformers asks for it where it combines masks."""
 
     def to(self, device: Any) -> Pattern:
+        """Return the pattern itself, where a tensor would be moved."""
         return self
 
     def __and__(self, other: Any) -> Pattern:
         if not isinstance(other, Pattern):
             raise Unknown
-        reaches = [_least(self.before, other.before), _least(self.after, other.after), _least(self.chunk, other.chunk)]
+        reaches = [
+            _narrower(self.before, other.before),
+            _narrower(self.after, other.after),
+            _narrower(self.chunk, other.chunk),
+        ]
         return Pattern(self.causal or other.causal, *reaches)
 
 
@@ -53,14 +58,15 @@ class Index:
         self.queries, self.keys, self.plus = queries, keys, plus
 
     def new_ones(self, shape: Any, dtype: Any = None) -> Pattern:
+        """Return the pattern that hides nothing, where a tensor would make a mask of ones."""
         return Pattern(causal=False)
 
     def __add__(self, other: Any) -> Index:
-        other = _index(other)
+        other = _as_index(other)
         return Index(self.queries + other.queries, self.keys + other.keys, self.plus + other.plus)
 
     def __sub__(self, other: Any) -> Index:
-        other = _index(other)
+        other = _as_index(other)
         return Index(self.queries - other.queries, self.keys - other.keys, self.plus - other.plus)
 
     def __abs__(self) -> Distance:
@@ -74,16 +80,16 @@ class Index:
         return Chunk(self.keys == 1, size)
 
     def __le__(self, other: Any) -> Pattern:
-        return (self - _index(other)).at_most(0)
+        return (self - _as_index(other)).at_most(0)
 
     def __lt__(self, other: Any) -> Pattern:
-        return (self - _index(other)).at_most(-1)
+        return (self - _as_index(other)).at_most(-1)
 
     def __ge__(self, other: Any) -> Pattern:
-        return (_index(other) - self).at_most(0)
+        return (_as_index(other) - self).at_most(0)
 
     def __gt__(self, other: Any) -> Pattern:
-        return (_index(other) - self).at_most(-1)
+        return (_as_index(other) - self).at_most(-1)
 
     def at_most(self, bound: int) -> Pattern:
         """Return the pattern of tokens at which this index is at most `bound`."""
@@ -129,7 +135,8 @@ def pattern_of(function: Callable[..., Any]) -> Pattern | None:
     return found if isinstance(found, Pattern) else None
 
 
-def _index(value: Any) -> Index:
+def _as_index(value: Any) -> Index:
+    """Return a whole number as an `Index`, and an index unchanged. Raises `Unknown` for others."""
     if isinstance(value, Index):
         return value
     if type(value) is not int:
@@ -137,7 +144,8 @@ def _index(value: Any) -> Index:
     return Index(0, 0, value)
 
 
-def _least(one: Any, other: Any) -> Any:
+def _narrower(one: Any, other: Any) -> Any:
+    """Return the smaller of two limits; None is no limit."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

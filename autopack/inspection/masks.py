@@ -42,7 +42,8 @@ def mask_function(implementation: str) -> Callable[..., Any] | None:
 def describe_mask(function: Callable[..., Any]) -> Pattern | None:
     """Return the tokens that a mask function lets a token of a document alone see, or None.
 
-    Used only to choose a faster backend; a function that is not recognised is evaluated as it stands.
+    Used only to choose a faster backend; a function that is not recognised is evaluated as it
+    stands.
     """
     if torch.compiler.is_compiling():
         return pattern_of(function)  # closures of functions that are made in traced code cannot be opened
@@ -67,12 +68,19 @@ def _without_padding(function: Any) -> Any:
         elif name == "left_padding":
             value = _NoPadding()
         cells.append(CellType(value))
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the variables of a function's closure, by name."""
     code = getattr(function, "__code__", None)
     cells = getattr(function, "__closure__", None) or ()
     return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}

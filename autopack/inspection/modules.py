@@ -68,7 +68,11 @@ class Anatomy:
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, mixing: Collection[str], attending: Collection[str], within: Collection[str]
+        cls,
+        model: PreTrainedModel,
+        mixing: Collection[str],
+        attending: Collection[str],
+        within: Collection[str],
     ) -> Anatomy:
         """Take a model apart by names of classes.
 
@@ -117,7 +121,8 @@ class Anatomy:
 def attention_modules(root: nn.Module) -> list[nn.Module]:
     """Return the modules under `root` that call an attention function of transformers' interface.
 
-    Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
+    Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they
+    pack by themselves.
     """
     return _of_classes(_text_modules(root), dispatching_functions)
 
@@ -151,17 +156,21 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
     """Return the rotary modules under `root` with frequencies by a call's longest position."""
-    kinds = ((module, str(module.__dict__.get("rope_type"))) for module in root.modules())  # of each kind of layer
+    # of each kind of layer
+    kinds = ((module, str(module.__dict__.get("rope_type"))) for module in root.modules())
     return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
 
 
 def positions_of_one_frequency(rotaries: Iterable[nn.Module]) -> float:
-    """Return the number of positions up to which these modules have the same frequencies in every call."""
+    """Return the number of positions up to which these modules have the same frequencies in every
+    call.
+    """
     held = (part for module in rotaries for part in (module, module.__dict__.get("config", module)))
     return min((limit for part in held for limit in _limits(vars(part))), default=float("inf"))
 
 
 def _limits(fields: dict[str, Any]) -> Iterator[int]:
+    """Yield the most positions with unchanged frequencies, by rotary settings of all layers."""
     for name, value in fields.items():
         if isinstance(value, dict):  # of all layers, or of each kind of them
             yield from _limits(value)
@@ -171,14 +180,19 @@ def _limits(fields: dict[str, Any]) -> Iterator[int]:
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """Return the modules under `root` whose class has one of these names."""
-    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from
+    # theirs.
     return _of_classes(_text_modules(root), lambda kind: any(cls.__name__ in names for cls in kind.__mro__))
 
 
 def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the outermost modules under `root`, outside `mixers`, that attend by themselves."""
-    # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
-    attending = _of_classes(_text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c)))
+    # A class inside a function cannot be found again by its name, so nothing can stand at its
+    # forward.
+    attending = _of_classes(
+        _text_modules(root),
+        lambda c: attends_by_itself(c) and found_by_name(defining_class(c)),
+    )
     inside = {part for mixer in mixers for part in mixer.modules()}
     found = []
     for module in attending:  # outer ones first
@@ -288,6 +302,7 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a model that work on text, not on images or sounds."""
     waiting: list[tuple[nn.Module, Any]] = [(root, getattr(root, "config", None))]
     while waiting:
         module, config = waiting.pop()
@@ -311,8 +326,9 @@ def takes_tokens(model: nn.Module) -> bool:
 def _reads_text(model: PreTrainedModel, config: Any) -> bool:
     """Return True if an inner model is a part of the text model with this configuration."""
     names = parameters_of(class_of(model)).names
-    # Decoder wrappers of encoder-decoder types have `forward(*args, **kwargs)`. A part that is a model itself may take
-    # hidden states, and has the same configuration (DeBERTa's encoder, 4.47 to 4.50); towers have one of their own.
+    # Decoder wrappers of encoder-decoder types have `forward(*args, **kwargs)`. A part that is a
+    # model itself may take hidden states, and has the same configuration (DeBERTa's encoder, 4.47
+    # to 4.50); towers have one of their own.
     return takes_tokens(model) or not names or (model.config is config and names[:1] == ("hidden_states",))
 
 

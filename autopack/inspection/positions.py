@@ -32,7 +32,8 @@ class Numbering:
     def first_position(self, config: Any) -> int:
         """Return the position of the first token of a document for models of this config.
 
-        Raises `ValueError` for a RoBERTa-like config without the `pad_token_id` that its positions start after.
+        Raises `ValueError` for a RoBERTa-like config without the `pad_token_id` that its positions
+        start after.
         """
         if not self.after_pad_token:
             return self.start
@@ -62,7 +63,12 @@ class Numbering:
         """
         return self.along_mask or not (adds_up_mask or self.changed)
 
-    def in_padded_batch(self, config: Any, mask: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
+    def in_padded_batch(
+        self,
+        config: Any,
+        mask: torch.Tensor,
+        input_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Return a padded batch's positions in models of this config: int64 (rows, columns).
 
         Most models use the column's number, whatever the mask.
@@ -79,7 +85,8 @@ class Numbering:
     ) -> torch.Tensor | None:
         """Return positions that skip one uncounted token: int64 (rows, columns), or None.
 
-        `starts` (rows, columns) are the columns in which the documents of tokens begin, where rows hold several.
+        `starts` (rows, columns) are the columns in which the documents of tokens begin, where rows
+        hold several.
         """
         skipped = self.first_position(config) - 1 if self.after_pad_token else self.uncounted
         if skipped is None or input_ids is None or input_ids.dim() != 2:
@@ -92,7 +99,9 @@ class Numbering:
 
 
 def rotates(model: Any, config: Any = None) -> bool:
-    """Return True if positions rotate queries and keys, and no table of positions is added to tokens."""
+    """Return True if positions rotate queries and keys, and no table of positions is added to
+    tokens.
+    """
     tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     known = getattr(text_config(config or model.config), "max_position_embeddings", None)
     return known not in tables and any("inv_freq" in module._buffers for module in model.modules())

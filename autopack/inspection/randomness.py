@@ -41,7 +41,9 @@ def put_into(held: Any, tensors: dict[str, Any]) -> None:
 
 
 def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Yield functions that tell and set the state of each generator that a module's forward may use."""
+    """Yield functions that tell and set the state of each generator that a module's forward may
+    use.
+    """
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state
@@ -119,16 +121,19 @@ def _without_ties(values: Tensor) -> Tensor:
 
 
 def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return the input, where dropout would change it."""
     return input
 
 
 def _middle_slope(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
+    """Return a leaky ReLU with the middle slope, in place of a random one."""
     return nn.functional.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1) -> Tensor:
+    """Return a softmax without noise, in place of a Gumbel softmax."""
     soft = (logits / tau).softmax(dim)
     if not hard:
         return soft
@@ -136,15 +141,18 @@ def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0,
 
 
 def _uniform(share: float, drawn: Tensor, start: float = 0.0, end: float = 1.0, **given: Any) -> float:
+    """Return the number at `share` between the bounds, in place of a uniform draw."""
     low, high = given.get("from", start), given.get("to", end)
     return low + (high - low) * share
 
 
 def _normal(share: float, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -> Any:
+    """Return the quantile at `share`, in place of a normal draw."""
     return mean + std * NormalDist().inv_cdf(share)
 
 
 def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
+    """Return the chance itself, in place of a Bernoulli draw; near 0 or 1 of `share`, an outcome."""
     chance = torch.as_tensor(input if p is None else p)
     return chance if 0.01 < share < 0.99 else chance > share
 
@@ -170,7 +178,9 @@ _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
 
 
 def draws_by_itself(module: nn.Module) -> bool:
-    """Return True if a module may draw past dropout: it has third-party functions, or a part is RReLU."""
+    """Return True if a module may draw past dropout: it has third-party functions, or a part is
+    RReLU.
+    """
     parts = list(module.modules())
     bases = {base for part in parts for base in class_of(part).__mro__ if not is_of_library(base)}
     members = [value for base in bases for value in vars(base).values()]

@@ -45,6 +45,7 @@ def seq2seq_class_names() -> frozenset[str]:
 
 
 def _class_names(*tasks: str) -> frozenset[str]:
+    """Return the names of transformers' model classes for some tasks."""
     values = [value for task in tasks for value in _classes(task).values()]
     return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
 
@@ -131,14 +132,17 @@ def shifting_loss() -> Callable[..., Any] | None:
 
 
 def kernel_parameters(operation: Any) -> frozenset[str]:
-    """Return the argument names of the kernel behind such a function; empty if torch computes it.
+    """Return the argument names of the kernel that a function calls; empty if torch computes it.
 
     transformers drops arguments that the kernel does not take, without a word.
     """
     # The package `kernels` makes modules of these functions, and may set another forward.
     function = operation.forward if isinstance(operation, nn.Module) else operation
     chooses = "is_new_implementation"
-    inner = inspect.unwrap(function, stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ()))
+    inner = inspect.unwrap(
+        function,
+        stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ()),
+    )
     chosen = inspect.getclosurevars(inner).nonlocals
     own = not chosen and function.__module__.startswith("transformers.models.")
     if own or chosen.get(chooses) is False:

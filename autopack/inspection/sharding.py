@@ -28,7 +28,7 @@ Group = Any
 
 
 def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
-    """Return the distinct process groups by which `root` gathers parameters or reduces gradients.
+    """Return the process groups that gather parameters of `root` or reduce its gradients.
 
     All ranks find them in the same order. Empty if every process has its parameters whole. It is
     asked in a group of processes only.
@@ -94,6 +94,7 @@ def _communicates(function: FunctionType) -> bool:
 
 
 def _groups_of(module: nn.Module) -> Iterator[Group]:
+    """Yield the process groups among which a module's parameters are sharded."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
         yield module.process_group

@@ -23,7 +23,12 @@ from autopack.inspection import releases
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
-_KERNELS = {"scaled_dot_product_attention", "_flash_attention_forward", "flash_attn_func", "flash_attn_varlen_func"}
+_KERNELS = {
+    "scaled_dot_product_attention",
+    "_flash_attention_forward",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+}
 _WRITING = {"add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "renorm_", "sub_"}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
@@ -67,13 +72,15 @@ def forward_codes(cls: Any) -> list[CodeType]:
     for function in _forwards(cls):
         code = function.__code__
         found.append(code)
-        # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped around.
+        # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped
+        # around.
         if not _takes_any(code) or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
             break
     return found
 
 
 def _own_names(code: CodeType) -> tuple[str, ...]:
+    """Return the names of a method's parameters, without `self`."""
     return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
 
@@ -98,7 +105,9 @@ def _inner(function: FunctionType) -> list[FunctionType]:
 
 
 def _may_be_a_forward(value: Any) -> bool:
-    """Return True for a function of a module that is named a forward, or takes any arguments: not for its helpers."""
+    """Return True for a function of a module that is named a forward, or takes any arguments: not
+    for its helpers.
+    """
     # Where a kernel stands in the place of a function, the innermost is a module.
     inner = inspect.unwrap(value) if inspect.isfunction(value) else None
     if not isinstance(inner, FunctionType) or inner.__code__.co_varnames[:1] != ("self",):
@@ -107,6 +116,7 @@ def _may_be_a_forward(value: Any) -> bool:
 
 
 def _takes_any(code: CodeType) -> int:
+    """Return a number that is not 0 if a function takes `*args` or `**kwargs`."""
     return code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS)
 
 
@@ -139,7 +149,10 @@ def is_named_causal_lm(cls: type) -> bool:
 
 def names_of(cls: type) -> tuple[str, ...]:
     """Return the names of a class and of the first class of transformers that it derives from."""
-    known = next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")), cls.__name__)
+    known = next(
+        (base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")),
+        cls.__name__,
+    )
     return cls.__name__, known
 
 
@@ -254,13 +267,15 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
         found.append(function)
         for name in names_in(function.__code__):
             part = function.__globals__.get(name)
-            parts = part.values() if isinstance(part, dict) else [part]  # of functions by implementation (Gemma 2)
+            # of functions by implementation (Gemma 2)
+            parts = part.values() if isinstance(part, dict) else [part]
             waiting.append(inspect.getattr_static(cls, name, None))
             waiting += [each for each in parts if getattr(each, "__module__", None) == function.__module__]
     return found
 
 
 def _has_keyword(code: CodeType, name: str) -> bool:
+    """Return True if code passes an argument by this name in some call."""
     return any(isinstance(constant, tuple) and name in constant for constant in code.co_consts)
 
 
@@ -284,4 +299,6 @@ def modules_with_own_function(modules: list[nn.Module], implementation: str) -> 
     names = [f.__globals__ for cls in {class_of(module) for module in modules} for f in dispatching_functions(cls)]
     own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
     # One object that several have is one place, and has to have one name.
-    return list({id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"] for n in own}.values())
+    return list(
+        {id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"] for n in own}.values(),
+    )

@@ -58,6 +58,7 @@ class Contents:
             self._keep(hook for hook in hooks_of(module).values() if not is_own(hook))
 
     def _keep(self, values: Iterable[Any]) -> None:
+        """Copy the contents of values, and of everything that functions among them hold."""
         for value in values:
             if id(value) in self._seen:
                 continue
@@ -72,9 +73,12 @@ class Contents:
                 owner = getattr(value, "__self__", value)
                 if not isinstance(owner, nn.Module):
                     self._keep([getattr(owner, "__dict__", None)])
-                self._keep([*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()])
+                self._keep(
+                    [*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()],
+                )
 
     def _keep_function(self, function: FunctionType) -> None:
+        """Copy the closure and the globals of a function that it may change."""
         filled = [cell for cell in function.__closure__ or () if cell != CellType()]
         self._held += [(cell, cell.cell_contents) for cell in filled]
         known = function.__globals__
@@ -84,6 +88,7 @@ class Contents:
         self._keep(v for v in named.values() if isinstance(v, _HOLDERS) or getattr(v, "__globals__", None) is known)
 
     def put_back(self) -> None:
+        """Give all values the contents that they had."""
         for value, copied in self._held:
             if isinstance(value, CellType):
                 value.cell_contents = copied
@@ -101,6 +106,7 @@ class Contents:
 
 
 def _copied(value: Any) -> Any:
+    """Return a copy of a value; of a tensor with its version."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(), None if value.is_inference() else value._version
     return value.copy()
@@ -130,6 +136,7 @@ def _names(cls: Any) -> tuple[list[str], list[str]]:
 
 
 def _values(module: nn.Module, names: list[str]) -> dict[str, Any]:
+    """Return the values of some attributes and buffers of a module."""
     held = {**module._buffers, **vars(module)}
     return {name: _as_it_is(held.get(name)) for name in names}
 

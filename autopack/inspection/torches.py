@@ -28,7 +28,8 @@ def is_recorded() -> bool:
     )
 
 
-# --- 2.5: Dynamo reads `strict` of zip; before, it takes it for true whatever it says. `by_name` can go with torch 2.4.
+# --- 2.5: Dynamo reads `strict` of zip; before, it takes it for true whatever it says. `by_name`
+# can go with torch 2.4.
 
 
 def by_name(names: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
@@ -67,7 +68,8 @@ def untraced(reason: str) -> Callable[[Callable[..., Any]], Any]:
 def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo trace a function as a part of a graph, but never begin a graph at it.
 
-    `torch.compile(model)` runs the hooks of a model outside of its graph, and would make each of them one of its own.
+    `torch.compile(model)` runs the hooks of a model outside of its graph, and would make each of
+    them one of its own.
     """
     torch._dynamo.eval_frame.skip_code(function.__code__)
     return function
@@ -78,8 +80,8 @@ def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
     """Return the dtype of the autocast in force for a kind of device; None if there is none."""
-    # The meta device has no autocast, and may not be asked. Not `torch.amp.is_autocast_available`, at which graphs of
-    # torch before 2.11 break.
+    # The meta device has no autocast, and may not be asked. Not `torch.amp.is_autocast_available`,
+    # at which graphs of torch before 2.11 break.
     in_force = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if in_force else None
 
@@ -87,8 +89,9 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 def taken_by_sdpa(states: Tensor) -> torch.dtype:
     """Return the dtype to which `scaled_dot_product_attention` casts states under autocast.
 
-    Rotary embeddings leave queries and keys in float32 where values come in half precision out of a linear layer:
-    torch's own function casts all three, and whatever stands in for it has to do the same.
+    Rotary embeddings leave queries and keys in float32 where values come in half precision out of a
+    linear layer: torch's own function casts all three, and whatever stands in for it has to do the
+    same.
     """
     lowered = None if states.dtype == torch.float64 else autocast_dtype(states.device.type)
     return lowered or states.dtype
@@ -116,8 +119,8 @@ def without_varlen() -> str | None:
     return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
 
 
-# --- 2.11: varlen_attn takes a scale and a window; 2.12: it wants to be told of grouped heads, which its kernels have
-# always taken. All but the last two lines can go with torch 2.10.
+# --- 2.11: varlen_attn takes a scale and a window; 2.12: it wants to be told of grouped heads,
+# which its kernels have always taken. All but the last two lines can go with torch 2.10.
 
 _BEYOND = 1 << 30
 """A window wider than any document: the same as none."""
@@ -151,7 +154,8 @@ def attend_varlen(
     else:
         query = query * (scale * query.shape[-1] ** 0.5)
     if "window_size" in VARLEN_TAKES:
-        # cuDNN, which takes no windows, plans anew for every number of documents and every longest one.
+        # cuDNN, which takes no windows, plans anew for every number of documents and every longest
+        # one.
         unlimited = _BEYOND if VARLEN_MAY_BE_CUDNN else -1
         arguments["window_size"] = tuple(unlimited if reach == -1 else reach for reach in window)
     else:

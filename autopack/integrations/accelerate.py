@@ -31,7 +31,7 @@ class _ByClass:
 
 
 def reroute(modules: list[nn.Module]) -> None:
-    """Let the hooks of these modules call what stands at their classes."""
+    """Let accelerate's hooks on these modules call the forward that stands at the class now."""
     for module in modules:
         kept = module.__dict__.get("_old_forward")
         own: Any = type(module).forward
@@ -47,8 +47,8 @@ def put_back(modules: list[nn.Module]) -> None:
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
-    """Return the class name of a mixer whose instance has a forward of its own; None if there is
-    none.
+    """Return the class of a mixer with a forward on its instance, which autopack cannot reach, or
+    None.
 
     Such a forward bypasses the one that keeps documents apart.
     """
@@ -73,7 +73,9 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def says_when_to_step() -> bool:
-    """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let it count."""
+    """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let
+    it count.
+    """
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper  # needs DeepSpeed
 
     return "sync_gradients" in inspect.signature(DeepSpeedEngineWrapper.backward).parameters
@@ -91,6 +93,7 @@ def _in_mixed_precision(module: nn.Module) -> Any:
 
 
 def _goes_past_its_class(module: nn.Module) -> bool:
+    """Return True if a module's own forward does not end in the forward of its class."""
     if isinstance(module.__dict__.get("forward"), _ByClass | None):
         return False
     kept, own = module.__dict__.get("_old_forward"), type(module).forward

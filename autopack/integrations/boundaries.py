@@ -75,7 +75,7 @@ def give_columns_back(trainer: Any) -> None:
 
 
 def what_is_lost(trainer: Any) -> str | None:
-    """Return what a trainer and its collator lose of their rows, and the way out; None if nothing.
+    """Return how a trainer and its collator lose the boundaries of documents, or None.
 
     The columns of a row of several documents have to reach the collator, and the batch that the
     collator makes of it has to declare as many documents.
@@ -95,7 +95,13 @@ def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
     return why
 
 
-def check_step(model: EnabledModel, holders: list[Any], name: str, layout: PackedLayout | None, is_fed: bool) -> None:
+def check_step(
+    model: EnabledModel,
+    holders: list[Any],
+    name: str,
+    layout: PackedLayout | None,
+    is_fed: bool,
+) -> None:
     """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
 
     `holders` hold the methods that run around the call, the innermost first, `layout` the documents
@@ -108,9 +114,9 @@ def check_step(model: EnabledModel, holders: list[Any], name: str, layout: Packe
     kind = type(trainer).__name__
     if adapter.adds_up_rows and layout is not None and real_documents(layout).sum() > layout.rows:
         raise InvalidPacking(
-            f"{type(collator_of(trainer)).__name__} made rows of several documents, and {kind} adds up the "
-            f"log-probabilities of a row as those of one sequence. Leave the collator to {kind}: {name} runs its "
-            f"padded batches without the padding.",
+            f"{type(collator_of(trainer)).__name__} made rows of several documents, and {kind} "
+            "adds up the log-probabilities of a row as those of one sequence. Leave the collator "
+            f"to {kind}: {name} runs its padded batches without the padding.",
             code="trainer-loses-documents",
         )
     if is_fed and (model.fed_by is None or model.fed_by() is not trainer):
@@ -122,11 +128,12 @@ def check_step(model: EnabledModel, holders: list[Any], name: str, layout: Packe
 
 
 def _packs(collator: Any) -> bool:
+    """Return True for a `PackingCollator`."""
     return derives_from(collator, "PackingCollator", "autopack.packing.collator")
 
 
 def _read_by(collator: Any) -> tuple[str, ...]:
-    """Return the columns of which a collator makes targets and pixels."""
+    """Return the columns that a collator makes targets and pixels of."""
     if not _packs(collator):
         return ()
     return COMPLETION_KEYS if collator.image_processor is None else (*COMPLETION_KEYS, *PICTURES)
@@ -151,7 +158,8 @@ def _samples(dataset: Any) -> list[Mapping[str, Any]]:
         places = range(0, len(dataset), max(1, len(dataset) // _ROWS))
         found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
     except Exception:
-        # What its rows are got by, if there are any, nobody knows; whoever loads them will say what is wrong.
+        # What its rows are got by, if there are any, nobody knows; whoever loads them will say what
+        # is wrong.
         found = []
     names = _columns(dataset)
     made = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
@@ -184,7 +192,7 @@ def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost(trainer: Any, dataset: Any) -> str | None:
-    """Return what is lost of the rows of one data set, as `what_is_lost` does; None if nothing."""
+    """Return how boundaries of documents are lost for one data set, or None."""
     collator, name = collator_of(trainer), type(trainer).__name__
     names = _columns(dataset)
     if names and not {*BOUNDARIES, *_read_by(collator)}.intersection(names):
@@ -207,7 +215,7 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     has_labels = not {*LABEL_KEYS}.isdisjoint(names)
     read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in COMPLETION_KEYS)]
     if read:
-        return f"{name} drops {', '.join(read)} of its data, of which its collator makes targets and pixels. {ways}."
+        return f"{name} drops {', '.join(read)} of its data, and its collator makes targets or pixels of them. {ways}."
     batch = _collated(collator, kept) if kept else None
     if batch is not None and (_declared(batch) or documents) < documents:
         return (

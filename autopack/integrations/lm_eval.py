@@ -35,19 +35,27 @@ def lease() -> SiteLease:
     """
     if not hasattr(import_module(_MODULE), _PADS):
         raise UnsupportedModel(
-            f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval has none. Install "
-            f"lm-eval 0.4.3 or newer, or enable its model alone, autopack.enable(lm.model): its batches stay padded.",
+            f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval "
+            "has none. Install lm-eval 0.4.3 or newer, or enable its model alone, "
+            "autopack.enable(lm.model): its batches stay padded.",
             code="which-model",
         )
     return SiteLease(_sites)
 
 
 def _sites(_: tuple[str, ...]) -> list[Site]:
+    """Return the function of lm-eval that pads a batch, as a function to replace."""
     return [Site(_MODULE, _PADS, _adapt, parameters=("max_length", "tensors", "padding_side"), soft=True)]
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    def pad_and_concat(max_length: int, tensors: list[torch.Tensor], padding_side: Any = "right") -> torch.Tensor:
+    """Return lm-eval's function that pads a batch, which notes where padding is."""
+
+    def pad_and_concat(
+        max_length: int,
+        tensors: list[torch.Tensor],
+        padding_side: Any = "right",
+    ) -> torch.Tensor:
         lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]  # it writes to the list
         batch = original(max_length, tensors, padding_side)
         columns = np.arange(batch.shape[1])

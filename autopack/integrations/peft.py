@@ -22,16 +22,16 @@ from autopack.runtime.scope import holds_marks
 
 PER_TOKEN = frozenset(
     (
-        "ADALORA BEFT BOFT BONE C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LN_TUNING LOHA LOKR LORA "
-        "MISS OFT OSF PEANUT POLY PSOFT PVERA RANDLORA ROAD SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA "
-        "VBLORA VERA WAVEFT"
+        "ADALORA BEFT BOFT BONE C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 "
+        "LN_TUNING LOHA LOKR LORA MISS OFT OSF PEANUT POLY PSOFT PVERA RANDLORA ROAD SHIRA "
+        "SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA VBLORA VERA WAVEFT"
     ).split()
 )
 """PEFT types measured to be exact on packed rows: logits, loss and gradients."""
 
 _PROMPT = (
-    "it prepends virtual tokens or a cached prefix to the row, and drops position_ids, so only the first document of a "
-    "packed row would get them"
+    "it prepends virtual tokens or a cached prefix to the row, and drops position_ids, so only the "
+    "first document of a packed row would get them"
 )
 _REASONS = {
     "ADAPTION_PROMPT": "it calls the forward of the model inside past its hooks",
@@ -44,7 +44,9 @@ _OPTIONS = {
     "velora_config": "VeLoRA's backward replaces activations by their average over the batch",
 }
 before_tuner: Callable[[Any], None] | None = None
-"""Called with the model before a tuner calls its `forward` past its hooks, as all do up to PEFT 0.19."""
+"""Called with the model before a tuner calls its `forward` past its hooks, as all do up to PEFT
+0.19.
+"""
 _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train without packing."
 
 
@@ -76,11 +78,12 @@ def watch() -> None:
 
     PEFT need not be imported yet.
     """
-    for name, stands in _STANDS.items():
-        wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
+    for name, replacements in _REPLACEMENTS.items():
+        wrapt.register_post_import_hook(functools.partial(_replace_methods, replacements), name)
 
 
 def _kind(config: Any) -> str:
+    """Return the PEFT type of an adapter's config, such as "LORA"."""
     return str(getattr(config.peft_type, "value", config.peft_type))
 
 
@@ -120,7 +123,7 @@ def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwarg
     hooks."""
     if before_tuner is not None:
         before_tuner(self.model)
-    seen = _Seen(self, model=_Seen(self.model, forward=self.model)) if holds_marks(self.model) else self
+    seen = _View(self, model=_View(self.model, forward=self.model)) if holds_marks(self.model) else self
     return original(seen, *args, **kwargs)
 
 
@@ -131,10 +134,10 @@ def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kw
     if given is None or not holds_marks(self.base_model):
         return original(self, *args, **kwargs)
     model = functools.partial(self.base_model, position_ids=given)
-    return original(_Seen(self, base_model=model), *args, **kwargs)
+    return original(_View(self, base_model=model), *args, **kwargs)
 
 
-class _Seen:
+class _View:
     """A view of an object in which some attributes differ."""
 
     def __init__(self, target: Any, **replaced: Any):
@@ -144,12 +147,21 @@ class _Seen:
         return getattr(self._target, name)
 
 
-_Stand = tuple[str, str, Callable[..., Any]]
-_STANDS: dict[str, list[_Stand]] = {
+_Replacement = tuple[str, str, Callable[..., Any]]
+_REPLACEMENTS: dict[str, list[_Replacement]] = {
     "peft.peft_model": [
-        ("PeftModel", "_setup_prompt_encoder", _guard(lambda self, name: (self.base_model, self.peft_config[name]))),
-        # Reached by every call: the base model may have been enabled after, and unseen from, its prompt.
-        ("PeftModel", "get_prompt", _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config))),
+        (
+            "PeftModel",
+            "_setup_prompt_encoder",
+            _guard(lambda self, name: (self.base_model, self.peft_config[name])),
+        ),
+        # Reached by every call: the base model may have been enabled after, and unseen from, its
+        # prompt.
+        (
+            "PeftModel",
+            "get_prompt",
+            _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config)),
+        ),
         ("PeftModelForQuestionAnswering", "forward", _pass_positions_on),
     ],
     "peft.tuners.tuners_utils": [
@@ -162,22 +174,29 @@ _STANDS: dict[str, list[_Stand]] = {
     ],
     "peft.tuners.adalora.model": [("AdaLoraModel", "forward", _call_the_model)],
     "peft.tuners.adaption_prompt.model": [
-        ("AdaptionPromptModel", "add_adapter", _guard(lambda self, adapter_name, config: (self.model, config)))
+        (
+            "AdaptionPromptModel",
+            "add_adapter",
+            _guard(lambda self, adapter_name, config: (self.model, config)),
+        )
     ],
 }
 """Replacements of PEFT's methods (class, method, replacement), by the module that defines the
 class."""
 
 
-def _stand(stands: list[_Stand], module: Any) -> None:
-    for owner, name, instead in stands:
+def _replace_methods(replacements: list[_Replacement], module: Any) -> None:
+    """Replace methods of PEFT in a module that has just been imported."""
+    for owner, name, instead in replacements:
         original = getattr(getattr(module, owner), name)
         # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
         if instead is not _call_the_model or "forward" in original.__code__.co_names:
-            wrapt.apply_patch(getattr(module, owner), name, _replacement(original, instead))
+            wrapt.apply_patch(getattr(module, owner), name, _passing_original(original, instead))
 
 
-def _replacement(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+def _passing_original(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls `instead` with the original method as its first argument."""
+
     def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
         return instead(original, self, *args, **kwargs)
 

@@ -1,8 +1,9 @@
 """Facts about trainers of other libraries: an adapter for each kind, with their private parts.
 
-All known kinds derive from transformers' own, and hold their model, data and collator as that does (seen in
-transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads a row. Another kind is another entry of
-`ADAPTERS`. Of other modules `boundaries` alone knows such a part, the columns. None of these libraries is imported.
+All known kinds derive from transformers' own, and hold their model, data and collator as that does
+(seen in transformers 5.24 and trl 1.16). An adapter says how the loss of its kind reads a row.
+Another kind is another entry of `ADAPTERS`. Of other modules `boundaries` alone knows such a part,
+the columns. None of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ class TrainerAdapter:
     """Value of `args.packing_strategy` that cuts documents at row ends and declares no
     boundaries."""
     rows_each: int = 1
-    """Number of rows of each example: 2 where a batch holds all chosen ones before all rejected ones."""
+    """Number of rows of each example: 2 where a batch holds all chosen ones before all rejected
+    ones.
+    """
     losses: tuple[str, ...] | None = None
-    """Values of `loss_type`, of the arguments or of the trainer (LLaMA-Factory's), by which the loss is a mean over
-    examples; None if none is asked about."""
+    """Values of `loss_type`, of the arguments or of the trainer (LLaMA-Factory's), by which the
+    loss is a mean over examples; None if none is asked about.
+    """
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
         """Return why documents in rows that the trainer made cannot be told apart; None if they
@@ -44,13 +48,14 @@ class TrainerAdapter:
         if self.cuts is None or skips or not packs or getattr(args, "packing_strategy", None) != self.cuts:
             return None
         return (
-            f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts documents where rows end "
-            f"and does not say where they begin. Each row counts as one document, and its documents see each other. "
-            f'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
+            f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts "
+            "documents where rows end and does not say where they begin. Each row counts as one "
+            "document, and its documents see each other. "
+            'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
         )
 
     def why_not_cut(self, trainer: Any) -> str | None:
-        """Return why the loss of a step depends on how it is cut into batches; None if nothing is known of it."""
+        """Return why the loss of a step depends on its division into batches, or None."""
         if self.losses is None:
             return None
         given = getattr(trainer.args, "loss_type", None) or getattr(trainer, "loss_type", None)
@@ -66,7 +71,9 @@ class TrainerAdapter:
 _OF_PAIRS = tuple(
     "sigmoid hinge ipo exo_pair nca_pair robust sppo_hard apo_zero apo_down discopop sigmoid_norm".split()
 )
-"""Losses of DPO that are a mean over pairs (trl 1.16); others have a mean over tokens, or sort the pairs."""
+"""Losses of DPO that are a mean over pairs (trl 1.16); others have a mean over tokens, or sort the
+pairs.
+"""
 TRANSFORMERS = TrainerAdapter("Trainer", "transformers.trainer")
 ADAPTERS = [
     TrainerAdapter("DPOTrainer", adds_up_rows=True, reference="ref_model", rows_each=2, losses=_OF_PAIRS),
@@ -124,7 +131,7 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
 
 
 def iterables_of(stream: Any) -> list[Any]:
-    """Return what a stream of datasets iterates over, whatever was done with it since; none of anything else."""
+    """Return the iterables below a stream of datasets, through all its operations; else none."""
     found = [stream._ex_iterable] if hasattr(stream, "_ex_iterable") else []
     for each in found:  # grows meanwhile
         for value in vars(each).values():
@@ -136,7 +143,9 @@ def iterables_of(stream: Any) -> list[Any]:
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
-    """Return the trainers that train or evaluate in this thread, innermost first, with their adapters."""
+    """Return the trainers that train or evaluate in this thread, innermost first, with their
+    adapters.
+    """
     return trainers_among(callers(function=STEPS))
 
 

@@ -35,22 +35,23 @@ def unwrap(model: Any) -> PreTrainedModel:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if _is_lightning_trainer(model) and not modules:
         raise UnsupportedModel(
-            "a lightning.Trainer holds no model before trainer.fit(model). Call autopack.enable(model) on the "
-            "LightningModule.",
+            "a lightning.Trainer holds no model before trainer.fit(model). Call "
+            "autopack.enable(model) on the LightningModule.",
             code="which-model",
         )
     if found:
         names = ", ".join(type(inner).__name__ for inner in found)
         raise UnsupportedModel(
-            f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of them is meant. Enable "
-            f"those that you train: autopack.enable([first, second]).",
+            f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of "
+            "them is meant. Enable those that you train: autopack.enable([first, second]).",
             code="which-model",
         )
     raise UnsupportedModel(
-        f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
-        f"a module or an object of your own that holds one), transformers Trainers, and lists, tuples and dicts of "
-        f"these; found {f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
-        f"Pass the model that you train.",
+        "autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, "
+        "accelerate, torch.compile or a module or an object of your own that holds one), "
+        "transformers Trainers, and lists, tuples and dicts of these; found "
+        f"{f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
+        "Pass the model that you train.",
         code="which-model",
     )
 
@@ -76,22 +77,21 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
 
 
 def parts_of(models: Any) -> dict[Any, Any] | None:
-    """Return the models of a list, tuple or dict, by name; None for anything that is or holds one
-    model.
+    """Return the models of a list, tuple or dict, by name; None for a single model.
 
     Raises `UnsupportedModel` if there are none, or if they can be read only once or in no order.
     """
     if isinstance(models, Iterator | Set | MappingView):
         raise UnsupportedModel(
-            f"autopack enables a model, or a list, tuple or dict of models; found a {type(models).__name__}, which "
-            f"does not keep them in an order. Pass list(models).",
+            "autopack enables a model, or a list, tuple or dict of models; found a "
+            f"{type(models).__name__}, which does not keep them in an order. Pass list(models).",
             code="which-model",
         )
     if not isinstance(models, list | tuple | dict):
         return None
     if not models:
         raise UnsupportedModel(
-            f"autopack enables models; found an empty {type(models).__name__}. Pass the models that you train.",
+            f"wanted models, found an empty {type(models).__name__}. Pass the models that you train.",
             code="which-model",
         )
     if isinstance(models, dict):
@@ -116,7 +116,13 @@ def _held_by(holder: Any) -> list[nn.Module]:
 
 
 def _is_lightning_trainer(subject: Any) -> bool:
-    return derives_from(subject, "Trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+    """Return True for a trainer of Lightning."""
+    return derives_from(
+        subject,
+        "Trainer",
+        "lightning.pytorch.trainer.trainer",
+        "pytorch_lightning.trainer.trainer",
+    )
 
 
 def holds_models(module: nn.Module) -> bool:
@@ -125,6 +131,7 @@ def holds_models(module: nn.Module) -> bool:
 
 
 def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
+    """Yield the transformers models in a module that lie in no other one."""
     if isinstance(module, PreTrainedModel):
         yield module
         return
@@ -149,7 +156,8 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    # The policy first: it is what the trainer is asked about. `model_wrapped` is the same in wrappers.
+    # The policy first: it is what the trainer is asked about. `model_wrapped` is the same in
+    # wrappers.
     attributes = {"model": trainer.model, **vars(trainer)}
     for name, value in attributes.items():
         listed = isinstance(value, list | tuple)

@@ -56,7 +56,8 @@ class FirstCall(ForwardGuard):
         self.lease.follow(())
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
-        # Compiled code, which may have to be one graph, comes by here and goes no further in evaluation.
+        # Compiled code, which may have to be one graph, comes by here and goes no further in
+        # evaluation.
         compiling = torch.compiler.is_compiling()
         if not compiling:
             self._passed = True
@@ -71,6 +72,7 @@ class FirstCall(ForwardGuard):
         return None
 
     def is_past(self, module: nn.Module) -> bool:
+        """Return True if a training call reached the forward without this hook."""
         passed, self._passed = self._passed, False
         return not passed and _trains(module)
 
@@ -99,12 +101,14 @@ def prepare(base: Any) -> None:
 
 
 def _wait(model: Any) -> None:
+    """Put a hook on a model that enables it at its first training call."""
     if session.current is not None and _hook(model) is None and not is_apart():
         model.register_forward_pre_hook(FirstCall(model), with_kwargs=True)
         session.current.waiting.add(model)
 
 
 def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
+    """Return the forward of a class as functions to replace."""
     from autopack.enabling.sites import forward_sites
 
     return list(forward_sites([kind]))
@@ -112,18 +116,27 @@ def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
 
 def _hook(module: nn.Module, kind: type = FirstCall) -> int | None:
     """Return the id of the hook of class `kind` on a model; None if it has none."""
-    return next((number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)), None)
+    return next(
+        (number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)),
+        None,
+    )
 
 
 # It changes the hooks of the model, and what it calls reads values on the host.
 @torch._dynamo.disable
-def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+def _first_call(
+    hook: FirstCall,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> _Arguments | None:
+    """Enable a model in its first training call; return the arguments as autopack's hook changes them."""
     here = session.current
     if here is None:
         return None
     if getattr(module, "_is_replica", False):
         if _hook(module) is not None:  # the first of the copies, which share their hooks with the model
-            reason = "torch.nn.DataParallel runs copies of it; start one process per device with torchrun instead"
+            reason = "torch.nn.DataParallel copies it; start one process per device with torchrun instead"
             _leave(here, module, UnsupportedModel(reason, code="rows-on-ranks"))
         return None
     try:
@@ -136,7 +149,8 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
             here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
     if handle_of(module) is None and any(looks_at_rows(later) for later in _after(hook, module)):
-        # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
+        # Hooks that were put on later take the batch as it comes, so autopack's has to follow them:
+        # at the next call.
         module._forward_pre_hooks.move_to_end(_hook(module))
         return None
 
@@ -221,7 +235,7 @@ def _outermost(here: Session, module: Any) -> Any:
 
 
 def _leave(here: Session, model: Any, error: Exception) -> None:
-    """Leave a model as it is, for good; raise `error` with `strict`."""
+    """Leave a model without autopack for good; raise `error` if the run is strict."""
     _wait_no_longer(here, model)
     if here.settings.strict:
         raise error
@@ -229,6 +243,7 @@ def _leave(here: Session, model: Any, error: Exception) -> None:
 
 
 def _wait_no_longer(here: Session, model: nn.Module) -> None:
+    """Take the hooks that wait for a first call off a model and all its parts."""
     for part in model.modules():
         if (number := _hook(part)) is not None:
             hook: Any = part._forward_pre_hooks.pop(number)
@@ -261,5 +276,6 @@ def _before_tuner(model: Any) -> None:
 
 @torch._dynamo.disable
 def _enable_for_tuner(model: nn.Module) -> None:
+    """Enable a model that waits for its first call, which a PEFT tuner is about to make."""
     if session.current is not None and _hook(model) is not None:
         _enable(session.current, model)

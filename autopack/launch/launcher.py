@@ -70,14 +70,16 @@ class _Transformers:
         """File of wrapt that was found before the script's own directory was searched."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        # It stays where it is: who removes himself from the path here makes the import miss the finder after him.
+        """Note the import of transformers, and find nothing: other finders do."""
+        # It stays where it is: who removes himself from the path here makes the import miss the
+        # finder after him.
         if name == "transformers" and not self.asked:
             self.asked = True
             with _careful():
                 if _place_of_wrapt() != self.wrapt:
                     raise ImportError(
-                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, which the script does "
-                        f"not import by itself: rename that file"
+                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, "
+                        "which the script does not import by itself: rename that file"
                     )
                 import wrapt
 
@@ -104,6 +106,7 @@ def _careful() -> Iterator[None]:
 
 @_careful()
 def _prepare(modeling_utils: Any) -> None:
+    """Hook every transformers model that the script makes, once transformers is imported."""
     from autopack.launch import first_call
 
     first_call.prepare(modeling_utils.PreTrainedModel)

@@ -21,6 +21,7 @@ class Lines(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as a line on stderr, if no handler of the program does."""
         if _is_handled():
             return
         try:
@@ -56,4 +57,9 @@ def prepare() -> None:
     if level in LEVELS:
         logger.setLevel(level.upper())
     elif level:
-        logger.warning("%s must be one of %s; found %r, which changes nothing", VARIABLE, ", ".join(LEVELS), level)
+        logger.warning(
+            "%s must be one of %s; found %r, which changes nothing",
+            VARIABLE,
+            ", ".join(LEVELS),
+            level,
+        )

@@ -91,6 +91,7 @@ class Session:
             )
 
     def _mine(self) -> list[ProcessOutcome]:
+        """Return the outcomes of this process, with its rank."""
         mine = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
         for outcome in mine:
             outcome.rank = os.environ.get("RANK", "")  # launchers set it before the first call, or after
@@ -110,7 +111,7 @@ class Session:
             self._kept_until = now + 200 * (time.perf_counter() - now)
 
     def _note(self, model: PreTrainedModel, outcome: ProcessOutcome) -> None:
-        """Note the outcome of a model, in place of what it was so far."""
+        """Note the outcome of a model; it replaces the earlier one."""
         if model in self._so_far:
             self._outcomes.remove(self._so_far.pop(model))
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:
@@ -136,9 +137,11 @@ def _say(text: str) -> None:
 
 
 def _write(text: str) -> None:
+    """Write a line on stderr, if there is one."""
     with suppress(AttributeError, OSError, ValueError):  # there may be no stderr any more
         lines.write(f"autopack: {text}")
 
 
 def _name(model: PreTrainedModel) -> str:
+    """Return a model's class and type, for messages."""
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', '') or 'no model type'})"

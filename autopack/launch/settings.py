@@ -1,4 +1,5 @@
-"""Settings of ``autopack run``, as options and as environment variables, and the variables that carry them.
+"""Settings of ``autopack run``, as options and as environment variables, and the variables that
+carry them.
 
 Read in every process that the command reaches, so nothing here imports torch or transformers.
 """
@@ -14,24 +15,31 @@ from autopack.options import Options, option, options_of
 RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
 STARTED = "AUTOPACK_STARTED"
-"""The id of the process that `autopack run` turned into the script; that process takes the variable away."""
+"""The id of the process that `autopack run` turned into the script; that process takes the variable
+away.
+"""
 REPORTS = "AUTOPACK_REPORTS"
-"""The process that says what became of all models, and the directory where others leave it to that: `ID:DIRECTORY`."""
+"""The process that says what became of all models, and the directory where others leave it to that:
+`ID:DIRECTORY`.
+"""
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 """The entry of PYTHONPATH that starts autopack."""
 
 
 @dataclass(frozen=True)
 class RunSettings(Options):
-    """Options of models under `autopack run`: the command line and the reading of the environment follow it."""
+    """Options of models under `autopack run`: the command line and the reading of the environment
+    follow it.
+    """
 
     strict: bool = option(
-        False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"
+        False,
+        "fail at models that cannot be enabled and calls that are refused; without it, they run as they are",
     )
     quiet: bool = option(False, "print nothing at exit; a model that cannot be enabled is still named")
     max_tokens: int | str | None = option(
         None,
-        "cut the optimizer steps of a Trainer into micro-batches of at most N real tokens; auto finds what fits",
+        "cut a Trainer's optimizer steps into micro-batches of at most N real tokens; auto finds N",
         ("auto",),
         "N",
     )

@@ -98,8 +98,9 @@ def read(
     real = mask != 0
     if (mask < 0).any():
         raise _invalid(
-            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
-            "An additive mask must be four-dimensional, and cannot be combined with packed rows."
+            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative "
+            "or fractional values. An additive mask must be four-dimensional, and cannot be "
+            "combined with packed rows."
         )
     declarations = dict(_declarations(host, real))
     # The first real token of a row starts a document whether it is said or not.
@@ -108,8 +109,8 @@ def read(
     jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
     if positions is not None:
         starting = declarations["position_ids"] & later
-        # Positions that do not go on by one declare documents only if they begin anew somewhere: generation counts on
-        # after padding, and scripts that stretch positions leave gaps.
+        # Positions that do not go on by one declare documents only if they begin anew somewhere:
+        # generation counts on after padding, and scripts that stretch positions leave gaps.
         of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
         anew = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
         if any_positions and others and not continues:
@@ -121,16 +122,23 @@ def read(
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
-    # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
+    # Packed means that some row holds a second document; whatever else is declared, the call is an
+    # ordinary one.
     packing = [starts for starts in declarations.values() if (starts & later).any()]
     starts = packing[0] if packing else others[0] if are_own else None
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
         counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
-        if "shift_labels" in host:  # which stand a column before their tokens, and are used in place of labels
+        # which stand a column before their tokens, and are used in place of labels
+        if "shift_labels" in host:
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
-        labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
+        labelled, after = (
+            bool(counted[~real].any()),
+            bool(
+                (counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any(),
+            ),
+        )
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
     slots = max([host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0)
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, positions, real, slots)
@@ -138,7 +146,9 @@ def read(
         value = arguments.get(name)
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
         if isinstance(value, int) and real.all() and value < layout.max_seqlen:
-            raise _invalid(f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}")
+            raise _invalid(
+                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}",
+            )
     ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
     return Declared(layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens)
 
@@ -150,6 +160,7 @@ def _tensors(
     device: torch.device,
     continues: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the arguments that declare documents, by name, after checking their shapes."""
     rows, columns = shape
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
@@ -196,7 +207,9 @@ def _tensors(
 
 
 def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
-    """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any device."""
+    """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any
+    device.
+    """
     if not isinstance(value, torch.Tensor):
         raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
@@ -204,7 +217,7 @@ def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool
         raise _invalid(f"{name} must be an integer tensor; found dtype {value.dtype}")
     if device is not None and value.device != device:
         raise _invalid(
-            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device})`"
+            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Use `.to({device})`"
         )
 
 
@@ -223,6 +236,7 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
 
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return True at tokens whose position does not go on by one, (rows, columns)."""
     values = positions[real]
     if (values < 0).any():
         raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
@@ -232,6 +246,7 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
+    """Raise `InvalidPacking` if two arguments declare different documents."""
     for one, other in pairwise(declarations):
         differs = (declarations[one] != declarations[other]) & later
         if differs.any():
@@ -251,8 +266,9 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
     if resumed.any():
         row, column = np.argwhere(resumed)[0]
         raise _invalid(
-            f"padding lies inside a document: at row {row}, column {column} a document goes on after masked tokens. "
-            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens."
+            f"padding lies inside a document: at row {row}, column {column} a document goes on "
+            "after masked tokens. Between packed documents padding is fine, inside one it is not; "
+            "remove the masked tokens."
         )
     return (starts & real) | edges
 
@@ -274,7 +290,7 @@ def _invalid(message: str) -> InvalidPacking:
 
 
 def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return True for tokens whose position follows that of the token before, across padding too.
+    """Return True for tokens whose position goes on from the token before, across padding too.
 
     `values` are the positions of the tokens that `real` (rows, columns) marks, row by row. Across a
     run of padding a document may go on with the next position or with the next column's.
@@ -309,35 +325,40 @@ def _section_starts(
     if unclear.any():
         row, column = np.argwhere(real)[unclear][0]
         raise InvalidPacking(
-            f"position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections at row {row}, "
-            f"column {column}, so autopack cannot tell whether a document starts there. Declare the documents by "
-            f"seq_idx too (one number for one document), or by segment ids in attention_mask.",
+            "position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections "
+            f"at row {row}, column {column}, so autopack cannot tell whether a document starts "
+            "there. Declare the documents by seq_idx too (one number for one document), or by "
+            "segment ids in attention_mask.",
             code="documents-unclear",
         )
     return zero
 
 
 def _segment_starts(mask: np.ndarray) -> np.ndarray:
+    """Return True where a segment of an attention mask begins, (rows, columns)."""
     starts = changes(mask)
     rows, columns = np.nonzero(starts & (mask > 0))
     runs, counts = np.unique(np.stack([rows, mask[rows, columns]]), axis=1, return_counts=True)
     if (counts > 1).any():
         row, number = runs[:, counts > 1][:, 0]
         raise _invalid(
-            f"attention_mask holds segment ids, and each id must be one unbroken run of a row; in row {row} id "
-            f"{number} comes back after another. Number the documents of a row 1, 2, 3, ..."
+            "attention_mask holds segment ids, and each id must be one unbroken run of a row; in "
+            f"row {row} id {number} comes back after another. Number the documents of a row 1, 2, "
+            "3, ..."
         )
     return starts
 
 
 def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return True where cumulative lengths begin a document, (rows, columns)."""
     columns, last = real.shape[1], int(bounds[-1])
-    # Some collators repeat the end; an empty document is none. Others end before padding that the mask marks.
+    # Some collators repeat the end; an empty document is none. Others end before padding that the
+    # mask marks.
     if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
         raise _invalid(
             f"{name} must rise from 0 to the {real.size} tokens of the flattened rows; found "
-            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. It may end before the last "
-            f"padding, where attention_mask says that it is such."
+            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. It may end "
+            "before the last padding, where attention_mask says that it is such."
         )
     starts = np.zeros(real.size + 1, dtype=bool)
     starts[last:] = True

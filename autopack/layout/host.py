@@ -14,9 +14,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from autopack.errors import UnsupportedModel
 
 _WITHOUT_VALUES = (
-    "autopack reads on the host where documents begin, and here position_ids, attention_mask or the like have no "
-    "values: the call is recorded (torch.export) or stands for many (torch.vmap). Do that with the stock model, after "
-    "`autopack.disable(model)`, or give it tokens alone."
+    "autopack reads on the host where documents begin, and here position_ids, attention_mask or "
+    "the like have no values: the call is recorded (torch.export) or stands for many (torch.vmap). "
+    "Do that with the stock model, after `autopack.disable(model)`, or give it tokens alone."
 )
 
 
@@ -50,8 +50,9 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 _WRITTEN_TO = (
-    "autopack: a tensor of a batch was written to after it was moved to this device, by a collective or by its .data, "
-    "so documents do not begin where the host has them. Write to a copy of it, and pass that"
+    "autopack: a tensor of a batch was written to after it was moved to this device, by a "
+    "collective or by its .data, so documents do not begin where the host has them. Write to a "
+    "copy of it, and pass that"
 )
 _ASSERTING = ("cuda",)
 """Kinds of devices that can be told to stop if they meet other values."""
@@ -158,8 +159,7 @@ class HostBatch(dict[str, Any]):
     """
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
-        """Return the batch on a device: all that can be moved, also in lists, tuples and dicts; the
-        rest as is."""
+        """Return the batch on a device, with all values in its lists, tuples and dicts."""
         moved = HostBatch()
         for name, value in self.items():
             moved[name] = there = _moved(value, device, non_blocking)
@@ -170,6 +170,7 @@ class HostBatch(dict[str, Any]):
 
 
 def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
+    """Return a value on another device, with all tensors in it."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     if isinstance(value, dict):

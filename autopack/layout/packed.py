@@ -63,7 +63,8 @@ class PackedLayout:
         if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
         fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
-        # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
+        # Built here rather than on first use: inside a compiled graph it must be a tensor that
+        # already exists.
         cu_seqlens = upload(bounds.astype(np.int32), self.device)
         vars(self).update(
             sizes=sizes,
@@ -78,13 +79,20 @@ class PackedLayout:
         """Build from the lengths of documents in tokens, by row; all rows must be equally long."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
-            raise ValueError(f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}")
+            raise ValueError(
+                f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}",
+            )
         bounds = np.cumsum([0, *(length for row in lengths for length in row)])
         return cls(len(lengths), columns, bounds, torch.device(device))
 
     @classmethod
     def from_starts(
-        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None, real: np.ndarray, slots: int = 0
+        cls,
+        starts: np.ndarray,
+        device: torch.device,
+        positions: np.ndarray | None,
+        real: np.ndarray,
+        slots: int = 0,
     ) -> PackedLayout:
         """Build from boolean arrays (rows, columns): True at the first token of each document, and
         at real tokens.
@@ -110,7 +118,12 @@ class PackedLayout:
         return cls(rows, columns, bounds, device, places[bounds[:-1]], padding, fixed, largest)
 
     @classmethod
-    def of_padded(cls, real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+    def of_padded(
+        cls,
+        real: np.ndarray,
+        device: torch.device,
+        positions: np.ndarray | None = None,
+    ) -> PackedLayout:
         """Build from rows of one document each, True at its tokens; runs of padding are documents
         too."""
         return cls.from_starts(changes(real), device, positions, real)
@@ -209,14 +222,21 @@ class PackedLayout:
 
 
 def one_row(
-    lengths: Iterable[int], device: torch.device, first: np.ndarray | None = None, largest: np.ndarray | None = None
+    lengths: Iterable[int],
+    device: torch.device,
+    first: np.ndarray | None = None,
+    largest: np.ndarray | None = None,
 ) -> PackedLayout:
     """Return the layout of one row of documents of these lengths, first and largest positions."""
     bounds = np.cumsum([0, *lengths])
     return PackedLayout(1, int(bounds[-1]), bounds, device, first, largest_positions=largest)
 
 
-def rows_as_documents(real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+def rows_as_documents(
+    real: np.ndarray,
+    device: torch.device,
+    positions: np.ndarray | None = None,
+) -> PackedLayout:
     """Return the packed row of a padded batch's rows; both arrays are (rows, columns).
 
     `real` is True at tokens, and every row holds at least one.
@@ -259,8 +279,8 @@ def without_boundaries(
         flat = labels.reshape(tokens)
     else:
         raise InvalidPacking(
-            f"labels must have one for each token of the packed rows, {shape}; found {tuple(labels.shape)}, in which "
-            f"autopack cannot tell where documents begin",
+            f"labels must have one for each token of the packed rows, {shape}; found "
+            f"{tuple(labels.shape)}, in which autopack cannot tell where documents begin",
             code="wrong-labels",
         )
     bounds = layout.cu_seqlens.long()

@@ -35,7 +35,9 @@ class Half:
     of them."""
 
     def __init__(self, real: np.ndarray, device: torch.device, layout: PackedLayout | None = None):
-        """Build from real tokens, True in (rows, columns), and their documents; None for one in each row."""
+        """Build from real tokens, True in (rows, columns), and their documents; None for one in
+        each row.
+        """
         sizes = real.sum(axis=1) if layout is None else layout.sizes[real_documents(layout)]
         self.places = TokenMap.of_real(real, device)
         self.layout = one_row(sizes[sizes > 0], device)
@@ -72,10 +74,14 @@ class Pair:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 
 
-def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple[list[np.ndarray] | None, Pair | None]:
+def declared_of(
+    arguments: Mapping[str, Any],
+    pad_token_id: int | None,
+) -> tuple[list[np.ndarray] | None, Pair | None]:
     """Return the real tokens of each half of a call, and its halves if it packs or pads documents.
 
-    Real tokens are True in (rows, columns) of each half that the call brings; None if it brings none.
+    Real tokens are True in (rows, columns) of each half that the call brings; None if it brings
+    none.
 
     `position_ids`, `seq_idx` or an `attention_mask` of segment ids declare the encoder's documents;
     the same names with `decoder_` before them declare the decoder's. In a padded batch without
@@ -83,8 +89,8 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     decoder's tokens, if given, are padding tokens. Raises `InvalidPacking` if a declaration is
     malformed or the halves do not match.
     """
-    # The tensors (rows, columns, ...) that stand for the tokens: the encoder's states if it has run already, and the
-    # labels where they make the decoder's tokens.
+    # The tensors (rows, columns, ...) that stand for the tokens: the encoder's states if it has run
+    # already, and the labels where they make the decoder's tokens.
     states = arguments.get("encoder_outputs")
     source = _first_tensor(arguments.get("input_ids"), arguments.get("inputs_embeds"), states and states[0])
     target = _first_tensor(*map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels")))
@@ -94,7 +100,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if target is not None and unclear:
         raise InvalidPacking(
-            f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}",
+            f"{unclear[0]} may belong to the encoder or the decoder. Declare documents by {_BOTH}",
             code="halves-disagree",
         )
     sides = [(prefix, inputs) for prefix, inputs in (("", source), ("decoder_", target)) if inputs is not None]
@@ -105,8 +111,9 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     if target is None:
         if packs:
             raise InvalidPacking(
-                "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
-                "segment ids in decoder_attention_mask or with decoder_position_ids",
+                "the encoder's tokens are packed and the decoder's are missing: pass "
+                "decoder_input_ids or labels, with segment ids in decoder_attention_mask or with "
+                "decoder_position_ids",
                 code="halves-disagree",
             )
         return real, None
@@ -128,15 +135,18 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
         )
     if counts[0] != counts[-1]:
         raise InvalidPacking(
-            f"the documents of the encoder and of the decoder must match, row by row: found {counts[0]} documents in "
-            f"the rows of the encoder and {counts[1]} in those of the decoder. Declare both: by {_BOTH}",
+            "the documents of the encoder and of the decoder must match, row by row: found "
+            f"{counts[0]} documents in the rows of the encoder and {counts[1]} in those of the "
+            f"decoder. Declare both: by {_BOTH}",
             code="halves-disagree",
         )
-    # Without a mask of the decoder, what is padding follows from the labels, and none of it is labelled.
+    # Without a mask of the decoder, what is padding follows from the labels, and none of it is
+    # labelled.
     return real, Pair(None if source is None else halves[0], halves[-1], declared[-1].labelled_padding, packs)
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:
+    """Return the first value that is a tensor with rows and columns, or None."""
     return next((v for v in values if isinstance(v, torch.Tensor) and v.dim() >= 2), None)
 
 
@@ -150,6 +160,7 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _read(
     arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
 ) -> declarations.Declared:
+    """Return the documents and padding that are declared for one half."""
     names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
     given = {name: arguments.get(full) for name, full in names.items()}
     known = {name: host[full] for name, full in names.items() if full in host}
@@ -157,8 +168,12 @@ def _read(
 
 
 def _before_last_label(
-    arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], target: torch.Tensor, pad_token_id: int | None
+    arguments: Mapping[str, Any],
+    host: Mapping[str, torch.Tensor],
+    target: torch.Tensor,
+    pad_token_id: int | None,
 ) -> np.ndarray:
+    """Return True up to the last label of each row, (rows, columns), where a decoder has no mask."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:

@@ -31,6 +31,7 @@ class Stretch:
 
     @property
     def length(self) -> int:
+        """The number of tokens."""
         return self.end - self.first
 
 
@@ -104,7 +105,9 @@ class Prefixes:
     def depths(self) -> torch.Tensor:
         """For each column of the row that runs, its token's place in its document: int64 (S,) on
         the device."""
-        return self.documents.upload(np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]))
+        return self.documents.upload(
+            np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]),
+        )
 
     @cached_property
     def sees(self) -> torch.Tensor:

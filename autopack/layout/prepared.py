@@ -17,7 +17,9 @@ from autopack.layout.packed import PackedLayout
 _HIDDEN = -9_900
 """Largest value added to a score to hide it: -1e4 was usual, and is -9984 in bfloat16."""
 _FOR_GOOD = -1e8
-"""Largest value that hides a score however large it is; in dtypes of less range, half of the least number."""
+"""Largest value that hides a score however large it is; in dtypes of less range, half of the least
+number.
+"""
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
@@ -61,6 +63,7 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apar
 
 
 def _seen(mask: torch.Tensor) -> torch.Tensor:
+    """Return True where a prepared mask shows a key, whether it is boolean or added to scores."""
     return mask if mask.dtype == torch.bool else mask > _HIDDEN
 
 
@@ -77,7 +80,11 @@ class SeenImages:
     count: int
 
 
-def images_of_documents(mask: torch.Tensor, layout: PackedLayout, real: torch.Tensor | None) -> SeenImages | str:
+def images_of_documents(
+    mask: torch.Tensor,
+    layout: PackedLayout,
+    real: torch.Tensor | None,
+) -> SeenImages | str:
     """Return the images that documents see by a mask (rows, columns, images, ...), or why it is
     unclear.
 

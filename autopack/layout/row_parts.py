@@ -60,7 +60,8 @@ def shard_rows(
     ids = batch.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         raise InvalidPacking(
-            "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)", code="parts-of-rows"
+            "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)",
+            code="parts-of-rows",
         )
     rows, columns = ids.shape
     declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
@@ -84,8 +85,8 @@ def shard_rows(
             continue
         if tuple(value.shape) != (rows, columns):
             raise InvalidPacking(
-                f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it can be cut like "
-                f"them; found {tuple(value.shape)}",
+                f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it "
+                f"can be cut like them; found {tuple(value.shape)}",
                 code="parts-of-rows",
             )
         whole[name] = pad(value, (0, more))
@@ -114,6 +115,7 @@ def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch
 def _labels(
     batch: Mapping[str, Any], layout: PackedLayout, more: int, shifts: bool, ignored: int
 ) -> dict[str, torch.Tensor | int]:
+    """Return the labels of rows that ranks will share, padded by `more`, and shifted if asked."""
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     if labels is None and shifted is None:
         return {}
@@ -122,5 +124,9 @@ def _labels(
     if shifted is None:
         assert labels is not None
         shifted = pad(labels, (0, 1), value=ignored)[:, 1:]
-    targets = pad(without_boundaries(shifted, layout, shifted=True, ignored=ignored), (0, more), value=ignored)
+    targets = pad(
+        without_boundaries(shifted, layout, shifted=True, ignored=ignored),
+        (0, more),
+        value=ignored,
+    )
     return {"labels": targets, "shift_labels": targets, "num_items_in_batch": int((targets != ignored).sum())}

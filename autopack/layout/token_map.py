@@ -176,7 +176,7 @@ class TokenMap:
 
     @cached_property
     def back(self) -> torch.Tensor:
-        """`places` as a flat tensor on the device, with that of the first token for -1."""
+        """The flat `places` on the device; -1 is replaced by the place of the first token."""
         return upload(self.places.reshape(-1).clip(0), self.device)
 
 
@@ -263,7 +263,11 @@ class Batches:
         grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
-    def together(self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1]) -> Any:
+    def together(
+        self,
+        outputs: list[Any],
+        otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1],
+    ) -> Any:
         """Return a module's outputs for all batches as an output for packed rows.
 
         Dictionaries, outputs of transformers, tuples and lists are put together part by part. A
@@ -288,7 +292,9 @@ def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
     """
     first = outputs[0]
     if isinstance(first, dict):
-        return type(first)(**{name: each_part(change, *(output[name] for output in outputs)) for name in first})
+        return type(first)(
+            **{name: each_part(change, *(output[name] for output in outputs)) for name in first},
+        )
     if isinstance(first, tuple | list):
         return type(first)(each_part(change, *parts) for parts in zip(*outputs, strict=True))
     return change(*outputs)

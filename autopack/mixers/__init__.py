@@ -65,16 +65,19 @@ class AtOperations(Way):
         missed = set(self.operations) - arrived
         if missed and self.fused not in arrived:
             raise UnsupportedModel(
-                f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where autopack keeps "
-                f"documents apart, so they may have been mixed. Train it on padded batches, one document per row.",
+                f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where "
+                "autopack keeps documents apart, so they may have been mixed. Train it on padded "
+                "batches, one document per row.",
                 code="other-code",
             )
         return output
 
     def here(self, module: str) -> Way:
+        """Return this way if the operations stand in a module; else the way of older releases."""
         return self if self.sites(module) else self.before
 
     def sites(self, module: str) -> list[Site]:
+        """Return the operations of a module as functions to replace; none if one is missing."""
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
@@ -99,7 +102,8 @@ class Restarting(Way):
         layout = call.layout
 
         def change(name: str, value: Any) -> Any:
-            if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
+            # columns, in one row or one for each
+            if name == "position_ids" and isinstance(value, torch.Tensor):
                 columns = torch.arange(layout.max_seqlen, dtype=value.dtype, device=value.device)
                 if value.shape == (layout.columns, 1):  # Pegasus-X
                     return columns[:, None]
@@ -108,7 +112,8 @@ class Restarting(Way):
                 return value
             if isinstance(value, torch.Tensor):
                 return value[:1, : layout.max_seqlen]
-            # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin `input`.
+            # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin
+            # `input`.
             return torch.Size((1, layout.max_seqlen, *value[2:])) if isinstance(value, (tuple, list)) else value
 
         table = call.changed(change)
@@ -149,14 +154,15 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
     output = ALONE.run(replace(call, original=original), bias)
     if len(place) != 1:
         raise UnsupportedModel(
-            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need. "
-            f"Train it on padded batches, one document per row.",
+            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its "
+            "next layers need. Train it on padded batches, one document per row.",
             code="attention-unknown",
         )
     return tuple(bias if number in place else part for number, part in enumerate(output))
 
 
 def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
+    """Return the relative bias of attention for the longest document."""
     states = arguments["hidden_states"]
     if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:
         return mixer.compute_bias(longest, longest, device=states.device)
@@ -182,8 +188,7 @@ class OneByOne(Way):
 
 
 class EncoderOneByOne(OneByOne):
-    """`OneByOne` for the encoder of a pair; a decoder of the same class is kept within documents by
-    its parts."""
+    """`OneByOne` for an encoder alone: a decoder of the same class is served by its parts."""
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):

@@ -72,6 +72,7 @@ class Alone(Way):
 
     @property
     def counts(self) -> bool:  # type: ignore[override]
+        """True if the mixer numbers tokens by columns."""
         return self.by_columns
 
     def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
@@ -83,7 +84,8 @@ class Alone(Way):
         if self.channels_first:
             call = _with_tokens_first(call)
         call.check()
-        # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a batch share.
+        # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a
+        # batch share.
         by_row = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None) == "flex_attention"
         found, read = pairs_of(call.layout, call.memory, each_by_itself if by_row else equally_long)
 
@@ -99,7 +101,14 @@ class Alone(Way):
             whole = _with_weights(call, found.maps, whole, outputs)
         return _transposed(whole) if self.channels_first else whole
 
-    def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: TokenMap, name: str, value: Any) -> Any:
+    def _within(
+        self,
+        call: MixerCall,
+        bias: torch.Tensor | None,
+        batch: TokenMap,
+        name: str,
+        value: Any,
+    ) -> Any:
         """Return an argument of a call as attention within each document of a batch needs it."""
         layout, (documents, length) = call.layout, batch.into
         axis = dict(self.beginnings).get(name)
@@ -142,6 +151,8 @@ def _with_tokens_first(call: MixerCall) -> MixerCall:
 
 
 def _transposed(output: Any) -> Any:
+    """Return an output whose tensors of three axes have the last two exchanged."""
+
     def change(part: Any) -> Any:
         return part.transpose(1, 2) if isinstance(part, torch.Tensor) and part.dim() == 3 else part
 
@@ -175,7 +186,8 @@ def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
         return mask[: batch.into[1], : batch.into[1]]
     if mask.dim() == 2:
         return batch.gather(mask)
-    if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:  # queries before heads (GPT-BigCode)
+    # queries before heads (GPT-BigCode)
+    if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:
         return square(batch, mask.transpose(1, 2)).transpose(1, 2)
     return square(batch, mask)
 
@@ -192,8 +204,9 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     known = (columns, columns + 1)
     if len(mask) not in (1, rows) or queries not in known or mask.shape[-1] not in known:
         raise UnsupportedModel(
-            f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of {columns} columns, "
-            f"so what of it belongs to a document cannot be told. Run the documents one per row.",
+            f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of "
+            f"{columns} columns, so what of it belongs to a document cannot be told. Run the "
+            "documents one per row.",
             code="other-tokens",
         )
     column = batch.where % columns
@@ -201,7 +214,8 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     row = row if len(mask) > 1 else row * 0
     if mask.dim() < 3 or mask.shape[-2] == 1 or mask.requires_grad:
         return _gather_pairs(mask[row], column, column)
-    # What belongs to the documents alone is read, where that above copies whole rows for each of them.
+    # What belongs to the documents alone is read, where that above copies whole rows for each of
+    # them.
     between = [slice(None)] * (mask.dim() - 3)
     places: Any = (row[:, None, None], *between, column[:, :, None], column[:, None])
     return mask[places].movedim((1, 2), (-2, -1))
@@ -213,7 +227,11 @@ def _gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
 
     def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
         between = (1,) * (parts.dim() + axis - 1)
-        return torch.take_along_dim(parts, columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)), axis)
+        return torch.take_along_dim(
+            parts,
+            columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)),
+            axis,
+        )
 
     parts = along(-1, keys)
     return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
@@ -256,12 +274,14 @@ def pairs_of(
 
 
 def _described(mask: DocumentMask, batch: TokenMap) -> Any:
+    """Return the mask of a batch of documents, made from its description."""
     columns = mask.layout.columns
     first = batch.starts.tolist() if mask.absolute else [0]
     documents, length = batch.into
     masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
     made = [each for each in masks if each is not None]
-    if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
+    # a BlockMask, the same for every document of one length
+    if made and not isinstance(made[0], torch.Tensor):
         if mask.absolute:
             raise UnsupportedModel(
                 "a rule over tokens of the row cannot be cut into block masks; use sdpa or eager",
@@ -300,15 +320,17 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         if numbers_itself and _count_from_zero(given.get("position_ids")):
             given["position_ids"] = None
         if not count and given.get("labels") is not None:
-            # Its mean would be that of nothing. In step with others its loss is in the graph all the same.
+            # Its mean would be that of nothing. In step with others its loss is in the graph all
+            # the same.
             given["labels"] = torch.zeros_like(given["labels"]) if in_step else None
         given |= items_of_share(given, count, sum(counts))
         with without_layout():
             outputs.append(call.original(call.mixer, **{**given, "return_dict": True}))
         if any(outputs[-1].get(name) is not None for name in ("aux_loss", "router_logits")):
             raise UnsupportedModel(
-                f"{type(call.mixer).__name__} runs the documents of packed rows one after another, and the loss of its "
-                f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches.",
+                f"{type(call.mixer).__name__} runs the documents of packed rows one after another, "
+                "and the loss of its routers is not the mean of theirs. Set "
+                "output_router_logits=False, or pass padded batches.",
                 code="output-asked",
             )
     loss = None
@@ -320,14 +342,17 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
 
 
 def _count_from_zero(positions: Any) -> bool:
+    """Return True for positions 0, 1, 2 and so on in every row."""
     if not isinstance(positions, torch.Tensor):
         return False
-    return torch.equal(positions, torch.arange(positions.shape[-1], device=positions.device).expand_as(positions))
+    return torch.equal(
+        positions,
+        torch.arange(positions.shape[-1], device=positions.device).expand_as(positions),
+    )
 
 
 def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
-    """Return the number of labels of each batch that the loss uses; copies once to the host for
-    all."""
+    """Return the number of labels that the loss uses in each batch, by one copy to the host."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):
         return [0] * len(labels)

@@ -12,6 +12,8 @@ from autopack.layout.packed import PackedLayout
 
 
 class _CausalConvolution(torch.autograd.Function):
+    """A causal depthwise convolution that does not reach into the document before."""
+
     @staticmethod
     def forward(tokens: torch.Tensor, weight: torch.Tensor, outside: list[torch.Tensor]) -> torch.Tensor:
         output = tokens * weight[:, -1]

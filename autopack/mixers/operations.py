@@ -31,8 +31,7 @@ from autopack.runtime.scope import current
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations follow a layout; yield the set of called operations, filled as they are
-    called."""
+    """Let operations follow a layout; yield the set of operations that were called."""
     activation, arrived = current(), set[str]()
     assert activation is not None
     before, activation.mixing = activation.mixing, (layout, arrived)
@@ -74,7 +73,12 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
     return found.together([run(batch.gather) for batch in found.maps])
 
 
-def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+def _convolution(
+    original: Callable[..., Any],
+    layout: PackedLayout,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Any:
     """Run causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...) within
     documents."""
     given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
@@ -116,10 +120,19 @@ class _Scan:
             if value is not None:
                 check_tokens(value.movedim(self.axis, 1).shape, layout, self.name)
 
-    def __call__(self, original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self,
+        original: Callable[..., Any],
+        layout: PackedLayout,
+        args: Any,
+        kwargs: dict[str, Any],
+    ) -> Any:
         self.check(layout, args, kwargs)
         if self.chunk is not None and not releases.kernel_parameters(original):
-            kwargs = {**kwargs, "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen))}
+            kwargs = {
+                **kwargs,
+                "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen)),
+            }
 
         def call(spread: Spread, **more: Any) -> Any:
             def change(value: torch.Tensor) -> torch.Tensor:
@@ -153,7 +166,7 @@ def _near_square_root(longest: int) -> int:
 
 
 def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change the output of a scan; a final state, which packed rows do not have, stays as it is."""
+    """Change the output of a scan. A final state stays: packed rows have none."""
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
@@ -189,6 +202,7 @@ def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs
 
 
 def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> _Scan:
+    """Return the scan of a delta rule, by the name of its function."""
     return _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
 
 
@@ -201,11 +215,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
     "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
 }
-"""Adaptations to documents of functions that mix tokens, by the names in transformers' modeling files.
+"""Adaptations to documents of functions that mix tokens, by the names in transformers' modeling
+files.
 
 Each takes the function, the layout, and the positional and named arguments of a call.
 """
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
+    """Return True if a kernel takes an argument of this name."""
     return name in releases.kernel_parameters(operation)

@@ -26,7 +26,7 @@ from autopack.layout.token_map import each_part
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS
 from autopack.patching import Site
-from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
+from autopack.runtime.runs import RankRuns, from_the_same_buffers, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
@@ -39,8 +39,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     names = parameters_of(owner).names
     if not names:
         raise UnsupportedModel(
-            f"{site} does not name its arguments, so autopack cannot tell which of them holds the tokens. Take away "
-            f"what is wrapped around it, or train the model on padded batches, one document per row.",
+            f"{site} does not name its arguments, so autopack cannot tell which of them holds the "
+            "tokens. Take away what is wrapped around it, or train the model on padded batches, "
+            "one document per row.",
             code="other-code",
         )
 
@@ -58,12 +59,12 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     @torch._dynamo.disable
     def in_step(mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module as often as the rank that runs it most, and return its output."""
-        steps = Steps(scope.model.groups, scope.agreed.get(id(mixer)))
+        rank_runs = RankRuns(scope.model.groups, scope.agreed.get(id(mixer)))
         arguments = {**torches.by_name(names, args), **kwargs}
         runs: list[_RunOfMixer] = []
 
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            steps.begin()
+            rank_runs.begin()
             given = {**torches.by_name(names, args), **kwargs}
             runs.append(_RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
             return original(mixer, *args, **kwargs)
@@ -75,16 +76,21 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         with changed(in_step=True):
             output = mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
             idle = []
-            for _ in steps.idle(None if packs else _obstacle(mixer, arguments)):
+            for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
                 run = max(runs, key=_RunOfMixer.rank)
                 with leaving_nothing(mixer), changed(layout=run.scope.layout, memory=run.scope.memory):
                     idle.append(original(mixer, **run.arguments))
-        scope.agreed[id(mixer)] = steps.count
+        scope.agreed[id(mixer)] = rank_runs.count
         output = with_idle(output, idle)
         return output.to_tuple() if wants_tuple else output
 
     @torch._dynamo.disable
-    def mix(mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    def mix(
+        mixer: torch.nn.Module,
+        scope: Scope,
+        arguments: dict[str, Any],
+        original: Callable[..., Any],
+    ) -> Any:
         mark = mark_of(mixer)
         assert scope.layout is not None
         assert mark is not None
@@ -100,7 +106,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         original = from_the_same_buffers(original, mixer)
 
         def run(arguments: dict[str, Any], memory: PackedLayout | None = None) -> Any:
-            return way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
+            return way.run(
+                MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory),
+            )
 
         if (rows := scope.shared) is not None:
             arguments = {name: _of_whole_rows(mixer, way, name, value, scope) for name, value in arguments.items()}
@@ -127,8 +135,9 @@ def _with_own_images(
     states, real = arguments.get("encoder_hidden_states"), real_documents(layout)
     if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
-            f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
-            f"{real.sum()} documents of packed rows. Run the documents one per row.",
+            f"{type(mixer).__name__} attends from text to images in code of its own, and not to "
+            f"one for each of the {real.sum()} documents of packed rows. Run the documents one per "
+            "row.",
             code="media-mixed",
         )
     number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
@@ -140,8 +149,7 @@ def _with_own_images(
 
 
 def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scope: Scope) -> Any:
-    """Return an argument for whole rows from this rank's part of the columns; every rank then runs
-    the module."""
+    """Return an argument of whole rows, gathered from the parts of all ranks."""
     if isinstance(value, tuple | list):
         return type(value)(_of_whole_rows(mixer, way, name, each, scope) for each in value)
     if not isinstance(value, torch.Tensor):
@@ -159,9 +167,9 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
         return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
     if columns in value.shape:
         raise UnsupportedModel(
-            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the {columns} columns that a "
-            f"rank has of each row, and autopack cannot tell what whole rows have there. Train it without "
-            f"sequence_parallel.",
+            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the "
+            f"{columns} columns that a rank has of each row, and autopack cannot tell what whole "
+            "rows have there. Train it without sequence_parallel.",
             code="sequence-parallel",
         )
     return value
@@ -183,7 +191,8 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     places, pairs = prefixes.row.back.to(value.device), (prefixes.tokens, prefixes.tokens)
-    if value.dim() == 4 and value.shape[-2:] == pairs:  # a mask of the row, in which columns are in the order of tokens
+    # a mask of the row, in which columns are in the order of tokens
+    if value.dim() == 4 and value.shape[-2:] == pairs:
         return value.index_select(2, places).index_select(3, places)
     return Frame(1, prefixes.tokens).changed(name, value, prefixes.row.restore)
 
@@ -191,7 +200,8 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return an output with `keep` applied to its values per token: tensors (*shape, ...)."""
     return each_part(
-        lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part, output
+        lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part,
+        output,
     )
 
 
@@ -220,4 +230,4 @@ def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:
         return None
-    return f"{type(mixer).__name__} was called with a cache ({held[0]}) on this one. Pass use_cache=False there."
+    return f"{type(mixer).__name__} has a cache ({held[0]}) on this rank. Pass use_cache=False there."

@@ -15,8 +15,9 @@ from autopack.packing.strategies import permutation
 
 @dataclass(frozen=True)
 class CostModel:
-    """Cost of training on a document, `linear * length + quadratic * length ** 2`; a row costs the
-    sum.
+    """Cost of training on a document, `linear * length + quadratic * length ** 2`.
+
+    A row costs the sum of its documents.
 
     The unit is the cost of one token outside attention. In a transformer of hidden size h a token
     takes about 24 h² operations per layer, and a pair of tokens 2 h in causal attention: the ratio
@@ -39,7 +40,12 @@ class CostModel:
         lengths = np.asarray(lengths, np.float64)
         return lengths * (self.linear + self.quadratic * lengths)
 
-    def of_rows(self, lengths: np.ndarray, bounds: np.ndarray, squares: np.ndarray | None = None) -> np.ndarray:
+    def of_rows(
+        self,
+        lengths: np.ndarray,
+        bounds: np.ndarray,
+        squares: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
         `bounds[r + 1]`.
 

@@ -39,7 +39,7 @@ class Per(Enum):
 
 @dataclass
 class Columns:
-    """The columns of all batches of a step, and what stands in them at padding.
+    """The columns of all batches of a step, and their values at padding.
 
     `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.
     """
@@ -51,7 +51,11 @@ class Columns:
 
 
 def cut(
-    batches: Sequence[Batch], rows_each: int = 1, is_pair: bool = False, pad_token: int | None = None, first: int = 0
+    batches: Sequence[Batch],
+    rows_each: int = 1,
+    is_pair: bool = False,
+    pad_token: int | None = None,
+    first: int = 0,
 ) -> tuple[Columns, list[list[Example]]]:
     """Return the columns of some batches, and the documents in each. Raises `InvalidPacking`.
 
@@ -100,15 +104,25 @@ def length_of(example: Example, columns: Columns) -> int:
 
 def shape_of(batch: Batch) -> tuple[int, int]:
     """Return the rows and columns of a batch. Raises `InvalidPacking` where it has no tokens."""
-    tokens = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    tokens = next(
+        (batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None),
+        None,
+    )
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
-        raise _not_cut(f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}")
+        raise _not_cut(
+            f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}",
+        )
     return tokens.shape[0], tokens.shape[1]
 
 
-def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
-    """Return a batch with a mask of its tokens, the row, start and end of each document, and which are padding."""
+def _declared(
+    batch: Batch,
+    first: int,
+) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
+    """Return a batch with a mask of its tokens, the row, start and end of each document, and which
+    are padding.
+    """
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
     if media.given(batch):
@@ -137,7 +151,7 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], tuple[list[tupl
 
 
 def _per(name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool) -> Per:
-    """Return what a column has an entry for, which has to be the same in all batches."""
+    """Return the unit of a column's entries, which has to be equal in all batches."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
         grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
@@ -156,12 +170,14 @@ def _per(name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each:
 
 
 def _count(value: Any) -> int | None:
+    """Return the number of rows of a value, or None if it has none."""
     if isinstance(value, torch.Tensor):
         return len(value) if value.dim() else None
     return len(value) if isinstance(value, list | tuple) else None
 
 
 def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) -> list[Example]:
+    """Return the documents of a batch as examples, each of one row or several."""
     ends = _ends_of_targets(batch, columns)
     count = len(lies) // columns.rows_each
 
@@ -183,7 +199,7 @@ def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) 
 
 
 def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
-    """Return the number of columns of each row that the decoder's side takes; of another model an empty list."""
+    """Return the number of decoder columns of each row; an empty list without a decoder."""
     if Per.TARGET not in columns.per.values():
         return []
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
@@ -206,8 +222,10 @@ def _padded(values: list[torch.Tensor], fill: Any, on_the_left: bool) -> torch.T
 
 
 def _not_cut(why: str) -> InvalidPacking:
+    """Return the error for a batch that cannot be cut into its documents."""
     return InvalidPacking(
-        f"max_tokens cuts the batches of a step into their documents, and cannot cut this one: {why}. Leave out "
-        f"max_tokens, or have the collator return what each row needs in columns of one entry a row or a token.",
+        "max_tokens cuts the batches of a step into their documents, and cannot cut this one: "
+        f"{why}. Leave out max_tokens, or have the collator return what each row needs in columns "
+        "of one entry a row or a token.",
         code="batch-not-cut",
     )

@@ -49,7 +49,7 @@ bad_file = partial(InvalidPacking, code="bad-file")
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
-    """The error about a value of one example."""
+    """Return the error about a value of one example."""
     return unusable(f"example {index}, {kind}{key!r}: {found}")
 
 
@@ -75,19 +75,28 @@ def check_columns(names: Collection[Any], option: str) -> None:
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
     if pair is not None:
         raise InvalidPacking(
-            f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
-            f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
-            f"batches by PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name both in "
-            f"{option} to pack the rest; PackingCollator(labels='completions') makes documents of a prompt and answers",
+            f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. "
+            "Leave them to the collator of their trainer, whose batches an enabled model runs "
+            "without padding, and plan these batches by "
+            "PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name "
+            f"both in {option} to pack the rest; PackingCollator(labels='completions') makes "
+            "documents of a prompt and answers",
             code="pairs-are-no-documents",
         )
     if IDS not in names:
-        raise unusable(f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)")
+        raise unusable(
+            f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)",
+        )
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 
 
-def refuse_unlike(names: Sequence[Collection[Any]], optional: Collection[Any], way: str, kind: str = "") -> None:
+def refuse_unlike(
+    names: Sequence[Collection[Any]],
+    optional: Collection[Any],
+    way: str,
+    kind: str = "",
+) -> None:
     """Raise `InvalidPacking` unless all examples have the same names, but for `optional` ones."""
     for index, found in enumerate(names):
         for name in sorted(({*names[0]} ^ {*found}) - {*optional}, key=str):
@@ -101,8 +110,7 @@ def is_int(value: Any) -> bool:
 
 
 def check_ints(optional: bool = False, **options: Any) -> None:
-    """Raise `ValueError` unless options are ints of at least 1, or 0 where that is a number; None if
-    optional."""
+    """Raise `ValueError` unless options are ints of at least 1, or of 0 or None where allowed."""
     for name, value in options.items():
         least = int(name not in FROM_0)
         if not (is_int(value) and value >= least) and not (optional and value is None):
@@ -124,7 +132,9 @@ def check_names(option: str, value: Any, what: str) -> None:
 
 
 def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
-    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a token."""
+    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a
+    token.
+    """
     kept = np.logical_and.reduce([np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns])
     return np.where(kept, columns[IDS].astype(np.int64), IGNORED_LABEL)
 

@@ -165,7 +165,9 @@ class PackingCollator:
             check_in("declare", form, get_args(Declaration))
         for name in ("pad_to_multiple_of", "align"):
             if self.max_length and self.max_length % (getattr(self, name) or 1):
-                raise ValueError(f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}")
+                raise ValueError(
+                    f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}",
+                )
         if self.align > 1 and MASK not in self.declare:
             raise ValueError(f"align={self.align}: only {MASK!r} tells padding inside documents; declare it")
         for name in ("max_documents", "rows"):
@@ -200,8 +202,9 @@ class PackingCollator:
         arguments: Collection[str] = () if forward is None else inspect.signature(forward).parameters
         if "decoder_input_ids" in arguments:
             raise ValueError(
-                f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
-                f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
+                f"{type(model).__name__} has an encoder and a decoder, and this collator packs one "
+                "row of tokens. Keep transformers.DataCollatorForSeq2Seq: enabled, the model runs "
+                "its padded batches without the padding"
             )
         config = getattr(model, "config", model)
         from autopack.inspection.heads import row_head  # need torch, which this module does not
@@ -233,7 +236,9 @@ class PackingCollator:
             _say_if_plain(made_for())
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
-            raise no_examples(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
+            raise no_examples(
+                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts",
+            )
         read = self._read_all(list(examples))
         if not read:
             raise no_examples("wanted at least one example, found an empty batch; leave empty batches out")
@@ -243,7 +248,15 @@ class PackingCollator:
         media = [example.media for example in read]
         whole = joined(read, self.first_position)
         multiple = self.pad_to_multiple_of or 1
-        placed = place(whole.lengths, documents, self.max_length, multiple, self.align, self.max_documents, self.rows)
+        placed = place(
+            whole.lengths,
+            documents,
+            self.max_length,
+            multiple,
+            self.align,
+            self.max_documents,
+            self.rows,
+        )
         batch = self._assemble(whole, placed)
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
@@ -261,8 +274,7 @@ class PackingCollator:
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
-        """Return the examples as arrays; as a single one if they go into one row and are only
-        documents."""
+        """Return the examples as arrays; as one array if they are documents of one row."""
         ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
         if not self.max_length and (merged := merge(examples, ignored)) is not None:
             return [merged]
@@ -276,7 +288,13 @@ class PackingCollator:
         """Return one example as arrays, no longer than a row."""
         completes = self.labels == "completions"
         given = as_documents(example, ignored) if completes else example
-        read = read_example(given, ignored, self.loss_weights is not None, self.image_processor is not None, completes)
+        read = read_example(
+            given,
+            ignored,
+            self.loss_weights is not None,
+            self.image_processor is not None,
+            completes,
+        )
         found = f"{IDS!r}: found {len(read)} tokens"
         columns = bounds_of(aligned(read.lengths, self.align))
         if self.max_length and columns[-1] > self.max_length:
@@ -304,7 +322,8 @@ class PackingCollator:
             raise invalid(0, "labels", "not found in any example; add them, or pass labels='none'")
         for example in lacking:
             example.columns["labels"] = labels_of(example.columns)
-        if self.labels == "completions":  # losses of completions read a mask, which other examples of the batch lack
+        # losses of completions read a mask, which other examples of the batch lack
+        if self.labels == "completions":
             for columns in (example.columns for example in examples if "labels" in example.columns):
                 for key in COMPLETION_KEYS:
                     columns.pop(key, None)
@@ -346,10 +365,12 @@ class PackingCollator:
 
 def _say_if_plain(model: Any) -> None:
     """Warn if packed rows are made for a model that autopack has not enabled."""
-    hooks = () if model is None else model._forward_pre_hooks.values()  # `autopack run` enables at the first call
+    # `autopack run` enables at the first call
+    hooks = () if model is None else model._forward_pre_hooks.values()
     if model is not None and not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
         logger.warning(
-            "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock transformers may let "
-            "documents of a row see each other. Call autopack.enable(model) before the model is called.",
+            "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock "
+            "transformers may let documents of a row see each other. Call autopack.enable(model) "
+            "before the model is called.",
             type(model).__name__,
         )

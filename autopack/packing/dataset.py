@@ -94,7 +94,15 @@ def pack(
     check_ints(buffer_size=buffer_size)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    packing = prepare("autopack.pack", max_length, planned, drop_columns, first_position, mask_first_label, groups)
+    packing = prepare(
+        "autopack.pack",
+        max_length,
+        planned,
+        drop_columns,
+        first_position,
+        mask_first_label,
+        groups,
+    )
     if not any(derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
@@ -123,7 +131,14 @@ def prepare(
     check_in("mask_first_label", mask_first_label, (True, False))
     check_names("drop_columns", drop_columns, "columns")
     plan([1], max_length, **planned)  # checks them
-    return Packing(int(max_length), planned, tuple(drop_columns), int(first_position), mask_first_label, groups)
+    return Packing(
+        int(max_length),
+        planned,
+        tuple(drop_columns),
+        int(first_position),
+        mask_first_label,
+        groups,
+    )
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
@@ -135,7 +150,12 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
 
         return pack_stream(dataset, packing, buffer_size)
     if derives_from(dataset, "Dataset", "datasets"):
-        return _write(dataset, packing, packing.rows(Documents.of_dataset(dataset, packing.drop_columns)), num_proc)
+        return _write(
+            dataset,
+            packing,
+            packing.rows(Documents.of_dataset(dataset, packing.drop_columns)),
+            num_proc,
+        )
     if not isinstance(dataset, (list, tuple)) or not all(isinstance(example, Mapping) for example in dataset):
         raise no_examples(
             "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "

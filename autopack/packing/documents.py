@@ -52,7 +52,8 @@ class Documents:
         names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
             raise no_examples("wanted at least one example, found an empty dataset")
-        # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
+        # Of each row of the table: where its values start in a column, the token after its padding,
+        # and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = zeros(table.num_rows)
         ids = table.schema.field(IDS).type
@@ -101,7 +102,11 @@ class Documents:
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
     def values(
-        self, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray, names: Collection[str] | None = None
+        self,
+        documents: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        names: Collection[str] | None = None,
     ) -> dict[str, Values]:
         """Return values of columns per token, by default all, for parts of documents, end to end.
 
@@ -145,7 +150,9 @@ class Documents:
         """Return a number per document, equal for equal values of a column; -1 for a missing
         value."""
         if name not in self.table.column_names:
-            raise wrong_numbers(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
+            raise wrong_numbers(
+                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another",
+            )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
         except pa.ArrowNotImplementedError as error:
@@ -166,11 +173,16 @@ class Documents:
         offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
         if any(batch.column(name).null_count for batch in self.batches):
             absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
-            self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
+            self._refuse(
+                np.concatenate(absent),
+                name,
+                "found no value; fill it, or leave the example or column out",
+            )
         self._starts[name] = np.concatenate([o[:-1] for o in offsets])
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
+        """Return True for a column with one value per token. Raises for one with another number."""
         found = self.table.schema.field(name).type
         if not _is_list(found):
             return False
@@ -240,15 +252,17 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    """Return True for an arrow type of integers or floats."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of an arrow list."""
     return getattr(kind, "storage_type", kind).value_type
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """Return lists with offsets, whatever their layout."""
+    """Return an arrow list with offsets, of any list layout."""
     array = getattr(array, "storage", array)
     return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
 
@@ -287,5 +301,6 @@ def from_columns(
 
 
 def _value(value: Any) -> Any:
+    """Return a value that arrow takes: an array of one axis, or lists."""
     value = to_numpy(value)
     return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

@@ -102,11 +102,14 @@ def as_documents(example: Any, ignored: Collection[str]) -> Any:
 
 
 def _tokens(name: str, value: Any) -> np.ndarray:
+    """Return token ids as an array of one axis. Raises for anything else."""
     found = numbers(name, value)
     if found.shape == (0,):
         return found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind != "i":
-        raise unusable(f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
+        raise unusable(
+            f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}",
+        )
     return found
 
 

@@ -20,7 +20,12 @@ ALONE = -1
 """Group number of documents without a group."""
 
 
-def units_of(pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray]:
+def units_of(
+    pieces: Pieces,
+    groups: np.ndarray,
+    prefixes: np.ndarray,
+    max_length: int,
+) -> tuple[Pieces, np.ndarray]:
     """Return documents by units, and the bounds of units; groups and prefixes are of all documents.
 
     A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
@@ -36,7 +41,8 @@ def units_of(pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_lengt
     begins = starts
     for number in np.flatnonzero(rooms > max_length).tolist():
         rests = lengths[starts[number] : starts[number] + sizes[number]] - prefixes[number]
-        # Documents that are nothing but the prefix take no room, and one of them may fill a row with it.
+        # Documents that are nothing but the prefix take no room, and one of them may fill a row
+        # with it.
         parts = next_fit(np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests))
         begins = np.union1d(begins, starts[number] + parts[:-1])
     # In the order in which they come, which some strategies keep.
@@ -49,8 +55,7 @@ def units_of(pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_lengt
 
 
 def together(lengths: np.ndarray, prefixes: np.ndarray | None = None) -> Pieces:
-    """Return documents of several sequences, of which `lengths` are (documents, sequences), as one
-    piece each.
+    """Return documents of several sequences as one piece each, by `lengths` (documents, sequences).
 
     `shared` is the common beginning of a document's sequences; `squares` leave it out.
     """
@@ -71,7 +76,9 @@ def check_whole(lengths: np.ndarray, overflow: str, align: int, max_documents: i
     if align > 1:
         raise ValueError(f"align={align}: pads documents of one sequence each, and {what}: leave one out")
     if is_grouped and max_documents is not None:
-        raise ValueError("max_documents= is not kept for groups=, which go into a row together: leave one out")
+        raise ValueError(
+            "max_documents= is not kept for groups=, which go into a row together: leave one out",
+        )
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
@@ -132,7 +139,9 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
     if groups is None and lengths.ndim == 1:
         raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
     if groups is not None and lengths.ndim > 1:
-        raise ValueError(f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}")
+        raise ValueError(
+            f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}",
+        )
     found = {} if groups is None else {"groups": _of_each("groups", groups, len(lengths), ALONE)}
     begun = _of_each("prefixes", prefixes if prefixes is not None else zeros(len(lengths)), len(lengths), 0)
     shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)
@@ -141,7 +150,7 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
 
 
 def _of_each(name: str, given: Any, count: int, least: int) -> np.ndarray:
-    """Return what was given under this name as (documents,) int64."""
+    """Return an argument with one number per document as (documents,) int64."""
     found = ints(name, given)
     if found.shape != (count,):
         raise wrong_numbers(f"{name}: wanted {count} ints, one per document; found shape {found.shape}")

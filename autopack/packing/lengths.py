@@ -37,7 +37,7 @@ class Counts:
 
     @property
     def overflow(self) -> dict[str, int]:
-        """Effects on longer documents, in words, and the number of documents or tokens of each."""
+        """The treatments of longer documents, each with its number of documents or tokens."""
         done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
         return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
 
@@ -48,8 +48,10 @@ class Counts:
 
 
 def nothing_left(counts: Counts) -> InvalidPacking:
-    """Return the error about data of which everything was dropped."""
-    return does_not_fit(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
+    """Return the error for data whose documents were all dropped."""
+    return does_not_fit(
+        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it",
+    )
 
 
 class Pieces(NamedTuple):
@@ -75,7 +77,9 @@ class Pieces(NamedTuple):
     def take(self, order: np.ndarray) -> Pieces:
         """Return these pieces in this order; offsets made by `zeros` stay one number in memory."""
         given = (column for column in self if column is not None)
-        return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given))
+        return Pieces(
+            *(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given),
+        )
 
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the pieces of `chosen` rows, by the `bounds` of all rows, and the bounds of those
@@ -93,18 +97,23 @@ def to_numpy(value: Any) -> Any:
 
 
 def numbers(key: str, value: Any) -> np.ndarray:
-    """Return a list, array or tensor as a numpy array of int64, float32 or bool; raise
-    `InvalidPacking` for the `key` of any other."""
+    """Return a list, array or tensor as an array of int64, float32 or bool. Raises
+    `InvalidPacking`.
+    """
     try:
         if isinstance(value, (list, tuple)):
             with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
                 return np.asarray(array.array("q", value))
         found = np.asarray(to_numpy(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise unusable(f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys") from error
+        raise unusable(
+            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys",
+        ) from error
     kind = found.dtype.kind
     if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
-        raise unusable(f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys")
+        raise unusable(
+            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys",
+        )
     return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
 
 
@@ -159,7 +168,9 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     """
     found = ints("lengths", lengths)
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
-        raise wrong_numbers(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
+        raise wrong_numbers(
+            f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each",
+        )
     if found.ndim == 2 and not hasattr(lengths, "__array__") and found.shape[1] > 2:
         raise wrong_numbers(
             f"lengths: wanted one int per document, found lists of {found.shape[1]} each, which "
@@ -177,8 +188,9 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
 
 
 def ints(name: str, given: Any) -> np.ndarray:
-    """Return what was given under this name as an array of ints, of Python's if one of them takes
-    more than 64 bits; raise `InvalidPacking` for anything else."""
+    """Return an argument as an array of ints, Python's if one needs more than 64 bits. Raises
+    `InvalidPacking`.
+    """
     if isinstance(given, (str, bytes, dict)) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise wrong_numbers(f"{name}: wanted one int per document, found {type(given).__name__}")
     if isinstance(given, Sequence):
@@ -188,7 +200,9 @@ def ints(name: str, given: Any) -> np.ndarray:
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
-        raise wrong_numbers(f"{name}: wanted one int per document, found what is no array: {error}") from error
+        raise wrong_numbers(
+            f"{name}: wanted one int per document, found what is no array: {error}",
+        ) from error
     if found.dtype.kind in "iu" or not found.size:
         return found
     of_any = given if isinstance(given, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()

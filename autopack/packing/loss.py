@@ -47,7 +47,10 @@ def weighted_loss(
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
     for name, given in (("labels", labels), ("loss_weights", loss_weights)):
         if not isinstance(given, torch.Tensor):
-            raise InvalidPacking(f"{name}: wanted a tensor (B, T), found {type(given).__name__}", code="wrong-labels")
+            raise InvalidPacking(
+                f"{name}: wanted a tensor (B, T), found {type(given).__name__}",
+                code="wrong-labels",
+            )
     if labels.is_floating_point():
         raise InvalidPacking(f"labels: wanted ints, found {labels.dtype}", code="wrong-labels")
     if not logits.shape[:2] == labels.shape == loss_weights.shape:

@@ -85,7 +85,10 @@ def of_tokens(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def along_diagonal(
-    examples: Sequence[dict[str, Any]], rows: Sequence[int], tokens: Sequence[np.ndarray], shape: tuple[int, ...]
+    examples: Sequence[dict[str, Any]],
+    rows: Sequence[int],
+    tokens: Sequence[np.ndarray],
+    shape: tuple[int, ...],
 ) -> dict[str, np.ndarray]:
     """Return the masks of `SEEN` of a batch of `shape` (rows, columns), taken out of its examples'
     media.
@@ -154,13 +157,22 @@ def _going_on(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if name not in media:
                 continue
             if pixels not in media or media[pixels].ndim != 3:
-                raise invalid(index, name, f"it numbers the patches of {pixels!r}, (crops, patches, values), not found")
+                raise invalid(
+                    index,
+                    name,
+                    f"it numbers the patches of {pixels!r}, (crops, patches, values), not found",
+                )
             found[-1][name] = np.where(media[name] < 0, media[name], media[name] + before[name])
             before[name] += media[pixels].shape[0] * media[pixels].shape[1]
     return found
 
 
-def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool) -> dict[str, np.ndarray]:
+def join(
+    examples: Sequence[Mapping[str, Any]],
+    rows: Sequence[int],
+    count: int,
+    by_row: bool,
+) -> dict[str, np.ndarray]:
     """Return the media of a batch in the order of its examples, which lie in these of `count` rows.
 
     By row they come as (1, images, ...) and become (rows, images, ...), with empty images at the
@@ -178,7 +190,11 @@ def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int,
             if name in media:
                 if media[name].shape[:1] != (1,) or media[name].ndim < 2:
                     shape = media[name].shape
-                    raise invalid(index, name, f"found shape {shape}; wanted (1, images, ...), as processors give")
+                    raise invalid(
+                        index,
+                        name,
+                        f"found shape {shape}; wanted (1, images, ...), as processors give",
+                    )
                 of_rows[row].append(media[name][0])
         like = next(of_row[0][:0] for of_row in of_rows if of_row)
         joined = [_concatenate(name, of_row or [like]) for of_row in of_rows]
@@ -187,6 +203,7 @@ def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int,
 
 
 def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return arrays in one, padded to the largest on all axes but the first."""
     shapes = {value.shape[1:] for value in values}
     if len({len(shape) for shape in shapes}) > 1:
         raise unusable(f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch")
@@ -199,7 +216,9 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 def read_pictures(
     processor: Any, pictures: Sequence[list[Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
 ) -> dict[str, Any]:
-    """Return an image processor's media of the pictures of each example of a batch, without its values per token."""
+    """Return an image processor's media of the pictures of each example of a batch, without its
+    values per token.
+    """
     if not any(pictures):
         return {}
     made: list[Any] = [[] for _ in range(count)]

@@ -86,15 +86,20 @@ def _result(task: Any, before: int = 0) -> Any:
             raise error.cause from None
 
 
-def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
+def _measured(
+    data: Any,
+    packing: Packing,
+    count: int | None,
+) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
     """Return the blocks that have documents, of so many, the lengths of those, and the schema of
     all."""
     task = ray.remote(measure)
     blocks, lengths, schemas, before = [], [], [], 0
     try:
         with ExitStack() as stack:
-            # Blocks in order, also of files, by which documents always get the same numbers: asked of the dataset's
-            # own context, and of the one that releases before 2.60 give to copies of it.
+            # Blocks in order, also of files, by which documents always get the same numbers: asked
+            # of the dataset's own context, and of the one that releases before 2.60 give to copies
+            # of it.
             for context in (data.context, ray.data.DataContext.get_current()):
                 options = context.execution_options
                 stack.callback(setattr, options, "preserve_order", options.preserve_order)
@@ -116,7 +121,12 @@ def _measured(data: Any, packing: Packing, count: int | None) -> tuple[list[Any]
         ) from error
 
 
-def _spread(blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]) -> list[list[Any]]:
+def _spread(
+    blocks: list[Any],
+    firsts: np.ndarray,
+    needed: list[np.ndarray],
+    names: list[str],
+) -> list[list[Any]]:
     """Return, for each shard, the parts of all blocks with the documents that are needed there, by
     number, and with these columns."""
     task = ray.remote(spread).options(num_returns=len(needed))
@@ -147,7 +157,13 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder, marked: bytes, packing: Packing, schema: pa.Schema, name: str, work: Work, *parts: pa.Table
+    folder: Folder,
+    marked: bytes,
+    packing: Packing,
+    schema: pa.Schema,
+    name: str,
+    work: Work,
+    *parts: pa.Table,
 ) -> None:
     """Write the rows of a shard, whose documents are in these parts, in order.
 

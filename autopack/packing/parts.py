@@ -106,10 +106,14 @@ class Folder:
             raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
         found = self.names()
         if wanted in found:
-            raise ValueError(f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again")
+            raise ValueError(
+                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again",
+            )
         for name in found:
             if wanted is None or NAMED.fullmatch(name) is None:
-                raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
+                raise ValueError(
+                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one",
+                )
         if found and self.mark(found[0]) != marked:
             raise ValueError(
                 f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
@@ -138,7 +142,11 @@ class Folder:
             raise
 
     def write(
-        self, tables: Iterable[pa.Table], marked: bytes, name: str, metadata: Mapping[bytes, bytes] | None = None
+        self,
+        tables: Iterable[pa.Table],
+        marked: bytes,
+        name: str,
+        metadata: Mapping[bytes, bytes] | None = None,
     ) -> None:
         """Write these tables of rows, each a group of rows, under this name when all are written.
 
@@ -167,14 +175,14 @@ class Folder:
             self.system.delete_file(f"{self.base}/{hidden}")
 
     def shards(self, names: list[str], plans: list[Plan]) -> Shards:
-        """Return what was written: files of these names, with the rows of these plans."""
+        """Return the shards in these files, with the rows of these plans."""
         rows, tokens = sum(map(len, plans)), sum(int(plan.lengths.sum()) for plan in plans)
         counts = Counts(*map(sum, zip(*(astuple(plan.counts) for plan in plans), strict=True)))
         return Shards(tuple(map(self.address, names)), rows, tokens, plans[0].max_length, counts)
 
 
 def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
-    """Return a digest of all that the shards of a set have in common.
+    """Return a digest of everything that the shards of a set share.
 
     It covers the plan, and everything else that determines the contents of rows.
     """
@@ -250,7 +258,9 @@ def pack_own(
         if count is None:
             count = count_by_tokens(Documents.of_dataset(dataset, packing.drop_columns).lengths)
         if count > len(dataset):
-            raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
+            raise ValueError(
+                f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}",
+            )
         size, larger = divmod(len(dataset), count)
         shards = np.arange(count + 1)
         edges = shards * size + np.minimum(shards, larger)  # as dataset.shard has them

@@ -15,9 +15,9 @@ from autopack.packing.strategies import next_fit
 class Places:
     """Places of the tokens of a batch.
 
-    `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the flattened
-    rows, in the order of the documents. Documents, and the padding after the last of each row
-    as documents of its own, begin at `starts` and take `lengths` columns each, with their own
+    `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the
+    flattened rows, in the order of the documents. Documents, and the padding after the last of each
+    row as documents of its own, begin at `starts` and take `lengths` columns each, with their own
     padding. `is_filler` is True for documents that are only padding. `ends` (examples,) are the
     tokens up to the end of each example.
     """
@@ -39,7 +39,8 @@ class Places:
             return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
         rows, columns = self.real.shape
         starts, row = self.starts, self.starts // columns
-        # The padding at the end of a row is one document here: how often it is cut differs between batches.
+        # The padding at the end of a row is one document here: how often it is cut differs between
+        # batches.
         again = self.is_filler & np.append(False, self.is_filler[:-1] & (row[1:] == row[:-1]))
         bounds = np.full(rows * (per_row + 1) + 1, rows * columns, np.int32)
         bounds[: (~again).sum()] = starts[~again]
@@ -95,14 +96,16 @@ def place(
         width = int(used.max()) + -int(used.max()) % multiple
 
     before = np.cumsum(taken) - taken  # columns of all documents before
-    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]  # of the documents of each row
+    # of the documents of each row
+    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]
     firsts = before + np.repeat(moved, np.diff(documents[bounds]))
     tokens = np.repeat(firsts, lengths) + numbered(lengths)
     real = np.zeros((len(used), width), np.bool_)
     real.flat[tokens] = True
 
     # Padding is cut into documents as well, none of them longer than the longest real one.
-    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
+    # columns after the last document of the row; negative in them
+    past_end = np.arange(width) - used[:, None]
     fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0))
     starts = np.concatenate([firsts, fillers])
     order = np.argsort(starts, kind="stable")

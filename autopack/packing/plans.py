@@ -87,6 +87,7 @@ class Plan:
 
     @property
     def _arrays(self) -> tuple[str, ...]:
+        """The names of the plan's arrays, without optional ones that are None."""
         return (*ARRAYS, *(name for name in OPTIONAL if getattr(self, name) is not None))
 
     def __len__(self) -> int:
@@ -148,6 +149,7 @@ class Plan:
 
     @property
     def _pieces(self) -> Pieces:
+        """The documents of the plan, or the pieces of those that were cut."""
         return Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
 
     @property
@@ -169,8 +171,7 @@ class Plan:
         return cost.of_rows(self._pieces.computed, self.bounds, self.squares)
 
     def position_ids(self, row: int) -> np.ndarray:
-        """Return positions of a row's columns, (columns,) int64: of its tokens, and of the padding
-        of `align`; they restart at every piece."""
+        """Return positions of a row's columns, (columns,) int64, which restart at every piece."""
         return numbered(aligned(self.lengths[self.pieces(row)], self.align))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -179,7 +180,12 @@ class Plan:
         meta |= {_LENGTH: self.max_length, "counts": asdict(self.counts)}
         arrays = {name: getattr(self, name) for name in self._arrays if name != "offsets" or self.offsets.any()}
         with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, meta=np.array(json.dumps({"format": FORMAT, **meta})), **arrays)
+            np.savez(
+                file,
+                allow_pickle=False,
+                meta=np.array(json.dumps({"format": FORMAT, **meta})),
+                **arrays,
+            )
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
@@ -209,7 +215,9 @@ class Plan:
         except Exception as error:  # of numpy, zipfile, zlib and json
             raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
         if any(contradicts):
-            raise other_data(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
+            raise other_data(
+                f"{Path(path)}: the arrays of this plan contradict each other; make the plan again",
+            )
         return found
 
 
@@ -274,8 +282,17 @@ def plan(
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
     if cost is not None and strategy == "sequential":
-        raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
-    found, max_length, ranks, seed = read(lengths, sequences=True, copy=False), int(max_length), int(ranks), int(seed)
+        raise ValueError(
+            f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out",
+        )
+    found, max_length, ranks, seed = (
+        read(lengths, sequences=True, copy=False),
+        int(max_length),
+        int(ranks),
+        int(
+            seed,
+        ),
+    )
     grouped = read_groups(groups, prefixes, found)
     if found.ndim == 2 or grouped:
         check_whole(found, overflow, align, max_documents)

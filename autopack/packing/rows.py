@@ -37,8 +37,7 @@ BLOCK = 1 << 20
 
 @dataclass
 class WrittenRows:
-    """Rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map`
-    does.
+    """Rows of a plan, in any order; called with a batch of row numbers, by `Dataset.map`.
 
     Raises `InvalidPacking` if the columns of the documents cannot be columns of such rows.
     """
@@ -143,7 +142,7 @@ def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
 
 @dataclass
 class Packing:
-    """Options of `autopack.pack`; `planned` are those of `autopack.packing.plan`."""
+    """Options of `autopack.pack`; `planned` holds the options of `autopack.packing.plan`."""
 
     max_length: int
     planned: dict[str, Any]
@@ -204,7 +203,10 @@ class Packing:
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)
             if made.counts.level == logging.WARNING and not self.warned:
-                logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
+                logger.warning(
+                    "Packed: %r; buffers that follow are packed alike, and nothing more is said",
+                    made,
+                )
                 self.warned = True
             if not len(made):
                 return {}
@@ -213,8 +215,7 @@ class Packing:
             return WrittenRows(documents, made, self).lists()
 
     def _check_kinds(self, documents: Documents, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Raise if columns differ in kind from the first buffer, whose rows would not go with
-        these, and if a column has no value, of which the kind is unknown."""
+        """Raise if columns differ in type from the first buffer, or if a column has no value."""
         for name, values in columns.items():
             if name not in self.drop_columns and all(value is None for value in values):
                 raise unusable(

@@ -66,9 +66,9 @@ class PackedBatchSampler:
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         align: as in `autopack.packing.plan`; the collator must have the same.
-        groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than `max_length`,
-            of which the model computes as many: collate a batch into one row, by a collator without
-            a `max_length`.
+        groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than
+            `max_length`, of which the model computes as many: collate a batch into one row, by a
+            collator without a `max_length`.
 
     Attributes:
         epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one
@@ -152,13 +152,15 @@ class PackedBatchSampler:
         return self._steps * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
-        # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
+        # No generator: the caller is on the stack now, and may no longer be when the first batch is
+        # asked for.
         ranks = self._asked_ranks()
         self._follow_epoch()
         self._step, self._start = self._start, 0
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the documents of each batch of some ranks, from a step on."""
         for step in range(start, self._steps):
             self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
@@ -206,26 +208,38 @@ class PackedBatchSampler:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
             check_ints(epoch=epoch, step=step)
         except (KeyError, TypeError, ValueError) as error:
-            raise other_data(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}") from error
+            raise other_data(
+                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
+            ) from error
         ours = self._made_of()
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
-            raise other_data(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
+            raise other_data(
+                f"the state is of another sampler: {'; '.join(differ)}; make this one with the same",
+            )
         self.set_epoch(epoch)
         if step > self._steps:
-            raise other_data(f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them")
+            raise other_data(
+                f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them",
+            )
         self._start = self._step = int(step)
 
     @cached_property
     def _digest(self) -> str:
+        """A hash of the lengths and groups, to tell other data when a run is resumed."""
         made = hashlib.blake2b(digest_size=8)
         for name, of_documents in {"lengths": self._lengths, **self._grouped}.items():
             made.update(f"{name} {of_documents.shape}".encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
+        """Return the options that a plan depends on, to tell others when a run is resumed."""
         found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
-        found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
+        found |= {
+            "rows_per_batch": self.rows_per_batch,
+            "seed": self._seed,
+            "num_replicas": self.num_replicas,
+        }
         cost = self._options["cost"]
         return found | self._options | {"cost": cost and [cost.linear, cost.quadratic]}
 
@@ -236,15 +250,16 @@ class PackedBatchSampler:
         for asking in callers(_ACCELERATE):
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
-                    "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
-                    "pass dispatch_batches=False",
+                    "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows "
+                    "do not survive: pass dispatch_batches=False",
                     code="accelerate-batches",
                 )
             if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
                 if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
-                        f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is made "
-                        f"for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or neither",
+                        f"accelerate shares out batches to {asking.num_processes} processes, and "
+                        f"this sampler is made for {self.num_replicas}: pass "
+                        f"num_replicas={asking.num_processes} and the rank, or neither",
                         code="accelerate-batches",
                     )
                 return range(self.num_replicas)

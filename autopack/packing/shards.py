@@ -63,8 +63,8 @@ def pack_shards(
         plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by
             themselves, which needs no shuffle and fills rows less: the documents of
             `dataset.shard(num_shards, shard, contiguous=True)`, or of a block of Ray. A `Plan` of
-            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks and
-            costs, make one by `autopack.packing.plan`.
+            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks
+            and costs, make one by `autopack.packing.plan`.
         num_shards: the number of files; by default, about 34 million tokens make one (of Ray, with
             `plan="shard"`, a block).
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
@@ -82,7 +82,12 @@ def pack_shards(
             anything fails, no shard of this call is left.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"seed": seed, "overflow": overflow, "max_documents": max_documents, "align": align}
+    planned: dict[str, Any] = {
+        "seed": seed,
+        "overflow": overflow,
+        "max_documents": max_documents,
+        "align": align,
+    }
     packing = prepare(
         "autopack.packing.pack_shards", max_length, planned, drop_columns, first_position, mask_first_label
     )
@@ -107,7 +112,9 @@ def pack_shards(
         from autopack.packing.on_ray import pack_ray
 
         if shard is not None:
-            raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
+            raise ValueError(
+                f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
+            )
         made = pack_ray(dataset, packing, folder, plan, num_shards)
     elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, plan, num_shards, shard)
@@ -137,7 +144,9 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
-        raise bad_file(f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder")
+        raise bad_file(
+            f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder",
+        )
     if missing := [name for name in wanted if name not in found]:
         raise bad_file(
             f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are missing; write those"

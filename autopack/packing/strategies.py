@@ -55,7 +55,8 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
     """
     least, opened = int(lengths.min()), 0
     rooms: list[int] = []  # of rows that are not full, ascending, each once
-    ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)  # first row, end, documents of each
+    # first row, end, documents of each
+    ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     placed = []  # first row, rows, and how many documents each of them took, in this order
 
     def push(room: int, start: int, stop: int, held: int) -> None:

@@ -1,1 +1,3 @@
-"""HTML of what is found: the pieces that notebooks show, and the pages that commands write of the same pieces."""
+"""HTML of what is found: the pieces that notebooks show, and the pages that commands write of the
+same pieces.
+"""

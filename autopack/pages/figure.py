@@ -1,8 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
-A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of a file or of a
-page: there it is SVG, with texts that are texts. A report is a finding in pieces, of which text, a page and a picture
-are made.
+A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of
+a file or of a page: there it is SVG, with texts that are texts. A report is a finding in pieces, of
+which text, a page and a picture are made.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ STYLE: dict[Any, Any] = {
 }
 """Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
+"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that
+are no text.
+"""
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
 MOST = 10.0
 """Influence from which on colours are the darkest."""
@@ -54,7 +56,7 @@ class NeedsMatplotlib(AutopackError, ImportError):
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of `Bars`: a value, what is said of it, and the interval it lies in; 0 where there is none."""
+    """A row of `Bars`: a value, a text, and the interval around the value, 0 if there is none."""
 
     name: str
     value: float
@@ -65,13 +67,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar for each row, with what is said of it at its end."""
+    """A horizontal bar for each row, with a text at its end."""
 
     caption: str
     rows: Sequence[Bar]
 
     @property
     def height(self) -> float:
+        """The height of the figure, in inches."""
         return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:
@@ -137,7 +140,14 @@ class Influence:
         axes.invert_yaxis()
         for (row, column), value in np.ndenumerate(self.values):
             said = "" if np.isnan(value) else f"{value:.2g}"
-            axes.text(column + 1, row + 1, said, ha="center", va="center", color=PAPER if value > 0.1 else INK)
+            axes.text(
+                column + 1,
+                row + 1,
+                said,
+                ha="center",
+                va="center",
+                color=PAPER if value > 0.1 else INK,
+            )
         axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -165,7 +175,11 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
     height = rows * (0.3 + max(chart.height for chart in charts)) + 0.25 * len(title.splitlines())
     library = _matplotlib()
     with library.rc_context(STYLE):
-        figure: Figure = library.figure.Figure(figsize=(WIDTH * columns, height), dpi=150, layout="constrained")
+        figure: Figure = library.figure.Figure(
+            figsize=(WIDTH * columns, height),
+            dpi=150,
+            layout="constrained",
+        )
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
@@ -175,7 +189,7 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Return charts as a figure of a page, as wide as there is room; a line says so if there is none.
+    """Return charts as a figure of a page, or a line that says that there is none.
 
     It is SVG in HTML, and names nothing outside.
     """
@@ -212,7 +226,9 @@ class Sections(NamedTuple):
 
 
 class Report(ABC):
-    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its sections."""
+    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its
+    sections.
+    """
 
     @abstractmethod
     def _sections(self) -> Sections: ...
@@ -263,7 +279,7 @@ def _filled(lines: Iterable[str], width: int, hang: str = "") -> str:
 
 
 def readable(figure: Figure) -> Figure:
-    """The same figure, with a mark in its texts for every character that cannot be drawn."""
+    """Return a figure with a mark in its texts for every character that cannot be drawn."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):

@@ -1,4 +1,6 @@
-"""Pieces of HTML, made by templates that escape every text (jinja2 comes with torch), and tables as text."""
+"""Pieces of HTML, made by templates that escape every text (jinja2 comes with torch), and tables as
+text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Row = Sequence[str]
 
 
 def text_table(rows: Sequence[Row], sides: str) -> list[str]:
-    """Return a table as lines of text, by a head and rows; `sides` is as in `table`, and a row may end early."""
+    """Return a table as lines of text; `sides` is as in `table`, and a row may end early."""
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
     widths[0] = max(len(row[0]) for row in rows)
@@ -21,12 +23,14 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
 
 
 def _part(name: str, *values: Any, **options: Any) -> str:
+    """Return a piece of HTML, made by a macro of the template."""
     return str(getattr(_templates().get_template("parts.html").module, name)(*values, **options))
 
 
 table = partial(_part, "table")
-"""A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and > for numbers. A
-row may end early."""
+"""A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and
+> for numbers. A row may end early.
+"""
 lines = partial(_part, "lines")
 """A paragraph for each text; all may be `strong`."""
 named = partial(_part, "named")
@@ -41,7 +45,7 @@ def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
 
 
 def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str) -> str:
-    """Facts of several things in one table, each under its name; those of the whole have none."""
+    """Return facts of several things in one table, each under its name; general facts have none."""
     return _part("facts", [(caption, []), *groups])
 
 
@@ -51,13 +55,15 @@ def joined(*pieces: str) -> str:
 
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
-    """A page that needs nothing but itself, light or dark as its reader has it."""
+    """Return a page that needs no other file, light or dark as its reader has it."""
     return _templates().get_template("page.html").render(title=title, pairs=pairs, body=body)
 
 
 @cache
 def _templates() -> Environment:
-    # Here alone: what jinja2 imports may be shadowed by a script under `autopack run` that has an html.py of its own.
+    """Return the environment of jinja2 for templates of this package."""
+    # Here alone: what jinja2 imports may be shadowed by a script under `autopack run` that has an
+    # html.py of its own.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(

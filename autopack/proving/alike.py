@@ -33,6 +33,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig:
+    """Return a configuration of the same behaviour in tiny sizes, with the chosen layers."""
     given = _behaviour(config, chosen)
     parts = {name: value.model_type for name, value in vars(config).items() if getattr(value, "model_type", "")}
     found = configs.of_class(type(config), given, parts)
@@ -43,7 +44,8 @@ def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig
     for name, token in (("pad_token_id", 0), ("decoder_start_token_id", 2)):
         if vars(config).get(name) is not None and vars(found).get(name) is None:
             vars(found)[name] = token
-    if getattr(config, "chunk_size_feed_forward", 0) > 1:  # of layers that take any number of tokens at a time
+    # of layers that take any number of tokens at a time
+    if getattr(config, "chunk_size_feed_forward", 0) > 1:
         vars(found)["chunk_size_feed_forward"] = 1
     _size_what_is_sized(config, found)
     return found
@@ -61,7 +63,8 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
             _size_what_is_sized(value, inner)
         elif isinstance(value, int) and value > 1 and name in rules.FIELDS and inner is None:
             vars(found)[name] = rules.FIELDS[name]
-        elif name == "pad_token_id" and value is not None and inner is None:  # of a part that has no tokens, too
+        elif name == "pad_token_id" and value is not None and inner is None:
+            # of a part that has no tokens, too
             vars(found)[name] = 0
         elif name in _OF_EMBEDDINGS and value not in (None, of_layers) and inner == rules.HIDDEN:
             vars(found)[name] = rules.HIDDEN // 2
@@ -97,7 +100,8 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
     depth = next((name for name in rules.DEPTH if isinstance(vars(config).get(name), int)), None)
     if depth is not None and vars(config)[depth] > 0:
         given[depth] = len(chosen) if per_layer else min(len(chosen), vars(config)[depth])
-    if "attention_types" in vars(config) and "attention_layers" in given:  # GPT-Neo spells them out and compares
+    # GPT-Neo spells them out and compares
+    if "attention_types" in vars(config) and "attention_layers" in given:
         given["attention_types"] = [[given["attention_layers"], 1]]
     if isinstance(vars(config).get("original_max_position_embeddings"), int):
         given["original_max_position_embeddings"] = _SHORT
@@ -105,12 +109,13 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
 
 
 def _sized(name: str, value: Any) -> Any:
-    """Return the size that a layer of a twin has for one of the whole; any other value as it is."""
+    """Return the value of a twin's field: a tiny size for a size, and others unchanged."""
     is_size = type(value) is int and value > 1 and name in rules.FIELDS
     return rules.FIELDS[name] if is_size else value
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
+    """Return True for a field whose value a tiny model of the type chooses itself."""
     if name.startswith("_") or name in ("transformers_version", "architectures", "model_type", "dtype", "torch_dtype"):
         return True
     if configuration.is_neutral(name, value):
@@ -137,7 +142,7 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return the lists with one entry for every layer; one that counts the layers has none for them (`moe_layers`)."""
+    """Return the fields that list one entry per layer; `moe_layers`, which counts them, is none."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}
@@ -162,7 +167,8 @@ def _layers(config: PretrainedConfig) -> list[Any]:
 
 
 def _chosen(layers: Sequence[Any]) -> list[int]:
-    """Return the first layers that have all pairs of neighbours, and the last one where it is another kind.
+    """Return the first layers that have all pairs of neighbours, and the last one where it is
+    another kind.
 
     Some classes see to it that the last layer is of a certain kind.
     """

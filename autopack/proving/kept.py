@@ -21,7 +21,7 @@ _answers: dict[Hashable, Any] = {}
 
 
 def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
-    """Return the key of what twins say of models like this one; None if that is not to be kept.
+    """Return the key under which twins' answers are kept for models like this one, or None.
 
     Equal keys mean equal configurations, field by field, modules, objects on them, functions of
     their classes, and families. A class of the user's has none: it may say by an attribute what the

@@ -42,16 +42,20 @@ class ThreadGroup(RowGroup):
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return len(self._laid_out)
 
     @property
     def rank(self) -> int:
+        """The number of this rank."""
         return self._rank
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all ranks, stacked."""
         return torch.stack(self._of_all(values))
 
     def swap(self, parts: torch.Tensor) -> torch.Tensor:
+        """Return the part for this rank from every rank, stacked."""
         return torch.stack([each[self._rank] for each in self._of_all(parts.detach())])
 
 
@@ -80,5 +84,8 @@ def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T
         running = [pool.submit(contextvars.copy_context().run, on_one, group) for group in groups]
         errors = [error for each in running if (error := each.exception()) is not None]
     if errors:
-        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+        raise next(
+            (error for error in errors if not isinstance(error, threading.BrokenBarrierError)),
+            errors[0],
+        )
     return [each.result() for each in running]

@@ -32,9 +32,9 @@ MOST_PARAMETERS = 20_000_000
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Origins of classes that wrap or replace modules' classes after they have been made."""
 _NOT_OF_THE_CODE = frozenset(
-    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
-    "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
-    "is_8bit_serializable model_tags vocab_size rope_deltas".split()
+    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config "
+    "hf_device_map hf_quantizer is_quantized quantization_method is_loaded_in_4bit "
+    "is_loaded_in_8bit is_4bit_serializable is_8bit_serializable model_tags vocab_size rope_deltas".split()
 )
 """Attributes that do not concern a module's code.
 
@@ -110,6 +110,7 @@ def own_class(model: nn.Module) -> Any:
 
 
 def _missing(wanted: configuration.Words, found: configuration.Words) -> str | None:
+    """Return the field in which a twin's configuration lacks behaviour of the model's, or None."""
     for model_type, fields in wanted.items():
         for field, words in fields.items():
             known = found.get(model_type, {}).get(field, set())
@@ -120,6 +121,7 @@ def _missing(wanted: configuration.Words, found: configuration.Words) -> str | N
 
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a new model of a class with random weights. Raises if it cannot be built tiny."""
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
     try:
         with as_new(0):
@@ -137,8 +139,11 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     _check_count(model)
     experts = getattr(like.config, "_experts_implementation", None)
     if experts is not None and hasattr(model, "set_experts_implementation"):
-        # torch's grouped products know no float64; in float32 rounding of tiny mixtures comes near what leaks are.
-        model.set_experts_implementation("eager" if (experts, dtype) == ("grouped_mm", torch.float64) else experts)
+        # torch's grouped products know no float64; in float32 rounding of tiny mixtures comes near
+        # what leaks are.
+        model.set_experts_implementation(
+            "eager" if (experts, dtype) == ("grouped_mm", torch.float64) else experts,
+        )
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
     return model.eval()
@@ -165,6 +170,7 @@ def _pad_as(twin: nn.Module, model: nn.Module) -> None:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of floats in a dtype, also a complex one; others unchanged."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -181,13 +187,14 @@ def _check_size(cls: Any, config: Any) -> None:
 
 
 def _check_count(model: nn.Module) -> None:
+    """Raise `NoTwin` for a model with too many parameters."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > MOST_PARAMETERS:
         raise NoTwin(f"its class makes {count:,} parameters of the smallest configuration")
 
 
 class Kinds:
-    """The kinds of a model's modules as it is now; run-time wrappers are looked through."""
+    """The kinds of a model's modules at present, run-time wrappers left out."""
 
     def __init__(self, model: nn.Module, code: ModelCode | None = None):
         self.by_name: dict[str, Kind] = {}
@@ -196,8 +203,10 @@ class Kinds:
         self.all = set(self.by_name.values())
 
     def _walk(self, module: nn.Module, name: str, above: Any) -> None:
+        """Note the class and attributes of a module and all below it."""
         cls = own_class(module)
-        # `fully_shard` and parametrizations derive a class from that of the module, which is no wrapper then.
+        # `fully_shard` and parametrizations derive a class from that of the module, which is no
+        # wrapper then.
         wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(cls, "peft")
         if not wraps:
             self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
@@ -226,7 +235,7 @@ def _is_token_wise(cls: type) -> bool:
 
 
 def _written(function: Any) -> Any:
-    """Return what is the same in a function of a model and in its copy on a twin."""
+    """Return the code of a function with a closure, and other functions themselves."""
     function = original(getattr(function, "__func__", function))
     return function.__code__ if getattr(function, "__closure__", None) else function
 
@@ -241,7 +250,8 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
     the class's own.
     """
     for name, value in vars(module).items():
-        # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch makes anew.
+        # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch
+        # makes anew.
         if name.startswith("_") or name in _NOT_OF_THE_CODE or isinstance(value, torch.Tensor):
             continue
         kind: Any = type(module)

@@ -64,12 +64,12 @@ class Joint:
 
 
 def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with what is of a kind changed, in it and in its tuples and lists."""
+    """Return a value with all parts of a type changed, in tuples and lists too."""
     return tree_map_only(kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list))
 
 
 def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
-    """Return parts of an output, in which results become what they are joined to.
+    """Return the parts of an output, with each result as the tensor that it is joined to.
 
     Each of these outputs is in the graph of all later ones.
     """
@@ -85,7 +85,8 @@ def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, An
 
 
 def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
-    """Return outputs of several runs as one, each part merged by a linear function of name and parts.
+    """Return outputs of several runs as one, each part merged by a linear function of name and
+    parts.
 
     `loss` takes the place of theirs.
     """
@@ -114,6 +115,7 @@ def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[i
 
 
 def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
+    """Return results as tensors in the graph of the results after them."""
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
@@ -131,7 +133,8 @@ def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
         sent = _Sent(way, stands, result.parts)
         place = (way, sent, stands, earlier, probe.grad_fn)
         output = _Place.apply(place, [result.output()], probe, *stands, *found.values())
-        output.register_hook(lambda gradient: None).remove()  # so that it has a place for hooks, which outlives it
+        # so that it has a place for hooks, which outlives it
+        output.register_hook(lambda gradient: None).remove()
         sent.output, sent.hooks = weakref.ref(output), output._backward_hooks
         found[result], earlier = output, (*earlier, (sent, output.grad_fn))
     return found
@@ -188,8 +191,15 @@ class _Stand(torch.autograd.Function):
 
 
 class _Place(torch.autograd.Function):
+    """A restored output's place in the graph: its gradient goes to the parts that it is made of."""
+
     @staticmethod
-    def forward(ctx: Any, place: tuple[Any, ...], output: list[torch.Tensor], *others: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        place: tuple[Any, ...],
+        output: list[torch.Tensor],
+        *others: torch.Tensor,
+    ) -> torch.Tensor:
         ctx.place = place
         ctx.set_materialize_grads(False)
         return output.pop()
@@ -217,6 +227,7 @@ class _Place(torch.autograd.Function):
 
 
 def _split(way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of a result's parts."""
     if way.join is None:
         return [gradient]
     if way.split is not None:
@@ -241,6 +252,7 @@ class _Waiting(torch.Tensor):
 
 
 def _wait(output: Any, result: Joint) -> None:
+    """Make an output compute its values when it is first read."""
     parts, join = [part.detach() for part in result.parts], result.values or result.joined
     inference = torch.is_inference_mode_enabled()
 
@@ -253,6 +265,7 @@ def _wait(output: Any, result: Joint) -> None:
 
 
 def _fill(output: Any) -> None:
+    """Compute the values of an output that waits to be read."""
     if type(output) is _Waiting:  # and was not met twice in one call
         values = output.__dict__.pop("values_to_come")
         output.__class__ = torch.Tensor  # type: ignore[assignment]
@@ -268,8 +281,8 @@ def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def _is_in_graph(tensor: torch.Tensor) -> bool:
     """Return True if a gradient can go to a tensor.
 
-    It cannot go to a view that a `Function` made in its forward, though that view requires gradients:
-    Reformer's hidden states are such views.
+    It cannot go to a view that a `Function` made in its forward, though that view requires
+    gradients: Reformer's hidden states are such views.
     """
     if not tensor.requires_grad or tensor.grad_fn is not None:
         return tensor.requires_grad

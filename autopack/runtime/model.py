@@ -30,7 +30,9 @@ from autopack.runtime.tally import Tally
 
 @dataclass(frozen=True)
 class Around:
-    """A third-party forward around a model: its name, and the module and function it runs in, if known."""
+    """A third-party forward around a model: its name, and the module and function it runs in, if
+    known.
+    """
 
     name: str
     place: str | None
@@ -61,11 +63,12 @@ def in_a_group() -> bool:
 class Proof:
     """Knowledge of the very code, configuration and release of one model, and its source.
 
-    `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
-    batches without their padding would not be exact; None where they are. A head may be exact for the latter alone.
-    `source` says what shows it: a "twin" of the model, a twin of a "part" of it, or "checks" of its calls alone; ""
-    where it was not asked for. `leaves_out` names fields of the output that packed calls return as None, since nobody
-    can tell what of them belongs to which document.
+    `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them
+    with labels, and padded batches without their padding would not be exact; None where they are. A
+    head may be exact for the latter alone. `source` says what shows it: a "twin" of the model, a
+    twin of a "part" of it, or "checks" of its calls alone; "" where it was not asked for.
+    `leaves_out` names fields of the output that packed calls return as None, since nobody can tell
+    what of them belongs to which document.
     """
 
     how: str
@@ -80,11 +83,12 @@ class Proof:
 class Traits:
     """Properties of one model by its family. Those not explained here are so in `Family` and `Way`.
 
-    `adjusted` says that its attention gets queries, keys or values that were made by columns, `counts_columns` that
-    something in it counts columns, those of padding too, `uses_positions` that it takes `position_ids`,
-    `first_position` which one the first token of a document has, `knows_padded_positions` that it is known how it
-    numbers a batch whose padding is not on the right. `mixing_weights` is the share of its weights, embeddings of
-    tokens left out, that mixers hold, `media` the kinds of media that its documents may have.
+    `adjusted` says that its attention gets queries, keys or values that were made by columns,
+    `counts_columns` that something in it counts columns, those of padding too, `uses_positions`
+    that it takes `position_ids`, `first_position` which one the first token of a document has,
+    `knows_padded_positions` that it is known how it numbers a batch whose padding is not on the
+    right. `mixing_weights` is the share of its weights, embeddings of tokens left out, that mixers
+    hold, `media` the kinds of media that its documents may have.
     """
 
     family: str
@@ -114,7 +118,9 @@ class Traits:
 
     @property
     def counts_padding(self) -> bool:
-        """True if tokens get something else behind padding: a state runs over it, or columns are counted."""
+        """True if tokens get something else behind padding: a state runs over it, or columns are
+        counted.
+        """
         return self.recurs or self.reads_padding or self.counts_columns
 
     @classmethod
@@ -151,11 +157,14 @@ class Traits:
         )
 
     def refused(self, with_media: bool) -> Mapping[str, str]:
-        """The arguments that no packed call may bring, one with media or another, with the reason."""
+        """Return the arguments that packed calls may not bring, with or without media, and the
+        reasons.
+        """
         return self.refused_arguments if with_media else {**self.refused_arguments, **self.refused_without_images}
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
+    """Return the share of a model's weights that mixers hold, embeddings left out."""
     root = anatomy.entries[0]
     try:
         embeddings: Any = root.get_input_embeddings()
@@ -172,8 +181,9 @@ def _share_of_mixers(anatomy: Anatomy) -> float:
 class Link:
     """The reference to an enabled model of marks and hooks on its modules.
 
-    It is not copied and not pickled along: a copy of a whole model brings its own `EnabledModel`, which links itself
-    again, and a copy of a part of one brings nothing but the part, severed from the model.
+    It is not copied and not pickled along: a copy of a whole model brings its own `EnabledModel`,
+    which links itself again, and a copy of a part of one brings nothing but the part, severed from
+    the model.
     """
 
     def __init__(self, model: EnabledModel | None = None):
@@ -189,7 +199,10 @@ class Link:
         RemovableHandle.next_id = max(RemovableHandle.next_id, self.next_hook)
 
     def follow(self, module: Any) -> EnabledModel:
-        """The enabled model that `module` is a part of. Raises `OutsideForward` where it is a copy of such a part."""
+        """Return the enabled model that `module` is a part of.
+
+        Raises `OutsideForward` where it is a copy of such a part.
+        """
         if self.model is None:
             raise OutsideForward(severed(module), code="copied-part")
         return self.model
@@ -198,9 +211,10 @@ class Link:
 def severed(module: Any) -> str:
     """Return the reason why a copy of a part of an enabled model cannot run, and the way out."""
     return (
-        f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack enabled, and knows "
-        f"nothing of that model's documents. autopack.disable(copy) makes it plain, autopack.enable(copy) enables it "
-        f"by itself; where it was put into an enabled model, disable that model and enable it again."
+        f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack "
+        "enabled, and knows nothing of that model's documents. autopack.disable(copy) makes it "
+        "plain, autopack.enable(copy) enables it by itself; where it was put into an enabled "
+        "model, disable that model and enable it again."
     )
 
 
@@ -210,9 +224,11 @@ _settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", defa
 
 
 class EnabledModel:
-    """The state of one enabled model. It travels with the model through deepcopy and pickle; installed sites do not.
+    """The state of one enabled model. It travels with the model through deepcopy and pickle;
+    installed sites do not.
 
-    A copy, or a model loaded in another process, installs its sites at its first call, and is looked at anew.
+    A copy, or a model loaded in another process, installs its sites at its first call, and is
+    looked at anew.
     """
 
     def __init__(
@@ -231,16 +247,22 @@ class EnabledModel:
         self.logged: set[Any] = set()
         """Kinds of decisions about calls and reasons of audits that have been logged."""
         self.padding_read: PaddingRead | None = PaddingRead()
-        """Observations of reads of results at padding; None while an audit or a twin does not look."""
-        self.pooling: set[int] = set()  # levels of the entries that have been observed to return one result per row
+        """Observations of reads of results at padding; None while an audit or a twin does not look.
+        """
+        # levels of the entries that have been observed to return one result per row
+        self.pooling: set[int] = set()
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
         self.active = False  # whether it is enabled now; a handle outlives that
         self.neighbours: Neighbours
-        """Facts of other libraries for its calls, written when it is attached, or again when it has changed."""
-        self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
+        """Facts of other libraries for its calls, written when it is attached, or again when it has
+        changed.
+        """
+        # the trainer whose data were last found to reach the model whole
+        self.fed_by: weakref.ref[Any] | None = None
         self.lenient = False
-        """True if a call that would be refused runs as it would without autopack (`autopack run`)."""
+        """True if a call that would be refused runs as it would without autopack (`autopack run`).
+        """
         self.proof = Proof("not yet")  # what is known of its code
         self.fingerprint: Fingerprint | None = None
         """Its state when that was found out; None for a copy, at which nobody has looked yet."""
@@ -248,19 +270,25 @@ class EnabledModel:
         """The checks of its calls (`autopack.watching.live.Live`)."""
         self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
         self.around: Around | None = None
-        """The forward of third-party code around it that `enable` was given, which nothing proves."""
+        """The forward of third-party code around it that `enable` was given, which nothing proves.
+        """
         self.is_checked_closely = False
         """True if third-party code takes part, hooks included, or no twin proves it."""
-        self.unknown_code: str | None = None  # the first part of it that no twin proves or no library has written
+        # the first part of it that no twin proves or no library has written
+        self.unknown_code: str | None = None
         self.kind: Hashable | None = None
-        """Key of what twins say of models like it; None for one whose third-party code has no such key."""
+        """Key of what twins say of models like it; None for one whose third-party code has no such
+        key.
+        """
         self.groups: tuple[Group, ...] = ()
-        """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
+        """The process groups over which its parameters are gathered when it runs, as its last call
+        has found them.
+        """
         self.twin_says: Callable[..., str | None] | None = None
         """Returns the reason why calls of a kind would get something else, or None; it runs a twin.
 
-        A kind is "prefixes" (rows that begin alike), "parts" and labels (ranks that share rows), or "media", what they
-        are and their number in a call.
+        A kind is "prefixes" (rows that begin alike), "parts" and labels (ranks that share rows), or
+        "media", what they are and their number in a call.
         """
         self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
         """Answers of twins about the model as it is, by such a kind."""
@@ -279,7 +307,7 @@ class EnabledModel:
         return {**self.__dict__, **of_process, **anew}
 
     def follow_code(self) -> None:
-        """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
+        """Examine the model again if a module, a function, its loss or its configuration changed.
 
         A thread that finds another one at it waits: what is not settled must not be used.
         """
@@ -291,7 +319,7 @@ class EnabledModel:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Have this thread look at the model, mark it and prove it; its own calls of the model go on.
+        """Mark that this thread examines and proves the model; its own calls are let through.
 
         One thread of the process at a time does so. Threads that are given the context of that one,
         as those of twins are, need not wait for it.
@@ -307,22 +335,27 @@ class EnabledModel:
 
     @property
     def is_settling(self) -> bool:
-        """True if this thread looks at it, marks it and proves it, or if that runs a twin in this one.
+        """True if this thread looks at it, marks it and proves it, or if that runs a twin in this
+        one.
 
-        What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
+        What a twin runs may call the model itself (a function on it that holds it): that proves it
+        no second time.
         """
         return self._settler is not None and self._settler in _settlers.get()
 
     @property
     def is_silent(self) -> bool:
-        """True if its calls are those of a proof or an audit, of which users are told nothing."""
+        """True in calls of a proof or an audit, in which no warning is given."""
         return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
+        """Return True if the model has changed since it was proven."""
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def ask_twin(self, *question: Any) -> str | None:
-        """Return the twin's reason why calls of a kind (see `twin_says`) would get something else, or None."""
+        """Return the twin's reason why calls of a kind (see `twin_says`) would get something else,
+        or None.
+        """
         if self.is_settling or self.twin_says is None:
             return None
         if question not in self.said_by_twins:
@@ -349,7 +382,7 @@ class EnabledModel:
         return any(held is entry for entry in entries) or any(part is entries[0] for part in held.modules())
 
     def implementations(self) -> tuple[str, ...]:
-        """The attention implementations that this model's attention modules ask for now."""
+        """Return the attention implementations that this model's attention modules ask for now."""
         modules: Any = self.anatomy.attention
         configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None}.values()
         named = {c._attn_implementation or "eager" for c in configs if hasattr(c, "_attn_implementation")}

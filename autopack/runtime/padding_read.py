@@ -30,7 +30,7 @@ _BLIND = "nobody can tell whether its results at padding are read: they get no g
 
 
 class Look(partial):
-    """A hook on an output by which autopack looks at gradients that come; it asks for none."""
+    """A hook on an output that looks at gradients that come, and asks for none."""
 
 
 class PaddingRead:
@@ -122,22 +122,26 @@ class PaddingRead:
             self._forget(tokens)
 
     def _forget(self, tokens: torch.Tensor | None) -> None:
+        """Forget a batch whose gradients have come, and batches that no longer exist."""
         self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
 
     def refuse(self, name: str) -> None:
         """Raise `UnsupportedModel`: something beside the labels' loss has read padding."""
         self.where = name
         raise UnsupportedModel(
-            f"a gradient came back to {name} at padding of a batch that autopack ran without it: something beside the "
-            f"loss of its labels reads there what stock gives, and got zeros. Padded batches keep their padding from "
-            f"now on, so run this step again; autopack.enable(model, unpad=False) keeps it from the beginning.",
+            f"a gradient came back to {name} at padding of a batch that autopack ran without it: "
+            "something beside the loss of its labels reads there what stock gives, and got zeros. "
+            "Padded batches keep their padding from now on, so run this step again; "
+            "autopack.enable(model, unpad=False) keeps it from the beginning.",
             code="unpad-refused",
         )
 
     def _arrived(
         self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor | None
     ) -> None:
-        # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is no zero.
+        """Note if a gradient is not zero at padding: then code outside reads it."""
+        # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
+        # no zero.
         if gradient is None or not bool(gradient.isfinite().all()):
             return
         self.answered |= not refuses
@@ -149,8 +153,8 @@ class PaddingRead:
         else:
             self.where = name
             logger.warning(
-                "What this model gives at padding (%s) is read by what comes after it, and counts there: padded "
-                "batches keep their padding from now on. If nobody should read it, mask it out.",
+                "Code behind the model reads its output at padding (%s), so padded batches keep "
+                "their padding from now on. If that code should not read padding, mask it out there.",
                 name,
             )
 
@@ -161,6 +165,7 @@ def _is_run_again() -> bool:
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all tensors in a value, with the name of each."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):

@@ -1,4 +1,6 @@
-"""Processes that share rows: each has an equal part of the columns of every row, in the order of their ranks."""
+"""Processes that share rows: each has an equal part of the columns of every row, in the order of
+their ranks.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class RowGroup:
             if isinstance(value, distributed.ProcessGroup):
                 return cls(value) if distributed.get_world_size(value) > 1 else None
         raise ValueError(
-            f"sequence_parallel must be a process group of torch.distributed that this process is in, or a DeviceMesh "
-            f"of one dimension, made after torch.distributed.init_process_group; found {value!r}"
+            "sequence_parallel must be a process group of torch.distributed that this process is "
+            "in, or a DeviceMesh of one dimension, made after "
+            f"torch.distributed.init_process_group; found {value!r}"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowGroup:
@@ -59,8 +62,9 @@ class RowGroup:
         """The process group. Raises `UnsupportedModel` if it was lost."""
         if self._group is None:
             raise UnsupportedModel(
-                "this model was enabled with sequence_parallel=... and then pickled, and process groups cannot be: "
-                "call autopack.disable(model), then enable it with the group of this process.",
+                "this model was enabled with sequence_parallel=... and then pickled, and process "
+                "groups cannot be: call autopack.disable(model), then enable it with the group of "
+                "this process.",
                 code="sequence-parallel",
             )
         return self._group
@@ -88,7 +92,7 @@ class RowGroup:
         return found
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Hand part i of (ranks, ...) to rank i; return rank j's part for this rank as part j."""
+        """Send part i of (ranks, ...) to rank i; return the parts for this rank, by sender."""
         found: torch.Tensor = _AllToAll.apply(parts, self)
         return found
 

@@ -66,8 +66,8 @@ def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Ca
     return run
 
 
-class Steps:
-    """The runs of one module in one call on this rank, and their largest number on any rank.
+class RankRuns:
+    """A count of the runs of one module in one call, which ranks keep equal.
 
     Before each run but the first, and when it has no more, a rank asks all others over `groups` if
     any goes on. `total` is the number agreed on earlier, for a call that is recomputed in backward;
@@ -82,7 +82,7 @@ class Steps:
     def begin(self) -> None:
         """Begin a run that this rank needs itself."""
         if self.count and self._total is None:
-            _any(self._groups, True)
+            _any_rank_goes_on(self._groups, True)
         self.count += 1
 
     def idle(self, obstacle: str | None = None) -> Iterator[None]:
@@ -90,13 +90,13 @@ class Steps:
 
         If a rank that has to has an `obstacle`, every rank raises `UnsupportedModel`.
         """
-        while self.count < self._total if self._total is not None else _any(self._groups, False, obstacle):
+        while self.count < self._total if self._total is not None else _any_rank_goes_on(self._groups, False, obstacle):
             self.count += 1
             yield
 
 
-def most(groups: Sequence[Group], values: Sequence[int]) -> list[int]:
-    """Return the largest of each value over the ranks of all groups; all have to call it."""
+def largest_over_ranks(groups: Sequence[Group], values: Sequence[int]) -> list[int]:
+    """Return the largest of each value over the ranks of all groups; every rank has to call it."""
     found = list(values)
     for group in groups:
         # Where a group can do so on the CPU, no device is waited for.
@@ -108,11 +108,13 @@ def most(groups: Sequence[Group], values: Sequence[int]) -> list[int]:
     return found
 
 
-def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -> bool:
-    anybody, stuck = most(groups, [going_on, obstacle is not None])
+def _any_rank_goes_on(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -> bool:
+    """Return True if any rank goes on; raise `UnsupportedModel` if another one then cannot."""
+    anybody, stuck = largest_over_ranks(groups, [going_on, obstacle is not None])
     if anybody and stuck:
         raise UnsupportedModel(
-            f"ranks of a sharded model have other numbers of documents, so some would have to run on without any, and "
+            "ranks of a sharded model have other numbers of documents, so some would have to run "
+            "on without any, and "
             f"{obstacle or 'on another rank that cannot be done: its error says why'}",
             code="rows-on-ranks",
         )
@@ -121,7 +123,10 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
 
 @contextmanager
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
-    """Run a module and leave random state, buffers and numbers as they were; its graph keeps copies of the buffers."""
+    """Leave a module's random state, buffers and numbers as they were before the runs inside.
+
+    The graph of such a run keeps copies of the buffers.
+    """
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
     numbers = [  # and None in their place: what some routers reckon of the tokens of a call
         (part, {name: value for name, value in vars(part).items() if value is None or isinstance(value, int | float)})
@@ -141,7 +146,7 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
-    """Return an output with idle runs' results in its graph, each in its part's."""
+    """Return an output whose graph also holds the results of idle runs, part by part."""
     if not idle:
         return kept
     if isinstance(kept, torch.Tensor):
@@ -149,7 +154,9 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
         return _Idle.apply(kept, *parts) if parts else kept
     if isinstance(kept, dict):
         alike = [each for each in idle if isinstance(each, dict)]
-        return type(kept)(**{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()})
+        return type(kept)(
+            **{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()},
+        )
     if type(kept) in (tuple, list):
         alike = [each for each in idle if isinstance(each, type(kept))]
         of_place = ([each[place] for each in alike if place < len(each)] for place in range(len(kept)))

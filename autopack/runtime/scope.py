@@ -166,8 +166,8 @@ def _calling_frame() -> FrameType | None:
 class Ambient(threading.local):
     """The scope in force in this thread."""
 
-    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so that no
-    # graph depends on whether it has been.
+    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so
+    # that no graph depends on whether it has been.
     __slots__ = ()  # for Dynamo of torch 2.4, which takes what it reads of another kind of thread-local for a class
 
     def __init__(self) -> None:
@@ -234,7 +234,9 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
 
 @contextmanager
 def stock(model: EnabledModel) -> Iterator[None]:
-    """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call on."""
+    """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call
+    on.
+    """
     with in_force(Scope(model, stock=True)):
         yield
 
@@ -257,8 +259,9 @@ def without_layout() -> AbstractContextManager[None]:
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
     """Return the scope of `module`'s forward, or None if it belongs to no enabled model.
 
-    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
-    With `one_token` the module has one token per row, which needs no scope: two documents would be two tokens.
+    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another
+    model's. With `one_token` the module has one token per row, which needs no scope: two documents would be
+    two tokens.
     """
     mark = module.__dict__.get(MARK)
     if mark is None or not mark.mixes:
@@ -277,14 +280,16 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 
 
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
+    """Return the error for a module that was reached without the model's entry."""
     if mark.model is None:
         return OutsideForward(severed(module), code="copied-part")
     return OutsideForward(
-        f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing that "
-        f"model's entry, so its documents are unknown. Call the model itself, not one of its layers or the forward of "
-        f"a class that it is derived from; for gradient checkpointing use `model.gradient_checkpointing_enable()` or "
-        f"torch's checkpoint wrappers, since other ways do not carry the layout into backward; or call "
-        f"`autopack.disable(model)` first.",
+        f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached "
+        "without passing that model's entry, so its documents are unknown. Call the model itself, "
+        "not one of its layers or the forward of a class that it is derived from; for gradient "
+        "checkpointing use `model.gradient_checkpointing_enable()` or torch's checkpoint wrappers, "
+        "since other ways do not carry the layout into backward; or call `autopack.disable(model)` "
+        "first.",
         code="past-the-entry",
     )
 
@@ -313,9 +318,9 @@ class ArrivalHook:
             return
         if activation.scope.model is mark.link.model and mark not in activation.arrived and not _is_compiled(module):
             raise UnsupportedModel(
-                f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
-                f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it "
-                f"on padded batches, one document per row.",
+                f"{type(module).__name__} has run in a packed forward without reaching the place "
+                "where autopack keeps documents apart, so it may have mixed them. Its code took a "
+                "way that nobody has measured; train it on padded batches, one document per row.",
                 code="other-code",
             )
 
@@ -340,8 +345,8 @@ class _Rebound:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.scope.model.active:
             raise OutsideForward(
-                "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
-                "recomputed as they were. Disable after backward.",
+                "autopack was disabled between a checkpointed forward and its backward, so the "
+                "layers cannot be recomputed as they were. Disable after backward.",
                 code="disabled-before-backward",
             )
         activation = ambient.activation

@@ -1,4 +1,6 @@
-"""Counts, on the host, of the calls of one enabled model, their outcomes, and findings of their checks."""
+"""Counts, on the host, of the calls of one enabled model, their outcomes, and findings of their
+checks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
 
-after_each: Callable[[], None] | None = None  # called when a call has been counted, of any model of this process
+# called when a call has been counted, of any model of this process
+after_each: Callable[[], None] | None = None
 
 
 class Volume(NamedTuple):
@@ -32,7 +35,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
-        """Return the size of packed rows that run as they are.
+        """Return the size of packed rows that run unchanged.
 
         Several documents of one token each at the end of a row are padding without a mark (position
         0 for each).
@@ -65,7 +68,10 @@ class Volume(NamedTuple):
 
     def without_padding(self) -> Volume:
         """Return the same calls with their padding taken out before they run."""
-        return self._replace(columns=self.tokens - self.shared, skipped=self.skipped + self.columns - self.tokens)
+        return self._replace(
+            columns=self.tokens - self.shared,
+            skipped=self.skipped + self.columns - self.tokens,
+        )
 
     def plus(self, other: Volume) -> Volume:
         """Return the sum of both."""
@@ -94,6 +100,7 @@ class Volume(NamedTuple):
 
     @property
     def documents_per_row(self) -> float:
+        """The mean number of documents in a row."""
         return self.documents / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:
@@ -108,7 +115,8 @@ class Tally:
     """The outcomes of one enabled model's calls; calls of generation are not counted."""
 
     unpadded: Volume = field(default_factory=Volume)  # padded batches that ran as a packed row
-    left: Counter[str] = field(default_factory=Counter)  # padded batches that were left as they came, by reason
+    # padded batches that were left as they came, by reason
+    left: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as without it, by reason."""
     apart: Counter[str] = field(default_factory=Counter)
@@ -121,7 +129,8 @@ class Tally:
     """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = field(default_factory=Volume)  # all others
     _first: tuple[float, int] | None = None
-    """When the first training call began in this process, in seconds, and the real tokens of those before.
+    """When the first training call began in this process, in seconds, and the real tokens of those
+    before.
 
     Of a copy it is the copy's first.
     """
@@ -202,20 +211,22 @@ class Tally:
         if self.batches:
             total = self.tokens + self.padding
             parts.append(
-                f"{number_of(self.batches, 'padded batch')} packed inside; {self.padding:,} of {total:,} tokens were "
-                f"padding and were not computed ({self.padding / total:.1%})"
+                f"{number_of(self.batches, 'padded batch')} packed inside; {self.padding:,} of "
+                f"{total:,} tokens were padding and were not computed ({self.padding / total:.1%})"
             )
         if self.after_padding:
             parts.append(
-                f"{number_of(self.after_padding, 'padded batch')} without the terms of stock's loss that are predicted "
-                f"at padding"
+                f"{number_of(self.after_padding, 'padded batch')} without the terms of stock's "
+                "loss that are predicted at padding"
             )
         for reason, count in self.left.most_common():
             parts.append(f"{number_of(count, 'padded batch')} left as they came: {reason}")
         for reason, count in self.refused.most_common():
             parts.append(f"{number_of(count, 'call')} ran as without autopack: {reason}")
         if self.unmasked:
-            parts.append("batches that look padded came without an attention_mask, and were computed as they came")
+            parts.append(
+                "batches that look padded came without an attention_mask, and were computed as they came",
+            )
         return "; ".join(parts) or "no padded batch yet"
 
 
@@ -250,7 +261,7 @@ class Checked:
     """Kinds that were checked: names of arguments, dtype, modes, special tokens."""
 
     def begin_anew(self) -> None:
-        """Forget how far calls have been checked: the next one is checked whatever it is."""
+        """Forget the checked calls: the next call of any kind is checked."""
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
     def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
@@ -264,7 +275,7 @@ class Checked:
         return any(map(gt, sizes, known)) or not kinds <= self.kinds
 
     def is_due(self, trains: bool) -> bool:
-        """Count a call; return True if it is to be checked whatever it is."""
+        """Count a call; return True if it is to be checked, whatever its sizes and kinds."""
         self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
         if self.every and trains and self.trained % self.every == 0:
             return True
@@ -276,18 +287,20 @@ class Checked:
         self.kinds |= kinds
 
     def add(self, other: Checked) -> None:
-        """Count what was found of the same model in another process as well."""
+        """Add the checks of the same model in another process."""
         self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
         self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
         self.calls, self.sizes = self.calls + other.calls, tuple(map(max, self.sizes, other.sizes))
 
     def __str__(self) -> str:
         found = f"every {self.every} training calls; " if self.every else ""
-        found += f"{self.checks} checks in {self.calls} calls"
+        found += f"{number_of(self.checks, 'check')} in {number_of(self.calls, 'call')}"
         if self.checks:
             found += f", worst relative error {self.worst:.1e}"
         found += f", {self.leaks} leaking" if self.leaks else ""
-        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
+        return "; ".join(
+            [found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())],
+        )
 
 
 def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:

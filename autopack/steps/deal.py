@@ -15,7 +15,8 @@ import numpy as np
 from autopack.packing.balance import CostModel
 
 Rows = list[list[int]]
-"""The micro-batches of a rank, numbers of documents; one without any keeps step with other ranks."""
+"""The micro-batches of a rank, numbers of documents; one without any keeps step with other ranks.
+"""
 
 
 def deal(
@@ -65,7 +66,7 @@ def _near(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: int) -
 
 
 def _rows(sizes: np.ndarray, numbers: list[int], rows: int, most: int) -> Rows | None:
-    """Return so many micro-batches, each document in that of the fewest tokens; None where one does not fit."""
+    """Return `rows` micro-batches, each document in the one with the fewest tokens, or None."""
     found: Rows = [[] for _ in range(rows)]
     loads = [(0, row) for row in range(rows)]
     for number in numbers:

@@ -1,4 +1,6 @@
-"""Find how many tokens of a micro-batch fit into the memory of a device, from the peak of a step that ran."""
+"""Find how many tokens of a micro-batch fit into the memory of a device, from the peak of a step
+that ran.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import torch
 AUTO = "auto"
 """Value of `max_tokens` that asks for what fits."""
 SHARE = 0.8
-"""Share of the memory that is planned for: rows of other documents take a little more, and allocators have gaps."""
+"""Share of the memory that is planned for: rows of other documents take a little more, and
+allocators have gaps.
+"""
 
 
 class Memory:
@@ -20,8 +24,8 @@ class Memory:
         self.device = device
         if device.type == "cpu" or not hasattr(torch.get_device_module(device), "max_memory_allocated"):
             raise ValueError(
-                f"max_tokens='auto' measures the memory of a device, which torch does not count on {device.type}. "
-                f"Give a number of tokens."
+                "max_tokens='auto' measures the memory of a device, which torch does not count on "
+                f"{device.type}. Give a number of tokens."
             )
         self._module = torch.get_device_module(device)
 

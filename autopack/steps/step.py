@@ -18,7 +18,7 @@ from autopack.steps.deal import deal
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a step for one rank; `documents` is their number, 0 for one that only keeps step with other ranks."""
+    """A part of a step for one rank, with its number of documents; 0 marks an idle one."""
 
     batch: dict[str, Any]
     documents: int
@@ -37,7 +37,7 @@ class Step:
 
 
 class Ranks:
-    """The processes that share a step: those of a group, all where it is None, or this one alone."""
+    """The processes that share a step: a group, all of them, or this one alone."""
 
     def __init__(self, group: Any = None):
         self.group = group
@@ -62,7 +62,7 @@ def step_of(
     ranks: Ranks,
     moves: bool = True,
 ) -> Step:
-    """Return this rank's part of a step of which every rank has cut its own batches.
+    """Return this rank's part of a step, to which every rank brings its own batches.
 
     Ranks send their lengths, and the documents that another one runs; `moves` says whether any may
     be sent. All have the same number of micro-batches.
@@ -71,8 +71,9 @@ def step_of(
     of_ranks = ranks.gathered((lengths, {name: per.name for name, per in columns.per.items()}))
     if any(per != of_ranks[0][1] for _, per in of_ranks):
         raise InvalidPacking(
-            "the ranks of a step have batches of other columns than one another, so their documents cannot be dealt "
-            "anew. Have the collator return the same columns on every rank, or leave out max_tokens.",
+            "the ranks of a step have batches of other columns than one another, so their "
+            "documents cannot be dealt anew. Have the collator return the same columns on every "
+            "rank, or leave out max_tokens.",
             code="batch-not-cut",
         )
     every = [length for found, _ in of_ranks for length in found]
@@ -93,7 +94,11 @@ def step_of(
 
 
 def _exchanged(
-    held: dict[int, Example], dealt: list[list[list[int]]], homes: list[int], ranks: Ranks, like: Sequence[Example]
+    held: dict[int, Example],
+    dealt: list[list[list[int]]],
+    homes: list[int],
+    ranks: Ranks,
+    like: Sequence[Example],
 ) -> dict[int, Example]:
     """Return the documents that other ranks held and this one runs."""
     away = {n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank}
@@ -109,29 +114,35 @@ def _exchanged(
 
 
 def _on_host(example: Example) -> Example:
+    """Return an example on the CPU, without the batch that it was cut from."""
     # A slice would bring the whole batch that it is a view of.
     return tuple({n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
 
 
 def _moved(example: Example, device: torch.device) -> Example:
+    """Return an example on another device."""
     return tuple({n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
 
 
 def micro_batches(
     batches: Iterable[Batch], max_tokens: int, *, model: Any = None, group: Any = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the documents of one optimizer step anew, in micro-batches of at most `max_tokens` real tokens.
+    """Yield the documents of one optimizer step anew, in micro-batches of at most `max_tokens` real
+    tokens.
 
     Divide the summed loss of each by the number of targets in all `batches` of all ranks, as
     `num_items_in_batch` does, and the gradients are those of `batches` themselves. A document of
     more tokens than `max_tokens` is alone in its micro-batch.
 
     Args:
-        batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or packed.
+        batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or
+            packed.
         max_tokens: The most real tokens of a micro-batch.
-        model: The model that is trained, of which the token of padding and the cost of long documents are read.
-        group: The process group that shares the step. Documents move between its ranks, each of which gets equally
-            many micro-batches. A rank without a document for one gets labels that are all ignored.
+        model: The model that is trained, of which the token of padding and the cost of long
+            documents are read.
+        group: The process group that shares the step. Documents move between its ranks, each of
+            which gets equally many micro-batches. A rank without a document for one gets labels
+            that are all ignored.
 
     Raises:
         InvalidPacking: Nothing says what in a batch belongs to which document.

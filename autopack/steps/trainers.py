@@ -1,4 +1,5 @@
-"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many tokens.
+"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many
+tokens.
 
 `Trainer.get_batch_samples` (transformers 4.46 and later) has all batches of a step on every rank
 before any of them runs. They go on through the trainer's loop, which counts them as ever; the last
@@ -33,7 +34,8 @@ from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
 _TOLERANCE, _COARSE = 1e-4, 1e-2
-"""Relative differences of losses that may be rounding, in float32 and of weights in half precision."""
+"""Relative differences of losses that may be rounding, in float32 and of weights in half precision.
+"""
 _MEASURED = 2
 """Number of the step whose memory says what fits: the first one makes the optimizer's states."""
 _TRIED = 4
@@ -78,18 +80,21 @@ class StepCutter:
             return f"max_tokens={self.asked}, no step so far"
         found = " (auto)" if self.asked == AUTO else ""
         return (
-            f"max_tokens={self.max_tokens}{found}: {self.micro_batches / self.steps:.1f} micro-batches of "
-            f"{self.tokens / self.micro_batches:.0f} tokens a step, slowest rank {self.slowest:.3f} x the mean"
+            f"max_tokens={self.max_tokens}{found}: {self.micro_batches / self.steps:.1f} "
+            f"micro-batches of {self.tokens / self.micro_batches:.0f} tokens a step, slowest rank "
+            f"{self.slowest:.3f} x the mean"
         )
 
     # --- What stands at the trainer
 
     def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """Return the batches of a step as the trainer does, and keep them."""
         batches, items = self._original["get_batch_samples"](*args, **kwargs)
         self._batches = batches
         return batches, items
 
     def _training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Train on the micro-batches of a whole step, in the call for its last batch."""
         if not any(inputs is each for each in self._batches):
             return self._original["training_step"](model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self._trainer.args.device)
@@ -133,6 +138,7 @@ class StepCutter:
         return total
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trainer's loss of a micro-batch, weighted by its share of the step."""
         found = self._original["compute_loss"](*args, **kwargs)
         if self._share == 1.0:
             return found
@@ -141,7 +147,10 @@ class StepCutter:
     # --- The step
 
     def _step(self, model: Any, batches: Sequence[Any], items: Any) -> Step:
-        """Return this rank's part of a step. Raises `AutopackError` on all ranks if one cannot cut its batches."""
+        """Return this rank's part of a step.
+
+        Raises `AutopackError` on all ranks if one cannot cut its batches.
+        """
         trainer, config, ranks = self._trainer, self._trainer.model.config, Ranks()
         problem: AutopackError | None = None
         columns, found = Columns({}), list[list[Example]]()
@@ -179,28 +188,39 @@ class StepCutter:
         return step_of(examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves)
 
     def _share_of(self, part: MicroBatch) -> float:
-        """Return the factor of a loss: a mean counts as many documents as there are, a sum counts itself."""
+        """Return the factor of a loss: a mean counts as many documents as there are, a sum counts
+        itself.
+        """
         if self._adds_up:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
-    def _rule(self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks) -> bool:
+    def _rule(
+        self,
+        model: Any,
+        columns: Columns,
+        examples: Sequence[Example],
+        items: Any,
+        ranks: Ranks,
+    ) -> bool:
         """Return True if the losses of some documents add up, False if the loss is their mean.
 
         Raises `UnsupportedModel` where neither holds on every rank.
         """
         chosen = _unlike(examples, columns, self.steps)
         model.train()
-        if isinstance(model, DistributedDataParallel):  # which sends buffers around, and here a rank may raise alone
+        # which sends buffers around, and here a rank may raise alone
+        if isinstance(model, DistributedDataParallel):
             model = model.module
         with self._unnoticed() as begin:
             parts = [*([each] for each in chosen), chosen]
             try:
                 *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
             except Exception as error:  # of a loss that wants another number of documents
-                if not self._enabled.groups:  # ranks that gather parameters wait elsewhere, and end with this one
+                # ranks that gather parameters wait elsewhere, and end with this one
+                if not self._enabled.groups:
                     ranks.gathered((False, False))
-                said = f"its loss raises {type(error).__name__} for documents of its batches alone, or others together"
+                said = f"its loss raises {type(error).__name__} for documents in other batches than its own"
                 raise _not_cut(self._trainer, f"{said}: {error}") from error
         tolerance = _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
@@ -214,19 +234,20 @@ class StepCutter:
             return False
         raise _not_cut(
             self._trainer,
-            f"its loss is neither a sum over documents nor, of results of documents, their mean: some give "
-            f"{together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} alone, so it matters which "
-            f"documents share a batch",
+            "its loss is neither a sum over documents nor, of results of documents, their mean: "
+            f"some give {together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} "
+            "alone, so it matters which documents share a batch",
         )
 
     def _loss(self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any) -> float:
+        """Return the loss of a batch without gradients."""
         begin()
         with torch.no_grad(), self._trainer.compute_loss_context_manager():
             return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
-        """Run without dropout, in the weights' own precision, and leave what is counted as it was."""
+        """Run without dropout, in the weights' own precision, and leave all counts unchanged."""
         kept = {name: copy.deepcopy(value) for name, value in vars(self._trainer).items() if name in _COUNTS}
         base = self._enabled.anatomy.entries[0]
         try:
@@ -238,6 +259,7 @@ class StepCutter:
     # --- Refusals
 
     def _refuse_kind(self) -> None:
+        """Raise `UnsupportedModel` for a trainer whose steps cannot be cut anew."""
         trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
         own = type(trainer)._prepare_inputs.__module__
         parallel = getattr(accelerator, "parallelism_config", None)
@@ -247,7 +269,7 @@ class StepCutter:
         elif own.partition(".")[0] != "transformers":
             why = f"it makes its batches itself ({own})"
         elif getattr(trainer, "is_deepspeed_enabled", False) and not says_when_to_step():
-            why = "DeepSpeed counts the micro-batches of a step itself; accelerate 1.8 and later count them for it"
+            why = "DeepSpeed counts the micro-batches of a step itself; update accelerate to 1.8 or later"
         elif args.n_gpu > 1:
             why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
         elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
@@ -258,15 +280,24 @@ class StepCutter:
             raise _not_cut(trainer, why)
 
     def _refuse_padding(self, columns: Columns) -> None:
+        """Raise `UnsupportedModel` for left padding of a model that numbers tokens by columns."""
         if columns.on_the_left and "position_ids" not in columns.per and not self._numbers_from_the_first:
             raise _not_cut(
                 self._trainer,
-                "its batches are padded on the left, and its model numbers tokens by columns. Pad on the right",
+                "its batches are padded on the left, which moves its model's positions. Pad on the right",
             )
 
 
-def cut_steps(trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False) -> StepCutter | None:
-    """Cut the steps of a trainer anew; return None if that is so already. Raises `ValueError` for another number."""
+def cut_steps(
+    trainer: Any,
+    enabled: EnabledModel,
+    max_tokens: int | str,
+    lenient: bool = False,
+) -> StepCutter | None:
+    """Cut the steps of a trainer anew; return None if that is so already.
+
+    Raises `ValueError` for another number.
+    """
     found = cutter_of(trainer)
     if found is None:
         return StepCutter(trainer, enabled, max_tokens, lenient)
@@ -285,7 +316,9 @@ def cutter_of(trainer: Any) -> StepCutter | None:
 
 
 def _numbers_from_the_first(enabled: EnabledModel) -> bool:
-    """Return True if padding on the left changes nothing: positions skip it, or only their differences count."""
+    """Return True if padding on the left changes nothing: positions skip it, or only their
+    differences count.
+    """
     traits, model = enabled.traits, enabled.anatomy.entries[0]
     if traits.counts_padding:
         return False
@@ -303,12 +336,14 @@ def _unlike(examples: Sequence[Example], columns: Columns, turn: int) -> list[Ex
 
 
 def _is_close(found: float, wanted: float, tolerance: float) -> bool:
+    """Return True if two losses differ by at most a relative tolerance."""
     return abs(found - wanted) <= tolerance * max(abs(wanted), 1e-3)
 
 
 def _not_cut(trainer: Any, why: str) -> UnsupportedModel:
+    """Return the error for a trainer whose optimizer steps cannot be cut anew."""
     return UnsupportedModel(
-        f"max_tokens cuts the optimizer steps of {type(trainer).__name__} anew, and cannot cut these: {why}. Leave out "
-        f"max_tokens.",
+        f"max_tokens cuts the optimizer steps of {type(trainer).__name__} anew, and cannot cut "
+        f"these: {why}. Leave out max_tokens.",
         code="step-not-cut",
     )

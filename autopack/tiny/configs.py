@@ -39,7 +39,9 @@ def types_for(task: str) -> list[str]:
     Types registered with transformers' auto classes in this process are among them.
     """
     registered = getattr(modeling_auto, TASKS[task])._extra_content
-    return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
+    return sorted(
+        {*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)},
+    )
 
 
 def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> PretrainedConfig:
@@ -96,7 +98,8 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
     `own` are the fields of its type beyond the general rules; the caller's overrides win over them.
     """
     present = vars(default)
-    parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}  # configurations
+    # configurations
+    parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}
     given = _routed(default, parts, overrides)
     arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
     arguments |= {name: value for name, value in (own | given).items() if name not in parts}
@@ -110,8 +113,7 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
 
 
 def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the overrides under the names that the class stores, the text part's in its
-    dictionary."""
+    """Return overrides by stored field names, with fields of the text part in a dict of its own."""
     text = next((name for name in ("text_config", "decoder") if name in parts), None)
     given: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -167,14 +169,21 @@ def _kinds(present: dict[str, Any]) -> dict[str, Any]:
 
 
 def _per_layer(fields: dict[str, Any]) -> dict[str, Sequence[Any]]:
+    """Return the fields that list one value per layer."""
     return {name: fields[name] for name in rules.PER_LAYER if isinstance(fields.get(name), (list, tuple))}
 
 
 def _depth_name(present: dict[str, Any]) -> str | None:
+    """Return the name of the field with the number of layers, or None."""
     return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
 
 
-def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, Any], arguments: dict[str, Any]) -> None:
+def _fit_depth(
+    present: dict[str, Any],
+    own: dict[str, Any],
+    given: dict[str, Any],
+    arguments: dict[str, Any],
+) -> None:
     """Make the number of layers and the per-layer lists agree; the caller's choice wins over the
     type's."""
     name = _depth_name(present)

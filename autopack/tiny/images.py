@@ -87,6 +87,7 @@ def _seen(form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]) -
 
 
 def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
+    """Return the number of placeholder tokens of a picture."""
     if form_of(model) in SEEN:  # it marks the place
         return 1
     if hasattr(model.config, "latent_query_num"):  # Kosmos
@@ -99,7 +100,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     allows."""
     form, vision, odd = form_of(model), _vision(model), number % 2
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
+    channels = next(
+        (getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)),
+        3,
+    )
     size = getattr(getattr(vision, "sam_config", vision), "image_size", None)
     size = size if isinstance(size, int) else rules.FIELDS["image_size"]
     patch = getattr(vision, "patch_size", rules.FIELDS["patch_size"])
@@ -141,11 +145,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         case "row of patches":
             # (1, channels, height, patches * width), and the size of each image in patches
             high, wide = 2 * _SIDE, 2 * _SIDE * many
-            return {"pixel_values": pixels(1, channels, patch, high * wide * patch), "target_sizes": one(high, wide)}
+            return {
+                "pixel_values": pixels(1, channels, patch, high * wide * patch),
+                "target_sizes": one(high, wide),
+            }
         case "square" | "square after a prefix" | "square beside text":
-            # square: (images, channels, height, width)
-            # square after a prefix: as square; token types tell the last run of text, which is learned
-            # square beside text: as square, one for each document, whose tokens have no places for it
+            # square: (images, channels, height, width) square after a prefix: as square; token
+            # types tell the last run of text, which is learned square beside text: as square, one
+            # for each document, whose tokens have no places for it
             return {"pixel_values": square(1)}
         case "square and instructions" | "frames and instructions":
             # square and instructions: as square, and tokens for each image, with a mask of padding
@@ -156,12 +163,17 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
         case "square and crops" | "views":
             # square and crops: as square, the crops of all images, and how many each image has
-            # views: (images, channels, height, width), and smaller views of each, one after the other
+            # views: (images, channels, height, width), and smaller views of each, one after the
+            # other
             of_local = size if form == "square and crops" else size // 2
-            found = {"pixel_values": square(1), "pixel_values_local": pixels(many, channels, of_local, of_local)}
+            found = {
+                "pixel_values": square(1),
+                "pixel_values_local": pixels(many, channels, of_local, of_local),
+            }
             return {**found, "num_local_patches": torch.tensor([many])}
         case "square and grids of crops":
-            # as square and crops, in lists, and how many crops lie side by side and below each other
+            # as square and crops, in lists, and how many crops lie side by side and below each
+            # other
             found = {"pixel_values": square(1), "pixel_values_local": square(2 * many)}
             return {**found, "num_local_patches": [2 * many], "patches_grid": [[many, 2]]}
         case "two resolutions":
@@ -196,8 +208,9 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # (1, patches, channels * pixels), of all images
             return {"pixel_values": flat(1, 1 + many)}
         case "flattened patches" | "flattened patches, masked":
-            # flattened patches: (images, patches, row and column and channels * pixels); a mask tells the placeholders
-            # flattened patches, masked: the same, and which patches are none of padding
+            # flattened patches: (images, patches, row and column and channels * pixels); a mask
+            # tells the placeholders flattened patches, masked: the same, and which patches are none
+            # of padding
             high, wide, of_patch = _SIDE, _SIDE + odd, vision.patch_embed_hidden_size
             patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)  # zeros are padding
             where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
@@ -214,18 +227,31 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             found = {"pixel_values": flat(crops, high * wide), NUMBERS: numbers, "image_grids": grids}
             return {**found, "image_num_crops": torch.tensor([crops])}
         case "spatial patches":
-            # (images, patches, channels * pixels), which are none of padding, and how many lie side by side
+            # (images, patches, channels * pixels), which are none of padding, and how many lie side
+            # by side
             high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
             mask = (torch.arange(most) < high * wide).long()[None]
-            return {"pixel_values": flat(1, most), "spatial_shapes": one(high, wide), "pixel_attention_mask": mask}
+            return {
+                "pixel_values": flat(1, most),
+                "spatial_shapes": one(high, wide),
+                "pixel_attention_mask": mask,
+            }
     assert form == "patches"  # (images, patches, channels * pixels), and where each patch lies
     patch = getattr(vision, "model_patch_size", patch)
     side = 2 * getattr(vision, "pooling_kernel_size", 1)
-    where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)
+    where = torch.stack(
+        torch.meshgrid(
+            torch.arange(side),
+            torch.arange(side),
+            indexing="xy",
+        ),
+        dim=-1,
+    ).reshape(1, -1, 2)
     return {"pixel_values": flat(1, side**2), "image_position_ids": where}
 
 
 def _merge(vision: Any) -> int:
+    """Return how many patches on a side become one token."""
     names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
     found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
     return int(found if isinstance(found, int) else found[0])
@@ -282,6 +308,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
 
 
 def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for a video, made of a picture's."""
     config: Any = model.config
     pixels = picture["pixel_values"]
     if form_of(model) in ("tiles", "square"):

@@ -102,7 +102,11 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
     """Return the arguments of a row of these documents, with nothing that declares where one ends."""
     arguments: dict[str, Any] = {
-        name: torch.cat([document.tokens[name] for document in documents], dim=1) for name in documents[0].tokens
+        name: torch.cat(
+            [document.tokens[name] for document in documents],
+            dim=1,
+        )
+        for name in documents[0].tokens
     }
     pictures = [picture for document in documents for picture in document.images]
     form = form_of(model) or ""
@@ -128,7 +132,9 @@ def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def _joined(values: list[Any], along: int) -> Any:
-    """Return values in order: lists, or tensors with zeros behind those that are smaller than others."""
+    """Return values in order: lists, or tensors with zeros behind those that are smaller than
+    others.
+    """
     if isinstance(values[0], list):
         return [*chain.from_iterable(values)]
     if along:
@@ -142,6 +148,7 @@ def _joined(values: list[Any], along: int) -> Any:
 
 
 def _along_diagonal(name: str, documents: Sequence[Document]) -> torch.Tensor:
+    """Return a mask in which every document sees its own images alone."""
     like = next(document.seen[name] for document in documents if document.seen)
     images = sum(len(document.images) for document in documents)
     found = like.new_zeros(1, sum(map(len, documents)), images, *like.shape[3:])

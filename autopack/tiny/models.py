@@ -63,7 +63,9 @@ def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch
 
 @contextmanager
 def as_new(seed: int) -> Iterator[None]:
-    """Draw from a generator of its own, and make parameters in float32; both are as they were afterwards."""
+    """Draw from a generator of its own, and make parameters in float32; both are as they were
+    afterwards.
+    """
     default_dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
@@ -78,7 +80,9 @@ def as_new(seed: int) -> Iterator[None]:
 def of_config(
     config: PretrainedConfig, task: str, attn_implementation: str | dict[str, str] | None, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return a model of the class that the task's mapping names, of the part of a composite configuration for it."""
+    """Return a model of the class that the task's mapping names, of the part of a composite
+    configuration for it.
+    """
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = (part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class))
@@ -86,7 +90,12 @@ def of_config(
     return of_class(model_class, own, attn_implementation, dtype)
 
 
-def of_class(cls: Any, config: PretrainedConfig, attn_implementation: Any, dtype: torch.dtype) -> PreTrainedModel:
+def of_class(
+    cls: Any,
+    config: PretrainedConfig,
+    attn_implementation: Any,
+    dtype: torch.dtype,
+) -> PreTrainedModel:
     """Return a new model of a class."""
     # transformers 4.56 renamed the argument together with the field of the configuration.
     named = {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
@@ -113,6 +122,7 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def _fresh(module: nn.Module, present: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Return a new value for a parameter, from noise of a scale that suits its module."""
     if hasattr(module, "make_weight"):  # a table of sines, which grows with the calls (FSMT)
         return present
     if isinstance(module, nn.Embedding):

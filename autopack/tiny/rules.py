@@ -25,18 +25,22 @@ _VALUES = f"""
 # vocabularies
 {VOCAB} vocab_size vocab_size_per_layer_input decoder_vocab_size unpadded_vocab_size
 # widths
-{HIDDEN} hidden_size d_model n_embd emb_dim embedding_dim embedding_size word_embed_proj_dim input_embedding_size
+{HIDDEN} hidden_size d_model n_embd emb_dim embedding_dim embedding_size word_embed_proj_dim
+{HIDDEN} input_embedding_size
 {HIDDEN} output_embedding_size attention_hidden_size
 16 hidden_size_per_layer_input
 96 intermediate_size intermediate_size_mlp dense_intermediate_size ffn_hidden_size ffn_dim decoder_ffn_dim
 96 encoder_ffn_dim n_inner dff d_inner dim_ff feed_forward_size mlp_dim
-32 moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size shared_experts_intermediate_size
+32 moe_intermediate_size expert_ffn_hidden_size
+32 shared_expert_intermediate_size shared_experts_intermediate_size
 32 moe_shared_expert_intermediate_size shared_intermediate_size
 # depth
-{LAYERS} num_hidden_layers num_layers n_layer n_layers num_blocks decoder_layers encoder_layers num_decoder_layers
+{LAYERS} num_hidden_layers num_layers n_layer n_layers num_blocks
+{LAYERS} decoder_layers encoder_layers num_decoder_layers
 {LAYERS} num_encoder_layers depth
 # heads
-{HEADS} num_attention_heads attention_heads num_heads n_head n_heads decoder_attention_heads encoder_attention_heads
+{HEADS} num_attention_heads attention_heads num_heads n_head n_heads
+{HEADS} decoder_attention_heads encoder_attention_heads
 {HEADS} num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads
 2 num_key_value_heads swa_num_key_value_heads num_kv_heads kv_n_heads num_query_groups
 {HEAD_DIM} head_dim swa_head_dim attention_head_size kv_channels d_head dim_head query_pre_attn_scalar
@@ -46,7 +50,8 @@ _VALUES = f"""
 20 kv_lora_rank
 8 qk_nope_head_dim qk_rope_head_dim
 12 v_head_dim
-# indexed attention: fewer keys than a document has tokens; with few heads, their scores would often tie at zero
+# indexed attention: fewer keys than a document has tokens;
+# with few heads, their scores would often tie at zero
 16 index_head_dim index_n_heads
 4 index_topk
 # windows and positions
@@ -78,15 +83,15 @@ FIELDS: dict[str, Any] = {name: int(value) for value, *names in _LINES for name 
 
 # Fields that are shrunk only where the type's own default switches them on.
 ONLY_IF_SET = """
-sliding_window n_inner num_experts hidden_size_per_layer_input shared_intermediate_size moe_intermediate_size
-shared_expert_intermediate_size num_shared_experts moe_num_shared_experts n_shared_experts q_lora_rank
-query_pre_attn_scalar unpadded_vocab_size num_local_experts
+sliding_window n_inner num_experts hidden_size_per_layer_input shared_intermediate_size
+moe_intermediate_size shared_expert_intermediate_size num_shared_experts moe_num_shared_experts
+n_shared_experts q_lora_rank query_pre_attn_scalar unpadded_vocab_size num_local_experts
 """.split()
 
 # Lists with one entry per layer. A type's own default is cut down to one layer of each kind.
 PER_LAYER = """
-layer_types layers_block_type mlp_layer_types indexer_types no_rope_layers num_attention_heads_per_layer
-activation_sparsity_pattern layer_rope_theta attn_type_list
+layer_types layers_block_type mlp_layer_types indexer_types no_rope_layers
+num_attention_heads_per_layer activation_sparsity_pattern layer_rope_theta attn_type_list
 """.split()
 
 # The names of the number of layers, as configurations store it.

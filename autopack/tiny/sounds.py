@@ -26,7 +26,8 @@ SOUND = "sound"
 """Marker of a sound among the lengths of runs of text."""
 
 _MASKS = """
-feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask audio_input_ids_mask
+feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask
+audio_input_ids_mask
 """.split()
 FRAMES = 22
 """Number of frames of the shorter sounds."""
@@ -101,8 +102,8 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
 
     match form:
         case "window" | "whole window":
-            # window: (sounds, bins, frames), as many frames as the encoder has positions for, and a mask of frames
-            # whole window: the same without a mask: silence is a part of it
+            # window: (sounds, bins, frames), as many frames as the encoder has positions for, and a
+            # mask of frames whole window: the same without a mask: silence is a part of it
             whole = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
             found = {"input_features": values(1, bins, whole)}
             return found if form == "whole window" or not mask_name else found | {mask_name: mask(whole).long()}
@@ -110,7 +111,10 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
             # bins and frames: (sounds, bins, frames), padded, and a mask of frames
             # bins and frames in chunks: the same, padded to whole chunks of the encoder
             whole = _whole(length, 2 * part.n_window if form == "bins and frames in chunks" else 1)
-            return {"input_features": values(1, bins, whole) * mask(whole)[:, None], mask_name: mask(whole).long()}
+            return {
+                "input_features": values(1, bins, whole) * mask(whole)[:, None],
+                mask_name: mask(whole).long(),
+            }
         case "frames without a mask":
             # as frames, and a mask of the features that a projection makes of them
             kept = _whole(length, config.window_size) // config.downsample_rate
@@ -141,7 +145,10 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
             length = length * per_token // 8 - 3
             whole = _whole(length, per_token)
             samples = values(1, whole) * mask(whole)
-            return {"input_values": samples if form == "samples" else samples[:, None], mask_name: mask(whole)}
+            return {
+                "input_values": samples if form == "samples" else samples[:, None],
+                mask_name: mask(whole),
+            }
     assert form == "chunks of frames"  # (chunks, bins, frames), and how many samples each chunk has
     chunk = part.samples_per_token * 5
     lengths = torch.tensor([chunk] * (number % 2) + [length * part.hop_length - 7])
@@ -158,7 +165,10 @@ def _bins(part: Any) -> int:
     names = ("num_mel_bins", "n_mel_bins", "input_feat_size", "audio_embed_dim", "input_size", "feature_size")
     parts = (part, getattr(part, "asr_config", None))
     found = (getattr(each, name, None) for each in parts for name in names)
-    return next((value for value in found if isinstance(value, int)), 0) * getattr(part, "num_stacked_frames", 1)
+    return next(
+        (value for value in found if isinstance(value, int)),
+        0,
+    ) * getattr(part, "num_stacked_frames", 1)
 
 
 def _whole(length: int, part: int) -> int:

@@ -1,7 +1,8 @@
-"""Compare a plain call with stock: packed rows with their last and first document alone, a padded batch with itself.
+"""Compare a plain call with stock: packed rows with their last and first document alone, a padded
+batch with itself.
 
-Code that moves no document when others are replaced may still number tokens by columns. A call is plain if its model
-makes results for tokens, of text alone; of others the twin tells.
+Code that moves no document when others are replaced may still number tokens by columns. A call is
+plain if its model makes results for tokens, of text alone; of others the twin tells.
 """
 
 from __future__ import annotations
@@ -37,61 +38,71 @@ from autopack.watching.replaced import routes
 from autopack.watching.schedule import CannotTell, is_padded, sides_of
 
 _OWN, _TOGETHER = 1, 3
-"""Runs of each rank that gathers parameters together with others: as its call came, and all, the others of stock."""
+"""Runs of each rank that gathers parameters together with others: as its call came, and all, the
+others of stock.
+"""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
 Compared = Iterator[tuple[str, torch.Tensor, torch.Tensor, int]]
-"""Names of fields, their values in a call and in stock by token, and documents. A value without axes is a loss."""
+"""Names of fields, their values in a call and in stock by token, and documents.
+
+A value without axes is a loss.
+"""
 
 
-def beside_stock(call: Call, losses: bool = False, packs: bool = True, together: bool = False) -> Difference:
-    """Return the largest difference of a call to what stock gives. Raises `CannotTell`.
+def difference_to_stock(call: Call, losses: bool = False, packs: bool = True, together: bool = False) -> Difference:
+    """Return the largest difference between a call and stock. Raises `CannotTell`.
 
-    Of packed rows these are the last and the first document alone, with `losses` their losses too, for which the call
-    runs with the labels of one document; of a padded batch without its padding it is the batch. Of ranks that gather
-    parameters `together` each runs equally often, whatever it has, also where its call does not pack.
+    Of packed rows these are the last and the first document alone, with `losses` their losses too,
+    for which the call runs with the labels of one document; of a padded batch without its padding
+    it is the batch. Of ranks that gather parameters `together` each runs equally often, whatever it
+    has, also where its call does not pack.
     """
     with unnoticed(call) as runs, precisions() as dtypes:
         padded = is_padded(call)
         with runs.on_ranks(together, packs, _OWN, _TOGETHER):
             arguments = _without_labels_behind_padding(call) if padded else call.arguments
-            sides = _sides_of_plain(call)
+            sides = _comparable_sides(call)
             output = runs(arguments)
-            compared = _padded(runs, arguments, output, sides) if padded else _packed(call, runs, output, sides, losses)
+            compared = (
+                _compare_padded(runs, arguments, output, sides)
+                if padded
+                else _compare_packed(call, runs, output, sides, losses)
+            )
             alike = (each for each in compared if each[1].shape == each[2].shape and each[2].numel())
             found = [_difference(call, *each, bound_in_use(dtypes)) for each in alike]
         if not found:
-            raise CannotTell("no part of its output can be compared with what a document gets alone")
+            raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)
         if worst.excess > 1 and not together:
             worst = runs.beside_itself(worst, fields_of(output), arguments)
             if worst.excess <= 1:
-                raise CannotTell(f"{worst.name} is another one in each run")
+                raise CannotTell(f"{worst.name} differs from run to run")
         return worst
 
 
-def _packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: bool) -> Compared:
-    """Yield what the last and the first document of packed rows have in the call, and alone."""
+def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: bool) -> Compared:
+    """Yield the results of the last and the first document, packed and alone in stock."""
     found = fields_of(output)
     for number in dict.fromkeys((sides.count - 1, 0)):
         before = state_of(call.module)
-        alone = runs.stock(_cut(call, number))
+        alone = runs.stock(_arguments_alone(call, number))
         if state_of(call.module) != before:
             raise CannotTell("its forward draws random numbers that autopack cannot switch off")
         for name, value in fields_of(alone).items():
             pair = sides.beside(name, found[name], number, value) if name in found else None
             if pair is not None:
                 yield name, *pair, number
-        if losses and _has_a_loss_of_its_own(call):
+        if losses and _labels_select_loss(call):
             labels = call.arguments["labels"]
             kept = torch.from_numpy(sides.halves[0].owner == number).to(labels.device)
             given = {name: value for name, value in call.arguments.items() if name != _ITEMS}
             given["labels"] = labels.masked_fill(~kept, call.ignored_label)
-            yield from _losses(runs(given), alone, number)
+            yield from _compare_losses(runs(given), alone, number)
 
 
-def _padded(runs: Runs, arguments: dict[str, Any], output: Any, sides: Sides) -> Compared:
-    """Yield what a padded batch has without its padding, and in stock."""
+def _compare_padded(runs: Runs, arguments: dict[str, Any], output: Any, sides: Sides) -> Compared:
+    """Yield the results of a padded batch, without its padding and in stock."""
     wanted = runs.stock(arguments)
     found, everybody = fields_of(output), np.ones(sides.count, dtype=bool)
     for name, value in fields_of(wanted).items():
@@ -100,10 +111,11 @@ def _padded(runs: Runs, arguments: dict[str, Any], output: Any, sides: Sides) ->
             if one is None or other is None:  # what is nobody's
                 one, other = found[name].reshape(1, -1), value.reshape(1, -1)
             yield name, one, other, 0
-    yield from _losses(output, wanted, 0)
+    yield from _compare_losses(output, wanted, 0)
 
 
-def _losses(output: Any, wanted: Any, number: int) -> Compared:
+def _compare_losses(output: Any, wanted: Any, number: int) -> Compared:
+    """Yield the losses of two outputs, if both have one and stock's is finite."""
     found, loss = loss_of(output), loss_of(wanted)
     if found is not None and loss is not None and bool(loss.isfinite()):
         yield "loss", found, loss, number
@@ -112,7 +124,7 @@ def _losses(output: Any, wanted: Any, number: int) -> Compared:
 def _difference(
     call: Call, name: str, one: torch.Tensor, other: torch.Tensor, number: int, tolerance: float
 ) -> Difference:
-    """Return how far a part is from the same one in stock. Raises `CannotTell`."""
+    """Return the difference of one field of an output to stock. Raises `CannotTell`."""
     than = "than in its padded batch" if is_padded(call) else "than it gets alone"
     if not other.dim():
         bound = max(tolerance, BOUNDS[torch.float32].losses)
@@ -126,27 +138,30 @@ def _difference(
     return Difference(name, error, tolerance, number, than)
 
 
-def _sides_of_plain(call: Call) -> Sides:
-    """Return the places of documents in a call that stock can be asked about. Raises `CannotTell`."""
+def _comparable_sides(call: Call) -> Sides:
+    """Return the document of each token, by side, of a call that stock can run too.
+
+    Raises `CannotTell`.
+    """
     if exchange_of(call.model) is not None:
         raise CannotTell("stock's attention exchanges tokens with other ranks")
     has_media = bool(media.given(call.arguments))
     if is_padded(call):
         if call.model.traits.counts_images and has_media:
             raise CannotTell("stock numbers its images by rows")
-        if not _strips(call):
-            raise CannotTell("what stock gives depends on where padding stands")
+        if not _stock_ignores_padding(call):
+            raise CannotTell("results of stock depend on where padding stands")
         return sides_of(call)
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or has_media:
-        raise CannotTell("it is no plain call of packed rows")
-    if call.entry.uses_positions and not _counts_from_the_first(call, layout):
+        raise CannotTell("only packed text of models with a result per token is compared with stock")
+    if call.entry.uses_positions and not _has_usual_positions(call, layout):
         raise CannotTell("its documents have positions of their own")
     return Sides(sides_of(call).halves[:1])
 
 
-def _strips(call: Call) -> bool:
-    """Return True if stock gives tokens of a padded batch what they get without the padding."""
+def _stock_ignores_padding(call: Call) -> bool:
+    """Return True if padding changes no token's results in stock."""
     if isinstance(call, PairCall):  # by flash kernels upstream lets a decoder see the padding of its encoder
         return not any(map(releases.is_flash, call.model.implementations()))
     if call.declared.real is None:
@@ -156,14 +171,15 @@ def _strips(call: Call) -> bool:
     )
 
 
-def _counts_from_the_first(call: Call, layout: PackedLayout) -> bool:
+def _has_usual_positions(call: Call, layout: PackedLayout) -> bool:
+    """Return True if positions of every document begin where the model's own begin."""
     starts = layout.first_positions
     begins = starts is None or bool((starts[real_documents(layout)] == call.entry.first_position).all())
     return begins and layout.largest_positions is None
 
 
-def _cut(call: Call, number: int) -> dict[str, Any]:
-    """Return the arguments of one document alone. Raises `CannotTell`."""
+def _arguments_alone(call: Call, number: int) -> dict[str, Any]:
+    """Return a call's arguments for one document alone. Raises `CannotTell`."""
     layout = call.declared.layout
     assert layout is not None
     batch = TokenMap.of_documents(layout, np.flatnonzero(real_documents(layout))[[number]])
@@ -179,8 +195,8 @@ def _cut(call: Call, number: int) -> dict[str, Any]:
     return found
 
 
-def _has_a_loss_of_its_own(call: Call) -> bool:
-    """Return True if the loss of a call with the labels of one document is the loss of that document alone."""
+def _labels_select_loss(call: Call) -> bool:
+    """Return True if a call with labels of one document alone gives that document's loss."""
     labels, inputs = call.arguments.get("labels"), call.inputs
     return (
         isinstance(labels, torch.Tensor)
@@ -195,7 +211,10 @@ def _has_a_loss_of_its_own(call: Call) -> bool:
 
 
 def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
-    """Return the arguments without labels that stock scores by what padding predicts, which the call leaves out."""
+    """Return the arguments of a call without labels that stock scores by predictions of padding.
+
+    The call leaves these terms out of its loss.
+    """
     found = dict(call.arguments)
     if not isinstance(call, PairCall) and call.entry.shifts_labels and call.declared.labelled_after_padding:
         real = torch.from_numpy(call.padding.real)

@@ -1,4 +1,6 @@
-"""The conditions of a check: the same random numbers in each run, nothing left behind, and the precision of a model."""
+"""The conditions of a check: the same random numbers in each run, nothing left behind, and the
+precision of a model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from autopack.watching.schedule import CannotTell
 
 
 class Runs:
-    """Runs of one call, each from the same random state and the same buffers and tensors of the modules.
+    """Runs of one call, each from the same random state and the same buffers and tensors of the
+    modules.
 
     Code that keeps something of a row there would hand it on to the next run.
     """
@@ -39,7 +42,7 @@ class Runs:
             return self._module(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
-        """Return stock's output, whatever ran before it."""
+        """Return the output of stock transformers for these arguments."""
         with stock_again(self._module, self._call.model):
             try:
                 return self(arguments)
@@ -49,7 +52,7 @@ class Runs:
                 return self({**arguments, "use_cache": False})
 
     def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
-        """Return a difference beside what its field moves where nothing differs, of which 8 times as much is allowed.
+        """Return a difference with 8 times the tolerance that two equal runs differ by.
 
         Atomic additions, and draws from a generator that nobody knows, differ from run to run.
         """
@@ -58,12 +61,13 @@ class Runs:
         again, name = fields_of(self(arguments)), worst.name
         moved = how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
         if moved == math.inf:
-            raise CannotTell(f"{name} is another one in each run")
+            raise CannotTell(f"{name} differs from run to run")
         return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
 
     @contextmanager
     def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Have ranks that gather parameters `together` make `count` runs: at least `own` as calls come, then of stock.
+        """Have ranks that gather parameters `together` make `count` runs: at least `own` as calls
+        come, then of stock.
 
         A rank whose call does not pack makes nothing else: it raises `CannotTell`.
         """
@@ -78,7 +82,7 @@ class Runs:
 
 @contextmanager
 def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
-    """Run a call without gradients or compiled code, as `preserved` with what is `kept`.
+    """Run a call without gradients or compiled code, and leave the model's state unchanged.
 
     Without `share` each document computes what several begin with.
     """
@@ -90,7 +94,8 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         begin = stack.enter_context(preserved(call.module, call.model, **kept))
         stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
-        # Weights that are cast without gradients must not be found by a later call under the same autocast.
+        # Weights that are cast without gradients must not be found by a later call under the same
+        # autocast.
         torch.set_autocast_cache_enabled(False)
         if not share:
             call.model.options = replace(call.model.options, share=False)
@@ -99,7 +104,9 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
 
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
-    """Collect the dtypes in which layers run in this thread meanwhile, by their weights and autocast."""
+    """Collect the dtypes in which layers run in this thread meanwhile, by their weights and
+    autocast.
+    """
     dtypes: set[torch.dtype] = set()
 
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:

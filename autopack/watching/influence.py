@@ -1,8 +1,9 @@
 """Leaks between documents of a live packed call, found by gradients.
 
-A document cannot always be cut out of a call and run alone: what of its images is its own, for one, only its model
-knows. But what has no part in a result gives it no gradient. So of the embedded tokens of a call, and of its media, the
-gradients by the results of some documents, and by those of all others, may not meet at any number.
+A document cannot always be cut out of a call and run alone: what of its images is its own, for one,
+only its model knows. But what has no part in a result gives it no gradient. So of the embedded
+tokens of a call, and of its media, the gradients by the results of some documents, and by those of
+all others, may not meet at any number.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from autopack.watching.conditions import unnoticed
 from autopack.watching.schedule import CannotTell, sides_of
 
 _MOST = 20_000_000
-"""Numbers of the parameters of third-party modules, above which their gradients are not compared."""
+"""Numbers of the parameters of third-party modules, above which their gradients are not compared.
+"""
 _LABELLED = ("labels", "num_items_in_batch")
 _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
@@ -37,7 +39,8 @@ _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 def by_gradients(call: Call) -> Difference:
     """Return where documents of a call that packs meet the most. Raises `CannotTell`.
 
-    The call runs once more, with media twice, and backward twice for each halving of the number of documents.
+    The call runs once more, with media twice, and backward twice for each halving of the number of
+    documents.
     """
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None:
@@ -58,7 +61,9 @@ def by_gradients(call: Call) -> Difference:
     if found.excess <= 1 and blind and is_blind:
         raise CannotTell("no gradient reaches its images or other media")
     if found.excess <= 1 and throughout.ended:
-        raise CannotTell("numbers that it computes become Python's or NumPy's, where no gradient follows them")
+        raise CannotTell(
+            "numbers that it computes become Python's or NumPy's, where no gradient follows them",
+        )
     return found
 
 
@@ -78,15 +83,22 @@ def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[D
 
 
 class _Throughout(TorchFunctionMode):
-    """Has gradients go through what a model computes without them: `no_grad`, `detach` and `data`."""
+    """A mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
     _cuts = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
-    _ends = (torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__float__, torch.Tensor.__array__)
+    _ends = (
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__float__,
+        torch.Tensor.__array__,
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
-        """Whether numbers of documents became Python's or NumPy's, through which no gradient goes."""
+        """Whether numbers of documents became Python's or NumPy's, through which no gradient goes.
+        """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -123,12 +135,14 @@ class _Run:
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
-        """Return True if there are media of numbers, none of which has a part in the results."""
+        """Return True if there are images or sounds and none has a gradient."""
         found = gradients_of(self._sums.sum(), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
     def worst(self) -> Difference:
-        """Return where documents meet the most: at tokens or media, or in gradients of third-party modules."""
+        """Return where documents meet the most: at tokens or media, or in gradients of third-party
+        modules.
+        """
         count = self._sides.count
         # Any two documents lie apart in some bit of their numbers.
         halves = [[n for n in range(count) if n >> bit & 1] for bit in range(max(count - 1, 0).bit_length())]
@@ -143,14 +157,25 @@ class _Run:
             return Difference("gradients", apart, ADDED_UP, 0, than)
         return Difference(field, met, MET, 0, than)
 
-    def _by_halves(self, chosen: list[int], leaves: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return gradients by the results of the chosen documents, and by those of all others."""
+    def _by_halves(
+        self,
+        chosen: list[int],
+        leaves: list[torch.Tensor],
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return gradients of the chosen documents' results, and of all others' results."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
-        return list(zip(*(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)), strict=True))
+        return list(
+            zip(
+                *(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)),
+                strict=True,
+            )
+        )
 
     def _shared(self, chosen: list[int]) -> float:
-        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+        """Return the largest part of a gradient that chosen and other documents share at one
+        number.
+        """
         both = [torch.stack(pair).abs() for pair in self._by_halves(chosen, self._leaves) if pair[0].numel()]
         most = max((float(each.max()) for each in both), default=0.0)
         shared = max((float(each.amin(0).max()) for each in both), default=0.0)
@@ -159,9 +184,10 @@ class _Run:
         return shared / most
 
     def _not_added_up(self, chosen: list[int]) -> float:
-        """Return by how much gradients of two halves of the documents do not add up to those of all, relative.
+        """Return the relative difference of two halves' summed gradients to the gradients of all.
 
-        Of parameters in third-party modules: their backward may clip or normalise what comes from all documents.
+        Of parameters in third-party modules: their backward may clip or normalise what comes from
+        all documents.
         """
         if not self._parameters:
             return 0.0
@@ -180,7 +206,7 @@ def _of_others(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
-    """The same, with every floating tensor in it made of a leaf of its own."""
+    """Return a value with every floating tensor in it made of a leaf of its own."""
 
     def follow(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
@@ -192,7 +218,7 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
 
 
 def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Have what a model embeds tokens with give leaves, in this thread."""
+    """Let the model's token embeddings return leaves of the graph, in this thread."""
     embedding = None
     with suppress(NotImplementedError):
         embedding = model.get_input_embeddings()

@@ -1,4 +1,6 @@
-"""Check calls of one model while it is used: nothing but a document's own tokens may change what it gets."""
+"""Check calls of one model while it is used: nothing but a document's own tokens may change what it
+gets.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from autopack.inspection.randomness import draws_by_itself
 from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
-from autopack.watching.alone import beside_stock
+from autopack.watching.alone import difference_to_stock
 from autopack.watching.replaced import replaced
 from autopack.watching.schedule import TRAINS, CannotTell, is_padded, shape_of, sides_of
 
@@ -50,14 +52,16 @@ class Live:
         self.has_checked = False
 
     def begin_anew(self) -> None:
-        """Forget how far calls have been checked, since the code or what it reads is something else now."""
+        """Forget the checked calls, since code has changed."""
         self.checked.begin_anew()
         self._padded = self.has_checked = False
 
     def before(self, call: Call) -> None:
-        """Count a call that is to run packed or without its padding, and check it if its turn has come.
+        """Count a call that is to run packed or without its padding, and check it if its turn has
+        come.
 
-        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's, `proof.padded` says so.
+        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's,
+        `proof.padded` says so.
         """
         if self._passes_by(call):
             return
@@ -84,7 +88,8 @@ class Live:
         raise LeakDetected(leak)
 
     def after(self, call: Call, packs: bool) -> None:
-        """Check a call that ranks have run together, in which they gather parameters: calls 1, 2, 4, 8 and so on.
+        """Check a call that ranks have run together, in which they gather parameters: calls 1, 2,
+        4, 8 and so on.
 
         Every rank runs the call equally often, whatever it has. Raises `LeakDetected`.
         """
@@ -92,7 +97,9 @@ class Live:
             self._check_together(call, packs)
 
     def _check_together(self, call: Call, packs: bool) -> None:
-        """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at different calls."""
+        """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at
+        different calls.
+        """
         checked = self.checked
         checked.calls += 1
         if checked.calls & (checked.calls - 1) and not (checked.every and checked.calls % checked.every == 0):
@@ -100,7 +107,7 @@ class Live:
         turn = checked.calls.bit_length()  # the same on all ranks
         ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
         if call.model.groups:
-            ways.append(partial(beside_stock, call, packs=packs, together=True))
+            ways.append(partial(difference_to_stock, call, packs=packs, together=True))
         leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
             self._skip(call, reasons[0], call.model.is_checked_closely)
@@ -109,6 +116,7 @@ class Live:
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
+        """Return True for a call that is not to be checked: one within a check, or recorded."""
         return _mine.checking or call.model.is_settling or _is_recorded(call)
 
     def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
@@ -117,13 +125,14 @@ class Live:
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
         if closely or beyond or self.checked.every or not self.has_checked:
-            ways.append(partial(beside_stock, call, losses=closely or not self.has_checked))
+            ways.append(partial(difference_to_stock, call, losses=closely or not self.has_checked))
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in _SHARES]
         if not is_padded(call) and (has_media or (closely and begins_to_train)):
             ways.append(partial(influence.by_gradients, call))
-        leak, reasons = self._tried(call, ways, Exception)  # other code must not end a training run that is exact
+        # other code must not end a training run that is exact
+        leak, reasons = self._tried(call, ways, Exception)
         if leak is not None:
             return leak
         told = "" in reasons
@@ -136,7 +145,9 @@ class Live:
     def _tried(
         self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
     ) -> tuple[Leak | None, list[str]]:
-        """Return the first leak that is found, and the reason why each way says nothing, empty if it does."""
+        """Return the first leak that is found, and the reason why each way says nothing, empty if
+        it does.
+        """
         leak, reasons = None, []
         with _checking():
             for way in ways:
@@ -152,11 +163,13 @@ class Live:
         return leak, reasons
 
     def _skip(self, call: Call, reason: str, closely: bool) -> None:
+        """Count a check that could not be made, and warn of it if the call is checked closely."""
         if closely and not self.checked.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
     def _leak_of(self, call: Call, found: Difference) -> Leak | None:
+        """Return the leak that a difference shows, or None if it is within rounding."""
         if found.than != REPLACED:
             self.checked.worst = max(self.checked.worst, found.error)
         if found.excess <= 1:
@@ -167,7 +180,9 @@ class Live:
 
 
 def _refuse_backward_hooks(call: Call) -> None:
-    """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may change gradients."""
+    """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may
+    change gradients.
+    """
     if not call.model.is_checked_closely or is_padded(call):
         return
     for name, module in call.module.named_modules():
@@ -175,8 +190,9 @@ def _refuse_backward_hooks(call: Call) -> None:
         hook = next((hook for hook in held if not is_own(hook)), None)
         if hook is not None:
             raise UnsupportedModel(
-                f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its parameters, so its "
-                f"gradients cannot be checked. Take it off, or run the documents one per row.",
+                f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its "
+                "parameters, so its gradients cannot be checked. Take it off, or run the documents "
+                "one per row.",
                 code="not-exact",
             )
 
@@ -185,7 +201,8 @@ def _refuse_backward_hooks(call: Call) -> None:
 def _checking() -> Iterator[None]:
     """Run calls that are none of the user's, one check of the process at a time.
 
-    A check switches off on the model what draws noise, which another one must not take for its state.
+    A check switches off on the model what draws noise, which another one must not take for its
+    state.
     """
     with _checks.held():
         _mine.checking = True

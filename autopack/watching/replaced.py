@@ -1,8 +1,9 @@
-"""Replace the tokens of some documents of a call: what all others get has to stay the same, to the last bits.
+"""Replace the tokens of some documents of a call: what all others get has to stay the same, to the
+last bits.
 
-The call runs as it came and with other tokens in some documents, in the same shapes and with the same random numbers.
-So nothing but these tokens can make a difference. After 2 log2(D) checks any two of D documents have been on
-different sides.
+The call runs as it came and with other tokens in some documents, in the same shapes and with the
+same random numbers. So nothing but these tokens can make a difference. After 2 log2(D) checks any
+two of D documents have been on different sides.
 """
 
 from __future__ import annotations
@@ -32,18 +33,25 @@ _FEWEST = 4
 
 
 def replaced(
-    call: Call, turn: int, both: bool = True, share: float | None = None, packs: bool = True, together: bool = False
+    call: Call,
+    turn: int,
+    both: bool = True,
+    share: float | None = None,
+    packs: bool = True,
+    together: bool = False,
 ) -> Difference:
     """Return the field that moved the farthest. Raises `CannotTell`.
 
-    Half of the documents are replaced, another half in each `turn`; with `both` then the other half too. With a `share`
-    every draw is the number below which that share of draws lie. Of ranks that gather parameters `together` each runs
-    equally often, whatever it has, also where its call does not pack.
+    Half of the documents are replaced, another half in each `turn`; with `both` then the other half
+    too. With a `share` every draw is the number below which that share of draws lie. Of ranks that
+    gather parameters `together` each runs equally often, whatever it has, also where its call does
+    not pack.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
     # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
     draws = call.module.training and (routes(call.module) or not call.model.is_checked_closely)
-    # Documents that begin alike by the tokens that they are given share what they did in the call as it came.
+    # Documents that begin alike by the tokens that they are given share what they did in the call
+    # as it came.
     condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
     for noise in (True, False):
         with condition(noise=noise) as runs, drawn:
@@ -57,8 +65,14 @@ def replaced(
     return worst
 
 
-def _worst(call: Call, runs: Runs, turn: int, both: bool) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
-    """Return the field that moved the farthest, the places of documents, those that were replaced, and their call.
+def _worst(
+    call: Call,
+    runs: Runs,
+    turn: int,
+    both: bool,
+) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
+    """Return the field that moved the farthest, the places of documents, those that were replaced,
+    and their call.
 
     Raises `CannotTell`.
     """
@@ -86,7 +100,7 @@ def _worst(call: Call, runs: Runs, turn: int, both: bool) -> tuple[Difference, S
 def _compared(
     sides: Sides, gone: Fields, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray
 ) -> Difference | None:
-    """Return how far a field has moved; what no document owns is kept as `gone`, True where it has moved."""
+    """Return how far a field has moved; moved values of no document are True in `gone`."""
 
     def between(chosen: np.ndarray) -> Difference | None:
         one, two = (sides.part(name, each, chosen) for each in (value, other))
@@ -113,10 +127,11 @@ def routes(model: nn.Module) -> bool:
 
 
 def halves_of(count: int, turn: int) -> list[np.ndarray]:
-    """Return two complementary sets of documents, bool (D,): those that are replaced first, and the others.
+    """Return two complementary sets of documents, bool (D,): those that are replaced first, and the
+    others.
 
-    Every other turn tells neighbours apart, since those are the first to meet. The first document is in the set that
-    comes first in two turns of three, since most code looks back.
+    Every other turn tells neighbours apart, since those are the first to meet. The first document
+    is in the set that comes first in two turns of three, since most code looks back.
     """
     bits = max(1, (count - 1).bit_length())
     bit = turn // 2 % bits if turn % 2 else 0
@@ -126,7 +141,8 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
 
 
 def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> dict[str, Any]:
-    """Return the arguments with other tokens in the documents that are touched. Raises `CannotTell`.
+    """Return the arguments with other tokens in the documents that are touched. Raises
+    `CannotTell`.
 
     The part of a row on one rank may have none of them.
 
@@ -151,13 +167,16 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
 
 
 def _names_of_tokens(call: Call, side: Side) -> list[str]:
+    """Return the names of the arguments that hold the tokens of one side."""
     names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
     given = [name for name in names if call.arguments.get(name) is not None]
     return given or (["labels"] if side.prefix else [])  # of which it makes the decoder's tokens
 
 
 def _shared(call: Call, side: Side) -> np.ndarray:
-    """Return which tokens rows may share, bool (R, C): beginnings in common, with the first token that differs."""
+    """Return which tokens rows may share, bool (R, C): beginnings in common, with the first token
+    that differs.
+    """
     shared = np.zeros(side.owner.shape, dtype=bool)
     if call.prefixes is not None and len(call.prefixes.columns) == len(side.real):
         columns = call.prefixes.columns

@@ -1,7 +1,8 @@
-"""The documents of a call, and the calls that are checked: those that go beyond the calls checked before.
+"""The documents of a call, and the calls that are checked: those that go beyond the calls checked
+before.
 
-A proof runs a few dozen tokens. Code may begin to mix them at more, at a token that it has not met, in an argument that
-it was not given.
+A proof runs a few dozen tokens. Code may begin to mix them at more, at a token that it has not met,
+in an argument that it was not given.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def layout_of(call: Call) -> PackedLayout | None:
 
 
 def pair_halves(call: Call) -> tuple[Half, ...]:
-    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any other."""
+    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any
+    other.
+    """
     pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
     return () if pair is None else pair.halves
 
@@ -47,17 +50,17 @@ def is_padded(call: Call) -> bool:
 
 
 def sides_of(call: Call) -> Sides:
-    """Return the places of the documents of a call. Raises `CannotTell`."""
+    """Return the document of each token of a call, by side. Raises `CannotTell`."""
     if call.brings_choices:
         raise CannotTell("its rows are choices of questions")
     layout, real = layout_of(call), None if isinstance(call, PairCall) else call.declared.real
     if call.part is not None:
-        sides = [Side(_owner_of(call.part[0])[:, call.part[1]])]
+        sides = [Side(_documents_of_tokens(call.part[0])[:, call.part[1]])]
     elif layout is not None:
-        sides = [Side(_owner_of(layout))]
+        sides = [Side(_documents_of_tokens(layout))]
     elif halves := pair_halves(call):
         prefixes = ("decoder_", "")  # of an encoder that takes no tokens there is no half
-        sides = [Side(_owner_in(half), prefix) for half, prefix in zip(halves[::-1], prefixes, strict=False)]
+        sides = [Side(_documents_of_half(half), prefix) for half, prefix in zip(halves[::-1], prefixes, strict=False)]
     elif real is not None:
         sides = [Side(np.where(real, np.arange(len(real))[:, None], -1))]
     else:
@@ -70,21 +73,24 @@ def sides_of(call: Call) -> Sides:
     return Sides(sides)
 
 
-def _owner_of(layout: PackedLayout) -> np.ndarray:
+def _documents_of_tokens(layout: PackedLayout) -> np.ndarray:
+    """Return the document of each token of packed rows, (rows, columns); -1 for padding."""
     real = real_documents(layout)
     numbers = np.where(real, np.cumsum(real) - 1, -1)
     return np.repeat(numbers, layout.sizes).reshape(layout.rows, layout.columns)
 
 
-def _owner_in(half: Half) -> np.ndarray:
+def _documents_of_half(half: Half) -> np.ndarray:
+    """Return the document of each token of an encoder or decoder, (rows, columns); -1 for padding."""
     owner = np.full(half.places.real.shape, -1)
     owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
     return owner
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
-    """Return the sizes and kinds (see `Checked`) of a call that packs, or runs a padded batch without its padding.
+    """Return the sizes of a call, and the kinds of its arguments; `Checked` keeps both.
 
+    The call packs, or runs a padded batch without its padding.
     Tokens and media are read on the host only for code that is checked `closely`.
     """
     padded = is_padded(call)
@@ -94,7 +100,7 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
     if padded:
-        kinds.add(("padding on the right", _is_on_the_right(call)))
+        kinds.add(("padding on the right", _pads_on_the_right(call)))
     if inputs is not None:
         weight = next(call.module.parameters(), None)
         lowered = torches.autocast_dtype(inputs.device.type)
@@ -105,17 +111,21 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
         tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
     of_media = _sizes_of_media(call) if closely else (0, 0)
-    return (*_sizes_of(call), max(tokens, default=0), *of_media), kinds
+    return (*_sizes_of_rows(call), max(tokens, default=0), *of_media), kinds
 
 
-def _is_on_the_right(call: Call) -> bool:
+def _pads_on_the_right(call: Call) -> bool:
+    """Return True if all padding of a padded batch is on the right."""
     if isinstance(call, PairCall):
         return all(half.places.on_the_right for half in pair_halves(call))
     return call.declared.real is None or call.padding.on_the_right
 
 
-def _sizes_of(call: Call) -> tuple[int, int, int, int]:
-    """Return the first four sizes of a call (see `Checked`); zero for what is only declared further in."""
+def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
+    """Return the longest document of a call, and its numbers of documents, rows and columns.
+
+    Documents that are only declared further in count as zero.
+    """
     rows = 0 if call.inputs is None else call.inputs.shape[0]
     layout = layout_of(call)
     real = None if isinstance(call, PairCall) or layout is not None else call.declared.real
@@ -130,10 +140,11 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
 
 
 def _sizes_of_media(call: Call) -> tuple[int, int]:
-    """Return the numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
+    """Return the size of a call's largest media tensor, and the longest side of any, in pixels."""
     values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
-    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
+    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each
+    # is.
     grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
     return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)

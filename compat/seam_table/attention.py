@@ -72,7 +72,7 @@ _ATTENTION = (
     ),
     seam(
         "masks: the wider of two windows",
-        "inspection.mask_rules:_least",
+        "inspection.mask_rules:_narrower",
         never(_wider),
         "attention/test_mask_rules.py",
         "test_a_pattern_is_what_its_rule_says_of_every_pair[pattern_of-the narrower of two windows]",

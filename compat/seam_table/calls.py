@@ -141,7 +141,7 @@ SEAMS = (
     ),
     seam(
         "shared rows: whatever cannot be shared",
-        "calls.sequence_parallel:_why_not",
+        "calls.sequence_parallel:_why_not_in_parts",
         skipped,
         "integration/test_processes.py",
         "test_every_rank_finds_what_it_has_to[shared_rows-refused, labels]",

@@ -56,7 +56,7 @@ SEAMS = (
     ),
     seam(
         "enable: a model whose audit has leaked is enabled",
-        "enabling.enable:_refuse_what_leaks",
+        "enabling.enable:_refuse_leaks",
         skipped,
         "enabling/test_enable.py",
         "TestFailures::test_a_twin_that_leaks",

@@ -155,7 +155,7 @@ def test_what_nobody_can_attribute_is_none_in_packed_calls_and_all_else_is_exact
     alone = torch.cat([_named(model(input_ids=ids))["logits"][0] for ids in batch["input_ids"].split(LENGTHS, 1)])
     handle = autopack.enable(model, verify=verify)
     assert handle.enabled.proof.leaves_out == ("more",)
-    assert "Formed return None for more: nobody can tell what of it belongs to which document. Call" in caplog.text
+    assert "Formed return None for more, which autopack cannot split by document. Run" in caplog.text
     for given in (batch, batch | {"labels": batch["input_ids"]}):
         output = _named(model(**given))
         assert output.get("more") is None

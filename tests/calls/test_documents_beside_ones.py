@@ -11,7 +11,7 @@ from tests.conftest import alone_loss, positions
 from tests.engine import numbered
 
 LENGTHS = (7, 12, 5)
-WARNING = "are kept apart"
+WARNING = "autopack keeps the documents in packed rows"
 FLOAT32, LEAK = 1e-5, 1e-3
 
 

@@ -191,7 +191,7 @@ def test_positions_that_only_jump_are_left_to_stock_with_a_word(model, stock, ca
     for _ in range(2):
         call = {"input_ids": IDS, "position_ids": stretched, "use_cache": False}
         assert torch.equal(model(**call).logits, stock(**call).logits)
-    assert [r.message.partition(",")[0] for r in caplog.records if "neither go on" in r.message] == [
+    assert [r.message.partition(".")[0] for r in caplog.records if "neither go on" in r.message] == [
         "position_ids of a call of LlamaForCausalLM neither go on by one nor begin anew"
     ]
 

@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack import tiny
-from autopack.runtime.runs import Steps
+from autopack.runtime.runs import RankRuns
 from tests.encoder_decoder.pairs import GRADIENTS, Pairs, alone
 from tests.integration.documents import documents, exact, packed, run_alone, says
 from tests.integration.ranks import SHARES, fsdp2, layers_of, padded
@@ -38,7 +38,7 @@ def _without_idle_runs(rank):
     """The errors of ranks where those with fewer documents end their call at once: one waits for the other."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
-    Steps.idle = lambda *_: iter(())
+    RankRuns.idle = lambda *_: iter(())
     errors = [""] * dist.get_world_size()
     try:
         model(**packed(_share(rank, model))).loss.backward()

@@ -143,7 +143,7 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
     _, model = twins
     trainer = trainer_of(model, tmp_path, autopack.pack(datasets.Dataset.from_list(pictured(model)), 64))
     autopack.enable(model)
-    words = r"Trainer drops images of its data, of which its collator makes targets and pixels"
+    words = r"Trainer drops images of its data, and its collator makes targets or pixels of them"
     with refused("trainer-loses-documents", match=words):
         trainer.train()
 

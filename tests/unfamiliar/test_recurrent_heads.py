@@ -87,7 +87,7 @@ def test_one_that_is_shown_real_tokens_only_gets_them_of_batches_without_padding
         row = {"input_ids": padded["input_ids"][:1], "position_ids": positions((5, 7))}
         with refused("not-exact"):
             model(**row)
-    assert "refuses packed rows, in which its own forward lets documents meet" in caplog.text
+    assert "refuses its packed rows: its own forward mixes documents" in caplog.text
 
 
 def test_padding_on_the_left_which_it_would_take_for_tokens_stays():

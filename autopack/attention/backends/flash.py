@@ -22,7 +22,7 @@ def availability() -> tuple[bool, str]:
     implementations these serve."""
     if found := implementations():
         return True, ", ".join(found)
-    return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
+    return False, "no CUDA device, or no flash-attn that transformers accepts (pip install flash-attn)"
 
 
 def implementations() -> tuple[str, ...]:
@@ -71,7 +71,8 @@ def attend_between(
     return call.original(call.module, *call.states, None, **given)
 
 
-# It serves only models that use it, so what it cannot do is not done for a document alone either: it refuses nothing.
+# It serves only models that use it, so what it cannot do is not done for a document alone either:
+# it refuses nothing.
 BACKEND = Backend(
     name="flash",
     attend=attend,

@@ -85,7 +85,11 @@ def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
     return _block_mask(prefixes.documents, ("tree",), own, rule, 1, (prefixes.tokens, prefixes.tokens))
 
 
-def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Callable[..., Any] | None = None) -> Any:
+def blocks_within_documents(
+    layout: PackedLayout,
+    memory: PackedLayout,
+    own: Callable[..., Any] | None = None,
+) -> Any:
     """Return a BlockMask (rows, 1, columns of `layout`, columns of `memory`) within documents.
 
     `own` is a rule over columns of the rows that holds beside.
@@ -100,13 +104,19 @@ def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Cal
 
 
 def _block_mask(
-    layout: PackedLayout, key: tuple[Any, ...], own: Any, rule: Callable[..., Any], rows: int, size: tuple[int, int]
+    layout: PackedLayout,
+    key: tuple[Any, ...],
+    own: Any,
+    rule: Callable[..., Any],
+    rows: int,
+    size: tuple[int, int],
 ) -> Any:
     """Return the BlockMask of a rule made of `own`; built once per layout, `key` and `own`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def make() -> tuple[Any, Any]:
-        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own  # kept: its id is the key
+        # kept: its id is the key
+        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own
 
     return layout.derived((*key, id(own)), make)[0]
 

@@ -25,12 +25,12 @@ def attend(call: AttentionCall) -> Output:
 
 @torch._dynamo.disable
 def _attend_by_function(call: AttentionCall) -> Output:
+    """Attend within each document by torch's `scaled_dot_product_attention`."""
     return per_document.attend(_by_sdpa(call))
 
 
 def _by_sdpa(call: AttentionCall) -> AttentionCall:
-    """Return the call with transformers' function for SDPA, whatever implementation the model
-    has."""
+    """Return the call with transformers' SDPA function in place of the model's implementation."""
     if call.implementation == "sdpa":
         return call
     mask = call.mask

@@ -54,7 +54,11 @@ def refusal(call: AttentionCall) -> str | None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
     if call.pattern.is_windowed and torches.without_windows():
         return torches.without_windows()
-    for name, what in (("softcap", "softcap"), ("position_bias", "position_bias"), ("s_aux", "attention sinks")):
+    for name, what in (
+        ("softcap", "softcap"),
+        ("position_bias", "position_bias"),
+        ("s_aux", "attention sinks"),
+    ):
         if options.get(name) is not None:
             return f"the kernel has no {what}"
     if options.get("dropout"):
@@ -65,7 +69,12 @@ def refusal(call: AttentionCall) -> str | None:
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; there are no attention weights."""
     assert call.pattern is not None
-    return attend_varlen(call.layout, *call.states_for_sdpa(), call.pattern, call.options.get("scaling")), None
+    return attend_varlen(
+        call.layout,
+        *call.states_for_sdpa(),
+        call.pattern,
+        call.options.get("scaling"),
+    ), None
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
@@ -104,7 +113,16 @@ def attend_varlen(
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     keys = None if memory is None else (memory.kernel_cu_seqlens, memory.max_seqlen)
     scale = size**-0.5 if scale is None else scale
-    output = torches.attend_varlen(q, k, v, layout.kernel_cu_seqlens, longest, scale, (before, after), keys=keys)
+    output = torches.attend_varlen(
+        q,
+        k,
+        v,
+        layout.kernel_cu_seqlens,
+        longest,
+        scale,
+        (before, after),
+        keys=keys,
+    )
     return output[..., : value.shape[-1]].reshape(rows, columns, heads, value.shape[-1])
 
 

@@ -18,6 +18,7 @@ except Exception as error:
 else:
     start()
 
-# Where there is no other, this raises the ImportError that `site` expects, and no sitecustomize stays behind.
+# Where there is no other, this raises the ImportError that `site` expects, and no sitecustomize
+# stays behind.
 sys.modules.pop("sitecustomize", None)
 import sitecustomize  # noqa: E402, F401
