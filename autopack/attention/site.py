@@ -52,7 +52,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         seen = None if scope is None else scope.images
         if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
             refuse_stranger(module, query.shape[0], query.shape[2])
-            return original(module, query, key, value, attention_mask, *args, **kwargs)
+            function = sharding.on_this_process(original) if exchanges else original
+            return function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(
                 f"{type(module).__name__} passes options to {site} by position; autopack needs "

@@ -30,6 +30,7 @@ from autopack.inspection.fingerprint import Fingerprint
 from autopack.inspection.foreign import is_own, passes_on
 from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, entries, is_pair, takes_tokens
+from autopack.inspection.sharding import without_exchange
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
@@ -68,7 +69,8 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
     kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
     asked = options.backend, options.unpad, enabled.implementations()
-    proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
+    with without_exchange(enabled.implementations()):
+        proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images

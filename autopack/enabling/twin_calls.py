@@ -32,6 +32,7 @@ from autopack.errors import AutopackError
 from autopack.inspection.foreign import is_own, whose
 from autopack.inspection.put_on import hooks_of
 from autopack.inspection.randomness import drawing_nothing
+from autopack.inspection.sharding import without_exchange
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
@@ -290,7 +291,8 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
         if kind == "parts":
             _refuse_hooks(model)
         key = enabled.kind and (enabled.kind, asked)
-        return kept.answered(key, lambda: apart(lambda: _answer(model, enabled, kind, given)))
+        with without_exchange(enabled.implementations()):
+            return kept.answered(key, lambda: apart(lambda: _answer(model, enabled, kind, given)))
     except NoTwin as error:
         return f"no twin of it tells whether it gives the same: {error}"
 

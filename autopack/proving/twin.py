@@ -34,13 +34,15 @@ _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.n
 _NOT_OF_THE_CODE = frozenset(
     "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config "
     "hf_device_map hf_quantizer is_quantized quantization_method is_loaded_in_4bit "
-    "is_loaded_in_8bit is_4bit_serializable is_8bit_serializable model_tags vocab_size rope_deltas".split()
+    "is_loaded_in_8bit is_4bit_serializable is_8bit_serializable model_tags vocab_size rope_deltas "
+    "pre_bwd_fn post_bwd_fn".split()
 )
 """Attributes that do not concern a module's code.
 
 They tell a module's present use, its number among many, the loader of its weights, its model card
 (`add_model_tags`, which TRL and others call), its number of embeddings (`resize_token_embeddings`
-puts that on models whose class has none), or the last call's state for generation.
+puts that on models whose class has none), the last call's state for generation, or what DeepSpeed's
+hooks keep there.
 """
 
 _TOKEN_WISE: tuple[type, ...] = (

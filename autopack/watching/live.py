@@ -106,7 +106,7 @@ class Live:
             return
         turn = checked.calls.bit_length()  # the same on all ranks
         ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
-        if call.model.groups:
+        if call.model.groups and call.part is None:  # stock knows no parts of rows
             ways.append(partial(difference_to_stock, call, packs=packs, together=True))
         leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
