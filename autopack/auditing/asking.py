@@ -172,7 +172,10 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[tor
 
 
 def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Return True if two runs had different losses; a number differs from one that is none."""
+    """Return True if two runs differ in their gradients, or in losses without usable gradients.
+
+    A number differs from one that is none.
+    """
     # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
     slopes = list(zip(one[1:], other[1:], strict=False))
     size = max((float(slope.abs().max()) for pair in slopes for slope in pair), default=0.0)
@@ -182,7 +185,7 @@ def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
-    """Return what a call with labels gives; raise whatever it raises."""
+    """Run a call with labels, raise where torch would broadcast them, and restore `problem_type`."""
     before = getattr(model.config, "problem_type", None)
     try:
         with warnings.catch_warnings():
@@ -296,7 +299,7 @@ def find_labels(
         one_each = [1] * len(case.documents)
         forms = [Labels(made, one_each, False) for made in _per_row(case, alone)]
         if {"labels", "next_sentence_label"} <= argument_names(model):
-            forms.append(Labels(_of_both(case), one_each, True))
+            forms.append(Labels(_per_token_and_document(case), one_each, True))
     for labels in forms:
         objection = refusal(labels.alone)
         if objection is None:
@@ -321,8 +324,11 @@ def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Itera
         yield [{"labels": labels} for labels in form]
 
 
-def _of_both(case: Case) -> list[dict[str, torch.Tensor]]:
-    """Return labels of the last tokens of each document, equally many, and one of the document."""
+def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
+    """Return labels of each document's last tokens, and a `next_sentence_label` for it.
+
+    Each document has as many labels as the shortest has tokens.
+    """
     count, found = min(case.lengths), []
     for number, document in enumerate(case.documents):
         labels = document[None].clone()

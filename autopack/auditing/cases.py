@@ -25,9 +25,9 @@ from autopack.registry import families, first_position
 
 @dataclass(frozen=True)
 class Input:
-    """One call.
+    """A call but for its tokens: its other arguments, and the places of its documents.
 
-    `arguments` describe its tokens. `sides` hold the places of documents, and `first` the position
+    `arguments` describe the tokens. `sides` hold the places of documents, and `first` the position
     at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
     """
 
@@ -127,7 +127,7 @@ class DrawnHalf:
 class Case:
     """Random documents for one model, and the calls made of them."""
 
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, beginning: int = 0):
+    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, shared_tokens: int = 0):
         """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many.
 
         For an encoder-decoder these are sources, and each target is as long as the next source.
@@ -156,7 +156,7 @@ class Case:
             drawn = (allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)] for _ in range(2))
             documents, others = (list(tokens.to(self.device).split(lengths)) for tokens in drawn)
             for number, document in enumerate((*documents, *others)):
-                begun = beginning * (1 if number % len(lengths) > 1 else 2)
+                begun = shared_tokens * (1 if number % len(lengths) > 1 else 2)
                 document[:begun] = documents[0][:begun]
                 if end is not None:
                     document[-1] = end
@@ -239,7 +239,7 @@ class Case:
                 source = half.others if number == replaced else half.documents
                 ids[torch.from_numpy(side.owner == number)] = source[number % len(source)]
             found[f"{half.prefix}input_ids"] = ids
-        return self._with_zeros(found)
+        return self._with_required_inputs(found)
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
         """Return all arguments of one document alone: positions only if it begins midway."""
@@ -252,9 +252,13 @@ class Case:
     def by_itself(self, number: int) -> dict[str, Any]:
         """Return all arguments of a call with a document alone, from its beginning."""
         of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
-        return {**self._with_zeros({f"{name}input_ids": ids[None] for name, ids in of_one.items()}), **self.options}
+        return {
+            **self._with_required_inputs({f"{name}input_ids": ids[None] for name, ids in of_one.items()}),
+            **self.options,
+        }
 
-    def _with_zeros(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _with_required_inputs(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Add token types of 0, and images that no token sees, where the model needs them."""
         like = ids["input_ids"]
         return {**ids, **{name: torch.zeros_like(like) for name in self._zeros}, **self._empty(like)}
 
@@ -347,7 +351,7 @@ def threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[i
 
     None where the usual lengths cross them already, or where there is none up to `LONGEST`.
     """
-    numbers = list(_numbers(model))
+    numbers = list(_named_numbers(model))
     of_rows = [n for name, n in numbers if _LENGTHS.search(name) or not _SIZES.search(name)]
     crossed = [n for n in of_rows if max(usual) <= n <= LONGEST]
     if not crossed:
@@ -357,8 +361,8 @@ def threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[i
     return 5, max(min(max(crossed) + 5, most), max(usual)), 9, 3
 
 
-def _numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers in a model's configuration, and in its modules those of rows, by their names."""
+def _named_numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
+    """Yield name and value of whole numbers in a configuration, and of modules' lengths."""
     for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
         names = [str(key.key) for key in path if isinstance(key, MappingKey)]
         if type(value) in (int, float) and float(value).is_integer() and not any(map(_NO_TEXT.search, names)):

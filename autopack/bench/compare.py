@@ -165,7 +165,8 @@ def compare(
         parts = (shuffled[first : first + batch_size] for first in range(0, count * batch_size, batch_size))
         return [Batch.of(part, vocabulary, number, device) for number, part in enumerate(parts) if part]
 
-    def prepare(outcome: Outcome) -> None:
+    def measure_before_race(outcome: Outcome) -> None:
+        """Record an arm's loss and peak memory, and note which padded batches kept their padding."""
         with state(outcome.arm, verify=True) as handle:
             outcome.loss = _loss(model, whole.calls[outcome.arm.name])
             whole.measure_peak(outcome)
@@ -180,7 +181,7 @@ def compare(
     whole = Contest(model, ARMS, chosen, state, optimizer)
     tell("comparing losses, measuring memory")
     for outcome in whole.outcomes:
-        whole.attempt(outcome, partial(prepare, outcome))
+        whole.attempt(outcome, partial(measure_before_race, outcome))
         if outcome.loss is not None and (wanted := whole.outcomes[0].loss):
             outcome.same_loss = abs(outcome.loss / wanted - 1) <= TOLERANCES[dtype]
     tell(f"timing every arm on {len(chosen)} x {batch_size} documents")

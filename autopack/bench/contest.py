@@ -162,15 +162,15 @@ class Contest:
     def _lap(self, outcome: Outcome) -> Lap | None:
         """Time a lap of an arm; return None where it fails."""
         arm = outcome.arm
-        state, ready = partial(self.state, arm), partial(self._get_ready, arm)
+        state, ready = partial(self.state, arm), partial(self._warm_up, arm)
         lap = self.attempt(outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device)))
         if lap is not None:
             outcome.seconds.append(lap["wall"])
         return lap
 
     @torch.no_grad()
-    def _get_ready(self, arm: Arm) -> None:
-        """Do what a first call does that has just been given to a model in the state of an arm."""
+    def _warm_up(self, arm: Arm) -> None:
+        """Run the first call of an arm once without gradients, so that one-time work is not timed."""
         self.model(**self.calls[arm.name][0])
 
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:

@@ -27,9 +27,9 @@ from autopack.runtime.model import Link
 
 
 class PoolerHook:
-    """Forward pre-hook of a backbone's pooler, which reads the first token of every row.
+    """Forward pre-hook that gives a backbone's pooler one row per document.
 
-    It gets the rows of a padded batch back, and one row for each document of packed rows.
+    A pooler reads the first token of every row. Of a padded batch it gets the rows back.
     """
 
     def __init__(self, link: Link):

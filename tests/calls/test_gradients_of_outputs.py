@@ -286,7 +286,7 @@ def test_states_that_are_asked_for_keep_rows_apart_and_only_they_do():
         assert handle.tally.training.shared
         assert not handle.tally.apart
         model(**inputs, output_hidden_states=True)
-        assert any("states of layers" in reason for reason in handle.tally.apart)
+        assert any("hidden states are asked for" in reason for reason in handle.tally.apart)
         with torch.no_grad():
             model(**inputs, output_hidden_states=True)
         assert sum(handle.tally.apart.values()) == 1

@@ -115,7 +115,7 @@ def _block_mask(
     from torch.nn.attention.flex_attention import create_block_mask
 
     def make() -> tuple[Any, Any]:
-        # kept: its id is the key
+        """Create the mask; return it with `own`, whose id is the key and which must stay alive."""
         return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own
 
     return layout.derived((*key, id(own)), make)[0]
