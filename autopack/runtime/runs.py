@@ -121,6 +121,10 @@ def _any_rank_goes_on(groups: Sequence[Group], going_on: bool, obstacle: str | N
     return bool(anybody)
 
 
+_OF_ZERO = ("ds_", "applied_pre_backward_", "pre_bwd_fn", "post_bwd_fn")
+"""Beginnings of names of attributes that DeepSpeed's ZeRO-3 puts on modules."""
+
+
 @contextmanager
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
     """Leave a module's random state, buffers and numbers as they were before the runs inside.
@@ -128,10 +132,7 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
     The graph of such a run keeps copies of the buffers.
     """
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
-    numbers = [  # and None in their place: what some routers reckon of the tokens of a call
-        (part, {name: value for name, value in vars(part).items() if value is None or isinstance(value, int | float)})
-        for part in module.modules()
-    ]
+    numbers = [(part, _numbers_of(part)) for part in module.modules()]
     with drawing_nothing(module):
         try:
             for part, buffers in held:
@@ -143,6 +144,15 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
                 put_into(part._buffers, buffers)
             for part, before in numbers:
                 vars(part).update(before)
+
+
+def _numbers_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module's numbers, or None in their place: some routers keep what they count there.
+
+    Those by which ZeRO-3 knows how many backwards of a module are to come are left out.
+    """
+    found = ((n, v) for n, v in vars(module).items() if v is None or isinstance(v, int | float))
+    return {name: value for name, value in found if not name.startswith(_OF_ZERO)}
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
