@@ -24,9 +24,9 @@ def make(uattn):
 class Exchange(torch.nn.Module):
     """What is around the attention function `attn`: tokens of all ranks and some heads, and back."""
 
-    def __init__(self, attn, group):
+    def __init__(self, attn, group, in_eval):
         super().__init__()
-        self.attn, self.process_group, self.disable_in_eval = attn, group, True
+        self.attn, self.process_group, self.disable_in_eval = attn, group, not in_eval
 
     def forward(self, module, query, key, value, mask, *_, **kwargs):
         if not module.training and self.disable_in_eval:
@@ -41,11 +41,11 @@ class Exchange(torch.nn.Module):
         return exchanged(output, 1), weights
 
 
-def register(group, implementation="sdpa"):
+def register(group, implementation="sdpa", in_eval=False):
     """Put an exchange around the function of an implementation, where models look first; returns what stands there."""
     made = ModuleType(NAME)
     sys.modules.setdefault(NAME, made)
     exec(_SOURCE, made.__dict__)
-    function = made.make(Exchange(ALL_ATTENTION_FUNCTIONS[implementation], group))
+    function = made.make(Exchange(ALL_ATTENTION_FUNCTIONS[implementation], group, in_eval))
     ALL_ATTENTION_FUNCTIONS[implementation] = function
     return function

@@ -98,6 +98,6 @@ REFUSED = {
     "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "something else: loss"),
     "hook": (lambda: hooked(model_of("llama")), "it has no hook"),
     "own loss": (loss_of_a_row, "its twin gives something else: loss"),
-    "own positions": (other_positions, "documents are not those of that call"),
+    "own positions": (other_positions, "and other documents"),
 }
 """With what the error has to say."""

@@ -100,7 +100,7 @@ def _perturbed():
     return float(torch.cat([moved[:7], moved[19:]]).max())
 
 
-def _by_deepspeed(order, kind="llama"):
+def _by_deepspeed(order, kind="llama", in_eval=False):
     """The error of rows that DeepSpeed shares out, registered before or after the model is enabled.
 
     Its attention is a stand-in here, after its source.
@@ -114,14 +114,17 @@ def _by_deepspeed(order, kind="llama"):
             return shared(model, batch).error(alone)
         if order == "after":
             autopack.enable(model)
-        standing = alst.register(dist.group.WORLD)
+        standing = alst.register(dist.group.WORLD, in_eval=in_eval)
         autopack.enable(model)
         found = shared(model, batch)
         other = model_of("qwen3")  # of another type, which looks at the same place
         autopack.enable(other)
         after = shared(model, batch)
-        with torch.no_grad():  # whole rows, on this process alone
-            whole = model.eval()(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits.flatten(0, 1)
+        whole = alone.logits
+        if not in_eval:
+            with torch.no_grad():  # whole rows, on this process alone
+                whole = model.eval()(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+                whole = whole.flatten(0, 1)
         autopack.disable([other, model])
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is standing
         assert not hasattr(sharding.exchange_of(standing).attn, OURS)
@@ -244,6 +247,7 @@ EXACT = {
     "shared out by deepspeed, registered before": partial(_by_deepspeed, "before"),
     "shared out by deepspeed, registered after": partial(_by_deepspeed, "after"),
     "shared out by deepspeed, windows": partial(_by_deepspeed, "after", "mistral"),
+    "shared out by deepspeed, in evaluation too": partial(_by_deepspeed, "before", "mistral", True),
 }
 REFUSED = {
     "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
