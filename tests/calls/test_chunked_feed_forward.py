@@ -27,7 +27,7 @@ def test_packed_rows_are_those_of_the_documents_alone_unchunked(kind, size):
     expected = call.alone(stock)
     assert leaks(call.undeclared(stock), expected)
     with autopack.enable(model) as handle:
-        assert "by a twin" in str(handle.verified)
+        assert "on a tiny copy" in str(handle.verified)
         check(call.packed(model), expected)
         with refused("does-not-fit"):
             Call(lengths=(*LENGTHS[:-1], 3)).packed(model)

@@ -132,7 +132,7 @@ def test_a_twin_of_a_model_is_none_of_the_script():
     """A model of somebody's own class is proven by a twin, which is made and called in training as the script's are."""
     found = start(*RUN, "changed.py")
     assert found.status == 0, found.err
-    assert "by a twin" in found.told[0]["verified"]
+    assert "on a tiny copy" in found.told[0]["verified"]
     assert found.lines == [line_of(found.told[0]).replace("LlamaForCausalLM", "Mine")], found.err
     assert not found.untrained
 

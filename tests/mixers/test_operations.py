@@ -170,7 +170,7 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
     layer.forward = seeing if takes_bounds else blind
     monkeypatch.setattr(lfm2, "causal_conv1d_fn", layer)
     with autopack.enable(model, check_every=0) as handle:
-        assert not somebodys or "by a twin" in handle.verified
+        assert not somebodys or "on a tiny copy" in handle.verified
         told.clear()
         assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
     assert lfm2.causal_conv1d_fn is layer

@@ -64,4 +64,4 @@ def test_packed_labels_are_served(cls, proven):
     expected = call.alone(model)
     with autopack.enable(model) as handle:
         check(call.packed(model), expected)
-    assert ("by a twin" in handle.verified) == proven
+    assert ("on a tiny copy" in handle.verified) == proven
