@@ -218,8 +218,5 @@ FAMILY = Family(
     how="attention site, document by document; sounds in the order of the documents",
     within_token=frozenset({"FunAsrNanoMultiModalProjector"}),
     sounds_together=_TOGETHER,
-    tiny=Tiny(
-        configs=_TINY,
-        sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()},
-    ),
+    tiny=Tiny(configs=_TINY, sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()}),
 )

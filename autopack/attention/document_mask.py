@@ -276,9 +276,7 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
     asked, ran, columns = (
         (arguments["batch_size"], arguments["kv_length"]),
         (1, prefixes.tokens),
-        len(
-            prefixes.columns,
-        ),
+        len(prefixes.columns),
     )
     if asked != ran:
         raise UnsupportedModel(

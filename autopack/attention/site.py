@@ -37,7 +37,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     # attention.
     name = site.key or "eager"
     own = own_backend(name)
-    exchanges = sharding.exchange_of(original) is not None
+    exchange = sharding.exchange_of(original)
 
     def autopack_attention(
         module: Any,
@@ -52,7 +52,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         seen = None if scope is None else scope.images
         if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
             refuse_stranger(module, query.shape[0], query.shape[2])
-            function = sharding.on_this_process(original) if exchanges else original
+            is_off = exchange is not None and "forward" in vars(exchange)  # a twin is asked
+            function = sharding.of_whole_rows(original) if is_off else original
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(
@@ -91,7 +92,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         # DeepSpeed's loses masks, also where it exchanges nothing.
-        function = sharding.of_whole_rows(original) if exchanges else original
+        function = sharding.of_whole_rows(original)
         call = AttentionCall(
             function,
             name,

@@ -143,10 +143,10 @@ class Handle(AbstractContextManager["Handle"]):
             exact = "refused" if proof.padded is not None else "exact on padded batches, packed rows are refused"
         if not calls.calls:
             return f"enabled, {exact}, no call yet"
-        came = calls.columns + calls.skipped + calls.shared
-        saved = f", {(calls.skipped + calls.shared) / came:.1%} of tokens saved" if came > calls.columns else ""
-        is_packed = calls.skipped > 0 or calls.documents > calls.rows
-        return f"{'packed' if is_packed else 'not packed so far'}, {exact}{saved}"
+        spared = calls.skipped + calls.shared
+        saved = f", {spared / (calls.columns + spared):.1%} of tokens saved" if spared else ""
+        packs = "packed" if calls.skipped > 0 or calls.documents > calls.rows else "not packed so far"
+        return f"{packs}, {exact}{saved}"
 
     def _facts(self) -> list[tuple[str, str]]:
         """Return the lines of `print(handle)`, each as a name and a text."""
@@ -223,9 +223,10 @@ class Handles(AbstractContextManager["Handles"]):
             handle.__exit__()
 
     def __repr__(self) -> str:
-        held = ((name, repr(handle).removeprefix("autopack: ")) for name, handle in self.handles.items())
-        parts = (textwrap.indent(f"{name}: {said}", "  ") for name, said in held)
-        return "\n".join([f"autopack: {number_of(len(self.handles), 'model')}", *parts])
+        parts = (f"{name}: {handle!r}".replace("autopack: ", "", 1) for name, handle in self.handles.items())
+        return "\n".join(
+            [f"autopack: {number_of(len(self.handles), 'model')}", *(textwrap.indent(part, "  ") for part in parts)]
+        )
 
     def _repr_html_(self) -> str:
         return parts.named((str(name), handle._repr_html_()) for name, handle in self.handles.items())

@@ -78,18 +78,12 @@ def of_whole_rows(function: Any) -> Any:
     return function if found is None else original(found.attn)
 
 
-def on_this_process(function: Any) -> Any:
-    """Return the attention function that is called now: `of_whole_rows` within `without_exchange`.
-
-    DeepSpeed's wrapper loses masks, so it is not a reference of twins.
-    """
-    found = exchange_of(function)
-    return function if found is None or "forward" not in vars(found) else of_whole_rows(function)
-
-
 @contextmanager
 def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
-    """Call DeepSpeed's attention functions as on one process: each token of a call is here."""
+    """Attend as on one process: each token of a call is here.
+
+    DeepSpeed's wrapper loses masks, so attention sites call the function that it wraps meanwhile.
+    """
     found = {id(e): e for e in (exchange_of(releases.attention_function(name)) for name in implementations) if e}
     for exchange in found.values():
         vars(exchange)["forward"] = exchange.attn

@@ -135,9 +135,7 @@ def read(
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
         labelled, after = (
             bool(counted[~real].any()),
-            bool(
-                (counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any(),
-            ),
+            bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any()),
         )
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
     slots = max([host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0)

@@ -18,17 +18,7 @@ from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
 from autopack.packing.checks import check_in, check_ints, other_data
 from autopack.packing.groups import check_whole, read_groups, together, units_of
-from autopack.packing.lengths import (
-    Counts,
-    Overflow,
-    Pieces,
-    aligned,
-    fit,
-    numbered,
-    read,
-    sums,
-    zeros,
-)
+from autopack.packing.lengths import Counts, Overflow, Pieces, aligned, fit, numbered, read, sums, zeros
 from autopack.packing.strategies import best_fit, next_fit
 
 Strategy = Literal["best_fit", "sequential"]
@@ -289,9 +279,7 @@ def plan(
         read(lengths, sequences=True, copy=False),
         int(max_length),
         int(ranks),
-        int(
-            seed,
-        ),
+        int(seed),
     )
     grouped = read_groups(groups, prefixes, found)
     if found.ndim == 2 or grouped:

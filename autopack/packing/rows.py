@@ -15,15 +15,7 @@ import pyarrow as pa
 
 from autopack.inspection.media import PICTURES
 from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
-from autopack.packing.checks import (
-    IDS,
-    LENGTHS,
-    POSITIONS,
-    invalid,
-    labels_of,
-    reworded,
-    unusable,
-)
+from autopack.packing.checks import IDS, LENGTHS, POSITIONS, invalid, labels_of, reworded, unusable
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import bounds_of, nothing_left

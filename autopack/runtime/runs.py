@@ -122,7 +122,7 @@ def _any_rank_goes_on(groups: Sequence[Group], going_on: bool, obstacle: str | N
 
 
 _OF_ZERO = ("ds_", "applied_pre_backward_", "pre_bwd_fn", "post_bwd_fn")
-"""Beginnings of names of attributes that DeepSpeed's ZeRO-3 puts on modules."""
+"""Beginnings of names of attributes by which DeepSpeed's ZeRO-3 counts backwards of modules."""
 
 
 @contextmanager
@@ -132,7 +132,10 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
     The graph of such a run keeps copies of the buffers.
     """
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
-    numbers = [(part, _numbers_of(part)) for part in module.modules()]
+    numbers: list[tuple[nn.Module, dict[str, Any]]] = []  # or None: some routers keep counts there
+    for part in module.modules():
+        own = ((n, v) for n, v in vars(part).items() if v is None or isinstance(v, int | float))
+        numbers.append((part, {name: value for name, value in own if not name.startswith(_OF_ZERO)}))
     with drawing_nothing(module):
         try:
             for part, buffers in held:
@@ -144,15 +147,6 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
                 put_into(part._buffers, buffers)
             for part, before in numbers:
                 vars(part).update(before)
-
-
-def _numbers_of(module: nn.Module) -> dict[str, Any]:
-    """Return a module's numbers, or None in their place: some routers keep what they count there.
-
-    Those by which ZeRO-3 knows how many backwards of a module are to come are left out.
-    """
-    found = ((n, v) for n, v in vars(module).items() if v is None or isinstance(v, int | float))
-    return {name: value for name, value in found if not name.startswith(_OF_ZERO)}
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:

@@ -102,11 +102,7 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
     """Return the arguments of a row of these documents, with nothing that declares where one ends."""
     arguments: dict[str, Any] = {
-        name: torch.cat(
-            [document.tokens[name] for document in documents],
-            dim=1,
-        )
-        for name in documents[0].tokens
+        name: torch.cat([document.tokens[name] for document in documents], dim=1) for name in documents[0].tokens
     }
     pictures = [picture for document in documents for picture in document.images]
     form = form_of(model) or ""

@@ -67,7 +67,7 @@ def test_named_types(capsys):
 @pytest.mark.parametrize(("name", "what"), [
     ("gemma4_assistant", "refused: it is a drafter that takes the states of a target model"),
     ("udop", "refused: its encoder puts the patches of an image behind all text of the row"),
-    ("lilt", "no family lists it; `autopack audit lilt` tries a tiny model of it"),
+    ("lilt", "try `autopack audit lilt`"),
     ("qwen33", "no family lists it; did you mean qwen3 or qwen"),
 ])  # fmt: skip
 def test_what_is_refused_or_not_listed_says_so(capsys, name, what):
