@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(rows or {"families": [describe(family) for family in found]}, indent=1))
     elif rows:
         for row in rows:
-            known = sorted(set().union(*(each.model_types for each in found)))
+            known = [name for each in found for name in each.model_types]
             said = f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit {row['type']}`"
             if row["served"]:
                 said = f"served: {row['path']} (family {row['family']})"
