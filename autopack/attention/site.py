@@ -38,6 +38,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     name = site.key or "eager"
     own = own_backend(name)
     exchange = sharding.exchange_of(original)
+    # DeepSpeed's loses masks, also where it exchanges nothing.
+    for_whole_rows = sharding.of_whole_rows(original)
 
     def autopack_attention(
         module: Any,
@@ -53,7 +55,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
             refuse_stranger(module, query.shape[0], query.shape[2])
             is_off = exchange is not None and "forward" in vars(exchange)  # a twin is asked
-            function = sharding.of_whole_rows(original) if is_off else original
+            function = for_whole_rows if is_off else original
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(
@@ -91,10 +93,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         )
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
-        # DeepSpeed's loses masks, also where it exchanges nothing.
-        function = sharding.of_whole_rows(original)
         call = AttentionCall(
-            function,
+            for_whole_rows,
             name,
             module,
             query,
