@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import autopack
 
@@ -12,7 +13,7 @@ copyright = "The autopack developers, Apache-2.0"
 release = version = autopack.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -33,6 +34,7 @@ nitpick_ignore_regex = [
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = ["myst.header"]
+nb_execution_mode = "off"  # notebooks are kept with their outputs
 
 default_role = "code"  # docstrings write `name`, as Markdown does
 autodoc_typehints = "description"
@@ -58,11 +60,22 @@ copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = "$ "
 
 _BLOB = "https://github.com/autopack/autopack/blob/main/"
+_HERE = Path(__file__).parent
+
+
+def _copy_notebooks(app, config):
+    """Copy the notebooks of examples/ into the site, with links from there."""
+    (_HERE / "notebooks").mkdir(exist_ok=True)
+    for path in sorted(_HERE.parent.glob("examples/*.ipynb")):
+        text = path.read_text().replace("](../docs/", "](../").replace("](../README.md)", f"]({_BLOB}README.md)")
+        text = text.replace("](pretrained/", f"]({_BLOB}examples/pretrained/")
+        (_HERE / "notebooks" / path.name).write_text(text)
 
 
 def _on_github(page, text):
-    """Links that leave docs/ lead to the repository, where they lead on GitHub."""
+    """Links that leave docs/ lead to the repository, where they lead on GitHub, and those to notebooks to the copies."""
     up = page.count("/") + 1
+    text = re.sub(r"\]\((\.\./)+examples/(\w+\.ipynb)\)", "](" + "../" * (up - 1) + r"notebooks/\2)", text)
     return re.sub(rf"(?<=\]\()(?:\.\./){{{up}}}(?!\.\./)", _BLOB, text)
 
 
@@ -75,5 +88,6 @@ def _include(app, path, page, source):
 
 
 def setup(app):
+    app.connect("config-inited", _copy_notebooks)
     app.connect("source-read", _read)
     app.connect("include-read", _include)
