@@ -193,7 +193,7 @@ def main() -> None:
         steps = {arm: step_of(*each) for arm, each in prepared.items()}
         times = interleave.interleave(steps, options.rounds)
         peaks = {arm: peak_memory(steps[arm], kept_by(prepared[arm][0], None, {}), "cpu") for arm in steps}
-        volume = prepared["enabled"][0].__dict__["_autopack_handle"].tally
+        volume = prepared["enabled"][0].__dict__["_autopack_enabled"].tally
         ran = volume.evaluation if name == "choices" else volume.training
         rows, _ = rows_of(name, options)
         found[name] = {

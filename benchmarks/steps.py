@@ -85,7 +85,7 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
             checks.append(checked() - self.checks + is_tried)
 
     def checked() -> int:
-        return 0 if arm == "padded" else handle.handles["model"].enabled.live.checked.checks
+        return 0 if arm == "padded" else handle.models["model"].enabled.live.checked.checks
 
     model = llama(options.layers, options.hidden, options.heads, 4096, seed=options.seed, pad_token_id=0)
     args = TrainingArguments(

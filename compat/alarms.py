@@ -100,7 +100,7 @@ def _check_calls(model: Any, found: Found, change: Callable[[Any], Any]) -> None
                 torch.manual_seed(number)
                 with torch.set_grad_enabled(trains):
                     _run(model, call, found)
-    checks = handle.checked
+    checks = handle.enabled.live.checked
     found["calls"], found["checks"] = found["calls"] + checks.calls, found["checks"] + checks.checks
     found["worst"] = max(found["worst"], checks.worst)
     found["skipped"].update(checks.skipped)

@@ -67,15 +67,20 @@ def _copy_notebooks(app, config):
     """Copy the notebooks of examples/ into the site, with links from there."""
     (_HERE / "notebooks").mkdir(exist_ok=True)
     for path in sorted(_HERE.parent.glob("examples/*.ipynb")):
-        text = path.read_text().replace("](../docs/", "](../").replace("](../README.md)", f"]({_BLOB}README.md)")
+        text = path.read_text().replace("](../docs/", "](../")
+        text = text.replace("](../README.md", f"]({_BLOB}README.md")
         text = text.replace("](pretrained/", f"]({_BLOB}examples/pretrained/")
         (_HERE / "notebooks" / path.name).write_text(text)
 
 
 def _on_github(page, text):
-    """Links that leave docs/ lead to the repository, where they lead on GitHub, and those to notebooks to the copies."""
+    """Links that leave docs/ lead to the repository, where they lead on GitHub.
+
+    Those to notebooks lead to their copies in the site.
+    """
     up = page.count("/") + 1
-    text = re.sub(r"\]\((\.\./)+examples/(\w+\.ipynb)\)", "](" + "../" * (up - 1) + r"notebooks/\2)", text)
+    notebooks = "](" + "../" * (up - 1) + "notebooks/"
+    text = re.sub(r"\]\((?:\.\./)+examples/(?=\w+\.ipynb\))", notebooks, text)
     return re.sub(rf"(?<=\]\()(?:\.\./){{{up}}}(?!\.\./)", _BLOB, text)
 
 

@@ -24,7 +24,7 @@ NAMES = {
         UnsupportedVersion
     """,
     "autopack.enabling.handle": """
-        Handle Handles TrainerHandle
+        Handle
     """,
     "autopack.auditing.report": """
         LeakReport TrainerReport

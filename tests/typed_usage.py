@@ -12,17 +12,17 @@ from typing_extensions import assert_type
 
 import autopack
 from autopack.auditing.report import LeakReport
-from autopack.enabling.handle import Handles
+from autopack.enabling.handle import Handle
 
 
 def enabled(model: nn.Module) -> None:
     with autopack.enable(model, backend="auto", check_every=500) as handle:
         assert_type(handle.backend, str)
     assert_type(autopack.is_enabled(model), bool)
-    autopack.enable(model, backend=3)  # type: ignore[call-overload]
-    autopack.enable(model, unpad="never")  # type: ignore[call-overload]
-    autopack.enable(model, watch=500)  # type: ignore[call-overload]
-    assert_type(autopack.enable([model], verify="strict"), Handles)
+    autopack.enable(model, backend=3)  # type: ignore[arg-type]
+    autopack.enable(model, unpad="never")  # type: ignore[arg-type]
+    autopack.enable(model, watch=500)  # type: ignore[call-arg]
+    assert_type(autopack.enable([model], verify="strict"), Handle)
 
 
 def audited(model: Any) -> None:

@@ -27,7 +27,7 @@ from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
 from autopack.runtime.model import EnabledModel, Neighbours, Options, Traits
-from autopack.runtime.scope import HANDLE, MARK, ArrivalHook, Mark, is_severed, unbind_checkpointing
+from autopack.runtime.scope import ENABLED, MARK, ArrivalHook, Mark, is_severed, unbind_checkpointing
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)
 
@@ -137,7 +137,7 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     """Take back all marks, hooks and sites of a model, also of one that is attached in part.
 
-    The handle leaves last: where this is interrupted, it can be done again.
+    The mark of the model itself leaves last: where this is interrupted, it can be done again.
     """
     enabled.active = False
     for entry in enabled.anatomy.entries:  # of which one may have been taken out of the model since
@@ -150,9 +150,9 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     try:
         enabled.lease.release()
     except SiteDrift:
-        model.__dict__.pop(HANDLE, None)
+        model.__dict__.pop(ENABLED, None)
         raise
-    model.__dict__.pop(HANDLE, None)
+    model.__dict__.pop(ENABLED, None)
 
 
 def strip_severed(part: nn.Module) -> bool:

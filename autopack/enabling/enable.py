@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -14,7 +14,7 @@ from autopack import registry
 from autopack.attention.choose import BACKENDS, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling.attach import detach, examine, strip_severed
-from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
+from autopack.enabling.handle import ONE, EnabledTrainer, Handle, leave_harness, take_back, take_off
 from autopack.enabling.prove import renew, settle
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
@@ -24,41 +24,10 @@ from autopack.integrations.wrappers import forward_around, holds_models, models_
 from autopack.options import Options
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import HANDLE, handle_of, holds_marks
+from autopack.runtime.scope import ENABLED, enabled_at, holds_marks
 from autopack.watching.live import Live
 
-if TYPE_CHECKING:
-    from transformers import Trainer
-    from typing_extensions import Unpack
-
 logger = logging.getLogger(__name__)
-
-
-class _EnableOptions(TypedDict, total=False):
-    """The keyword arguments of `enable`, for its overloads."""
-
-    backend: str
-    unpad: bool
-    share: bool
-    verify: bool | Literal["strict"]
-    check_every: int | None
-    sequence_parallel: Any
-    max_tokens: int | Literal["auto"] | None
-
-
-@overload
-def enable(model: Trainer, **options: Unpack[_EnableOptions]) -> TrainerHandle: ...
-
-
-@overload
-def enable(
-    model: list[Any] | tuple[Any, ...] | dict[Any, Any],
-    **options: Unpack[_EnableOptions],
-) -> Handles: ...
-
-
-@overload
-def enable(model: Any, **options: Unpack[_EnableOptions]) -> Handle: ...
 
 
 def enable(
@@ -71,7 +40,7 @@ def enable(
     check_every: int | None = None,
     sequence_parallel: Any = None,
     max_tokens: int | Literal["auto"] | None = None,
-) -> Handle | TrainerHandle | Handles:
+) -> Handle:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
     Every document of a packed row gets what it would get alone, or the call raises. A padded batch
@@ -119,10 +88,9 @@ def enable(
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does
-        leaving the block where it is used with `with`. A second call returns the same handle, and
-        the model stays enabled where a block around that call is left. For a trainer, a
-        `TrainerHandle` with one per model; for several models `Handles`, with one for each. Where
-        one of several cannot be enabled, none is.
+        leaving the block where it is used with `with`. A second call changes nothing, and the model
+        stays enabled where a block around that call is left. `handle.models` has the handle of each
+        model of a trainer, or of several. Where one of several cannot be enabled, none is.
 
     Raises:
         ValueError: An option has a value that it does not take.
@@ -142,9 +110,7 @@ def enable(
     return handle
 
 
-def _enable_any(
-    model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
-) -> Handle | TrainerHandle | Handles:
+def _enable_any(model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None) -> Handle:
     """Enable a model, a trainer, or each of several; put the way back into `undo`.
 
     Nothing is put there for a model that was enabled before.
@@ -158,30 +124,33 @@ def _enable_any(
         )
     parts = parts_of(model)
     if parts is not None:
-        return Handles({name: _enable_any(part, given, undo) for name, part in parts.items()})
+        return Handle.of_several({name: _enable_any(part, given, undo) for name, part in parts.items()})
     return _enable_one(model, given, undo)
 
 
 def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
     """Enable one model, or check the options of one that is enabled already."""
     base = unwrap(model)
-    handle = handle_of(base)
-    if handle is not None and not handle.enabled.active:
-        handle.remove()  # to disable it was interrupted
-        handle = None
-    if handle is None:
-        handle = _enable_model(base, given)
-        undo.callback(handle.remove)
+    enabled = enabled_at(base)
+    if enabled is not None and not enabled.active:
+        take_off(enabled)  # to disable it was interrupted
+        enabled = None
+    is_new = enabled is None
+    if enabled is None:
+        enabled = _enable_model(base, given)
+        undo.callback(take_off, enabled)
     else:
-        _check_same_options(handle.enabled.options, given)
-        handle.repeated = True
-    handle.enabled.around = forward_around(model, base) or handle.enabled.around
-    if lm_eval.is_harness(model) and handle.join_harness():
-        undo.callback(handle.leave_harness)
-    return handle
+        _check_same_options(enabled.options, given)
+    enabled.around = forward_around(model, base) or enabled.around
+    if lm_eval.is_harness(model) and enabled.harness is None:
+        lease = lm_eval.lease()
+        lease.follow(())
+        enabled.harness = lease
+        undo.callback(leave_harness, enabled)
+    return Handle({ONE: enabled}, [enabled] if is_new else [])
 
 
-def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
+def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
     """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it fails."""
     peft.check(base)
     strip_severed(base)
@@ -193,9 +162,8 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     family = registry.family_for(base)
     enabled = examine(base, family, wanted, renew)
     _check_backend(base, enabled)
-    handle = Handle(base, enabled)
     try:
-        base.__dict__[HANDLE] = handle
+        base.__dict__[ENABLED] = enabled
         settle(base, enabled, family)
         _refuse_leaks(base, enabled)
     except BaseException:
@@ -217,11 +185,11 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
         "autopack enabled %s (%s): %s%s mixers, verified: %s",
         type(base).__name__,
         enabled.anatomy.model_type,
-        f"{len(attention)} attention modules by {handle.backend}, " if attention else "",
+        f"{len(attention)} attention modules by {Handle({ONE: enabled}).backend}, " if attention else "",
         len(enabled.anatomy.mixers),
         enabled.proof.how,
     )
-    return handle
+    return enabled
 
 
 def _check_same_options(found: Options, given: Options) -> None:
@@ -285,12 +253,7 @@ def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(
-    trainer: Any,
-    given: Options,
-    undo: ExitStack,
-    max_tokens: int | str | None,
-) -> TrainerHandle:
+def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None) -> Handle:
     """Enable the models of a trainer, check its data, and add packing to its logs."""
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
     from autopack.steps.trainers import cut_steps
@@ -304,17 +267,18 @@ def _enable_trainer(
             if name in needed:
                 raise
             left_alone[name] = str(error)
+    of_models = Handle.of_several(handles)
     if not trainer_logs.logs_packing(trainer):
         undo.callback(take_back, trainer)
     boundaries.keep_columns(trainer)
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost, code="trainer-loses-documents")
-    cut = boundaries.say_what_is_cut(trainer, handles["model"].enabled.logged)
+    cut = boundaries.say_what_is_cut(trainer, of_models.enabled.logged)
     if max_tokens is not None:
-        cut_steps(trainer, handles["model"].enabled, max_tokens)
-    trainer_logs.add_logs(trainer, handles["model"].tally)
-    return TrainerHandle(trainer, handles, left_alone, cut)
+        cut_steps(trainer, of_models.enabled, max_tokens)
+    trainer_logs.add_logs(trainer, of_models.enabled.tally)
+    return of_models.of_trainer(EnabledTrainer(trainer, left_alone, tuple(boundaries.kept_columns(trainer)), cut))
 
 
 def disable(model: Any) -> None:
@@ -333,9 +297,8 @@ def disable(model: Any) -> None:
     if adapter_of(model) is not None:
         take_back(model)
     for base in _models_of(model):
-        handle = handle_of(base)
-        if handle is not None:
-            handle.remove()
+        if (enabled := enabled_at(base)) is not None:
+            take_off(enabled)
 
 
 def is_enabled(model: Any) -> bool:
@@ -346,8 +309,8 @@ def is_enabled(model: Any) -> bool:
     parts = parts_of(model)
     if parts is not None:
         return all(map(is_enabled, parts.values()))
-    handle = handle_of(_models_of(model)[0])
-    return handle is not None and handle.enabled.active
+    enabled = enabled_at(_models_of(model)[0])
+    return enabled is not None and enabled.active
 
 
 def _models_of(model: Any) -> list[PreTrainedModel]:

@@ -1,12 +1,11 @@
-"""Handles that `enable` returns: facts on one model, or on the models of a trainer, and the way to
-take it back.
-"""
+"""The handle that `enable` returns: facts on the models that are enabled, and the way to take it back."""
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -14,77 +13,109 @@ from autopack.attention.choose import taken_by_auto
 from autopack.calls.prefixes import why_not
 from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain
-from autopack.integrations import lm_eval
-from autopack.integrations.boundaries import give_columns_back, kept_columns
+from autopack.integrations.boundaries import give_columns_back
 from autopack.pages import parts
-from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.scope import handle_of
+from autopack.runtime.scope import enabled_at
 from autopack.runtime.tally import Checked, Tally, number_of
 from autopack.steps.trainers import cutter_of
-from autopack.watching.live import Live
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Handle", "Handles", "TrainerHandle"]
+__all__ = ["Handle"]
+ONE = "model"
+"""The name of the only model of a handle, and of the one that a trainer trains."""
 _EXACT = {"twin": "exact", "part": "exact", "checks": "checked in use", "": "not verified"}
 """Words for the sources of a proof."""
+Facts = list[tuple[str, str]]
+"""Lines of `print(handle)`, each as a name and a text."""
+
+
+@dataclass(frozen=True)
+class EnabledTrainer:
+    """A trainer whose models are enabled.
+
+    `left_alone` has the reasons for models that are not, by the trainer's attributes; `kept` are
+    columns of its data that it would have dropped, as its model does not name them; `cut` says why
+    documents of its rows cannot be told apart, where that is so.
+    """
+
+    trainer: Any
+    left_alone: Mapping[str, str]
+    kept: tuple[str, ...]
+    cut: str | None
+
+    @property
+    def facts(self) -> Facts:
+        """The lines on its data and steps."""
+        found = [("data keep", ", ".join(self.kept)), ("steps:", cutter_of(self.trainer)), ("data:", self.cut)]
+        return [(name, str(said)) for name, said in found if said]
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """The handle of one enabled model. Also a context manager that disables on leaving.
+    """The handle of one or several enabled models. Also a context manager: leaving it disables what
+    the call that returned it has enabled.
 
-    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to
-    which nobody has a reference, nor to its handle, is collected, and what stands for it in
-    transformers goes with it.
+    `model`, `backend`, `verified` and `checked` are of the first model, which of a trainer is the
+    one that it trains. `left_alone` and `kept` are of trainers: models that stay as they are, with
+    the reasons, and columns of the data that the trainer would have dropped. It keeps the models
+    alive, as any other reference does, also after `remove`.
     """
 
-    def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
-        self.model, self.enabled = model, enabled
-        self._harness: SiteLease | None = None
-        self.repeated = False
-        """Whether `enable` has given it out again since a `with` block was last entered with it."""
-        self._blocks: list[bool] = []
-        """Of the `with` blocks that it is used in, the outermost first: whether leaving it takes
-        everything back.
-        """
+    def __init__(
+        self,
+        enabled: Mapping[Any, EnabledModel],
+        new: Iterable[EnabledModel] = (),
+        trainers: Iterable[EnabledTrainer] = (),
+    ):
+        self._enabled, self._new, self._trainers = dict(enabled), set(new), list(trainers)
+        self.enabled: EnabledModel = next(iter(self._enabled.values()))
+        self.left_alone = {name: why for each in self._trainers for name, why in each.left_alone.items()}
+        self.kept = tuple(name for each in self._trainers for name in each.kept)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # It travels with copies of the model, whose harness and blocks are others.
-        return {**self.__dict__, "_harness": None, "repeated": False, "_blocks": []}
+    @classmethod
+    def of_several(cls, handles: Mapping[Any, Handle]) -> Handle:
+        """Return the handle of all models of some handles, by the names of both."""
+        enabled = {
+            name if each._is_of_one else f"{name}.{inner}": model
+            for name, each in handles.items()
+            for inner, model in each._enabled.items()
+        }
+        new = set().union(*(each._new for each in handles.values()))
+        return cls(enabled, new, [trainer for each in handles.values() for trainer in each._trainers])
+
+    def of_trainer(self, trainer: EnabledTrainer) -> Handle:
+        """Return this handle with the facts of the trainer whose models these are."""
+        return Handle(self._enabled, self._new, [trainer])
+
+    @property
+    def models(self) -> dict[Any, Handle]:
+        """The handle of each model: by the key of a dict, by `[0]`, `[1]` and so on of a list, or by
+        the attribute of a trainer.
+        """
+        return {name: Handle({ONE: each}, self._new & {each}) for name, each in self._enabled.items()}
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The first model."""
+        return self.enabled.anatomy.entries[0]
+
+    @property
+    def _is_of_one(self) -> bool:
+        return [*self._enabled] == [ONE] and not self._trainers
 
     def remove(self) -> None:
-        """Disable the model: hooks, marks, checkpoint functions and installed functions go back by
-        identity.
+        """Disable the models: hooks, marks, checkpoint functions and installed functions go back by
+        identity. Trainers drop columns and write logs as before.
         """
-        if handle_of(self.model) is self:
-            detach(self.model, self.enabled)
-        self.leave_harness()
-
-    def join_harness(self) -> bool:
-        """Have an `HFLM` of lm-eval say where it pads; whether it did not do so before."""
-        if self._harness is not None:
-            return False
-        lease = lm_eval.lease()
-        lease.follow(())
-        self._harness = lease
-        return True
-
-    def leave_harness(self) -> None:
-        """Take back what `join_harness` has done."""
-        if self._harness is not None:
-            self._harness.release()
-            self._harness = None
-
-    def __enter__(self) -> Handle:
-        # A block around a model that another call has enabled leaves it so.
-        self._blocks.append(not self.repeated)
-        self.repeated = False
-        return self
+        for each in self._trainers:
+            take_back(each.trainer)
+        for enabled in self._enabled.values():
+            take_off(enabled)
 
     def __exit__(self, *_: Any) -> None:
-        if not self._blocks or self._blocks.pop():
+        # What another call has enabled stays so.
+        for enabled in self._new:
+            take_off(enabled)
+        if not any(enabled.active for enabled in self._enabled.values()):
             self.remove()
 
     @property
@@ -103,23 +134,34 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def tally(self) -> Tally:
-        """Counts of calls: padded batches that ran as packed rows or were left, and how full rows
-        were.
+        """Counts of calls of all models together: padded batches that ran as packed rows or were
+        left, and how full rows were.
         """
-        return self.enabled.tally
+        tallies = [enabled.tally for enabled in self._enabled.values()]
+        if len(tallies) == 1:
+            return tallies[0]
+        total = Tally()
+        for each in tallies:
+            total.add(each)
+        return total
 
     def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan that a call of the model would get, and the reason; run nothing.
+        """Return the plan that a call would get, and the reason; run nothing.
 
         `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its
         padding or as it came, for what reason, and how many documents and tokens it has. A call
-        that autopack would refuse is explained too. Raises `ValueError` for a model that is
+        that autopack would refuse is explained too. Of several models each decision has the name of
+        its model before it, that of the first model last. Raises `ValueError` for a model that is
         disabled.
         """
-        if handle_of(self.model) is not self:
-            raise ValueError(f"{type(self.model).__name__} is disabled, so its calls run as without autopack")
-        with self.enabled.tally.unchanged():
-            return explain(self.enabled, args, batch)
+        found = {}
+        for name, each in reversed(self._enabled.items()):
+            if not _is_in_force(each):
+                name = type(each.anatomy.entries[0]).__name__
+                raise ValueError(f"{name} is disabled, so its calls run as without autopack")
+            with each.tally.unchanged():
+                found[name] = explain(each, args, batch)
+        return next(iter(found.values())) if len(found) == 1 else Explanation.of_several(found)
 
     @property
     def checked(self) -> Checked | None:
@@ -128,13 +170,13 @@ class Handle(AbstractContextManager["Handle"]):
         Checked are calls 1, 2, 4, 8 and so on, those that go beyond the calls checked before, and
         every Nth training call if that was asked for.
         """
-        live = self.enabled.live
-        return live.checked if isinstance(live, Live) else None
+        return None if self.enabled.live is None else self.enabled.live.checked
 
     @property
     def summary(self) -> str:
         """The answer to what users ask first: are calls packed, are they exact, how much is saved."""
-        proof, calls = self.enabled.proof, self.tally.training.plus(self.tally.evaluation)
+        proof, tally = self.enabled.proof, self.enabled.tally
+        calls = tally.training.plus(tally.evaluation)
         if not self.enabled.active:
             return "disabled"
         if proof.packed is None:
@@ -148,9 +190,9 @@ class Handle(AbstractContextManager["Handle"]):
         packs = "packed" if calls.skipped > 0 or calls.documents > calls.rows else "not packed so far"
         return f"{packs}, {exact}{saved}"
 
-    def _facts(self) -> list[tuple[str, str]]:
-        """Return the lines of `print(handle)`, each as a name and a text."""
-        enabled, options, tally = self.enabled, self.enabled.options, self.tally
+    def _facts(self) -> Facts:
+        """Return the lines on the first model."""
+        enabled, options, tally = self.enabled, self.enabled.options, self.enabled.tally
         attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
         found = [
@@ -179,132 +221,55 @@ class Handle(AbstractContextManager["Handle"]):
             return "not shared (share=False)"
         if reason is not None:
             return f"not shared: {reason}"
-        shared = self.tally.training.shared + self.tally.evaluation.shared
+        tally = self.enabled.tally
+        shared = tally.training.shared + tally.evaluation.shared
         said = f"{shared:,} tokens were computed with those of another row"
-        for why, count in self.tally.apart.most_common():
+        for why, count in tally.apart.most_common():
             said += f"; {number_of(count, 'batch')} whose rows begin alike computed one by one: {why}"
         return said
 
-    def __repr__(self) -> str:
-        return f"autopack: {self._text('  ')}"
-
     def _text(self, indent: str) -> str:
-        """Return the summary and the lines of `print(handle)`, indented."""
-        return "\n".join(
-            [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())],
-        )
-
-    def _repr_html_(self) -> str:
-        return parts.facts(self._facts(), f"autopack: {self.summary}")
-
-
-class Handles(AbstractContextManager["Handles"]):
-    """The handle of several enabled models. Also a context manager that disables them all on
-    leaving.
-
-    `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
-    """
-
-    def __init__(self, handles: dict[Any, Any]):
-        self.handles = handles
-
-    def remove(self) -> None:
-        """Disable all of them."""
-        for handle in self.handles.values():
-            handle.remove()
-
-    def __enter__(self) -> Self:
-        for handle in self.handles.values():
-            handle.__enter__()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for handle in self.handles.values():
-            handle.__exit__()
-
-    def __repr__(self) -> str:
-        parts = (f"{name}: {handle!r}".replace("autopack: ", "", 1) for name, handle in self.handles.items())
-        return "\n".join(
-            [f"autopack: {number_of(len(self.handles), 'model')}", *(textwrap.indent(part, "  ") for part in parts)]
-        )
-
-    def _repr_html_(self) -> str:
-        return parts.named((str(name), handle._repr_html_()) for name, handle in self.handles.items())
-
-
-class TrainerHandle(Handles):
-    """The handle of the models of a trainer. Also a context manager that disables them all on
-    leaving.
-
-    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the
-    trainer's attributes; `kept` are columns of its data that it would have dropped, as its model
-    does not name them; `cut` says why documents of its rows cannot be told apart, where that is so.
-    """
-
-    def __init__(
-        self,
-        trainer: Any,
-        handles: dict[str, Handle],
-        left_alone: dict[str, str],
-        cut: str | None = None,
-    ):
-        super().__init__(handles)
-        self._trainer, self.cut = trainer, cut
-        self.trainer, self.left_alone = type(trainer).__name__, left_alone
-        self.kept = tuple(kept_columns(trainer))
+        """Return the summary and the lines on the first model, indented."""
+        return "\n".join([self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())])
 
     @property
-    def tally(self) -> Tally:
-        """Counts of calls of all models of the trainer together."""
-        tallies = [handle.tally for handle in self.handles.values()]
-        if len(tallies) == 1:
-            return tallies[0]
-        total = Tally()
-        for each in tallies:
-            total.add(each)
-        return total
-
-    def explain(self, *args: Any, **batch: Any) -> Explanation:
-        """Return the plan of a call of its models with these arguments and its reason; nothing is
-        run.
-
-        Of several models each decision has the attribute of its model before the name, that of the
-        trained model last. Raises `ValueError` where one is disabled.
-        """
-        found = {name: handle.explain(*args, **batch) for name, handle in reversed(self.handles.items())}
-        return next(iter(found.values())) if len(found) == 1 else Explanation.of_several(found)
-
-    def remove(self) -> None:
-        """Disable all models; the trainer drops columns and writes logs as before."""
-        take_back(self._trainer)
-        super().remove()
-
-    def __exit__(self, *_: Any) -> None:
-        super().__exit__()
-        if not any(handle.enabled.active for handle in self.handles.values()):
-            take_back(self._trainer)
-
-    @property
-    def _of_data(self) -> list[tuple[str, str]]:
-        """Return the lines on a trainer's data and steps, each as a name and a text."""
-        found = [
-            ("data keep", ", ".join(self.kept)),
-            ("steps:", cutter_of(self._trainer)),
-            ("data:", self.cut),
-        ]
-        return [(name, str(said)) for name, said in found if said]
+    def _title(self) -> str:
+        names = [type(each.trainer).__name__ for each in self._trainers]
+        return names[0] if len(names) == 1 else number_of(len(self._enabled), "model")
 
     def __repr__(self) -> str:
-        parts = [f"  {name}: {handle._text('    ')}" for name, handle in self.handles.items()]
-        parts += [f"  {name}: left alone: {reason}" for name, reason in self.left_alone.items()]
-        parts += [f"  {name} {said}" for name, said in self._of_data]
-        return "\n".join([f"autopack: {self.trainer}", *parts])
+        if self._is_of_one:
+            return f"autopack: {self._text('  ')}"
+        said = [f"  {name}: {each._text('    ')}" for name, each in self.models.items()]
+        said += [f"  {name}: left alone: {reason}" for name, reason in self.left_alone.items()]
+        said += [f"  {name} {fact}" for each in self._trainers for name, fact in each.facts]
+        return "\n".join([f"autopack: {self._title}", *said])
 
     def _repr_html_(self) -> str:
-        groups: list[tuple[str, list[tuple[str, str]]]]
-        groups = [(f"{name}: {handle.summary}", handle._facts()) for name, handle in self.handles.items()]
-        groups.append(("", [*self.left_alone.items(), *self._of_data]))
-        return parts.groups_of_facts(groups, f"autopack: {self.trainer}")
+        if self._is_of_one:
+            return parts.facts(self._facts(), f"autopack: {self.summary}")
+        groups = [(f"{name}: {each.summary}", each._facts()) for name, each in self.models.items()]
+        groups.append(("", [*self.left_alone.items(), *(fact for each in self._trainers for fact in each.facts)]))
+        return parts.groups_of_facts(groups, f"autopack: {self._title}")
+
+
+def take_off(enabled: EnabledModel) -> None:
+    """Disable one model, if this is what stands for it still."""
+    if _is_in_force(enabled):
+        detach(enabled.anatomy.entries[0], enabled)
+    leave_harness(enabled)
+
+
+def _is_in_force(enabled: EnabledModel) -> bool:
+    """Return True unless the model was disabled, or enabled anew."""
+    return enabled_at(enabled.anatomy.entries[0]) is enabled
+
+
+def leave_harness(enabled: EnabledModel) -> None:
+    """Have lm-eval pad as before."""
+    if enabled.harness is not None:
+        enabled.harness.release()
+        enabled.harness = None
 
 
 def take_back(trainer: Any) -> None:

@@ -25,12 +25,12 @@ from autopack.launch.session import Session
 from autopack.launch.settings import FOR_ENABLE
 from autopack.patching import Site, SiteLease
 from autopack.proving.apart import is_apart
-from autopack.runtime.scope import handle_of
+from autopack.runtime.scope import enabled_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack.enabling.handle import Handle
+    from autopack.runtime.model import EnabledModel
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _first_call(
         if _trains(outer):
             here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
-    if handle_of(module) is None and any(looks_at_rows(later) for later in _after(hook, module)):
+    if enabled_at(module) is None and any(looks_at_rows(later) for later in _after(hook, module)):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them:
         # at the next call.
         module._forward_pre_hooks.move_to_end(_hook(module))
@@ -176,7 +176,7 @@ def _enable(here: Session, module: Any) -> bool:
     from autopack.enabling import enable
 
     outermost = _outermost(here, module)
-    by_script = handle_of(outermost)
+    by_script = enabled_at(outermost)
     if by_script is not None:
         _wait_no_longer(here, outermost)
         here.enabled(outermost, by_script, " by the script")
@@ -185,14 +185,14 @@ def _enable(here: Session, module: Any) -> bool:
     for model in dict.fromkeys((outermost, module)):
         _wait_no_longer(here, model)
         try:
-            handle = enable.enable(model, **options)
+            enabled = enable.enable(model, **options).enabled
         except Exception as error:
             if model is module:
                 _leave(here, model, error)
         else:
-            handle.enabled.lenient = not here.settings.strict
-            here.enabled(model, handle)
-            _cut_steps(here, handle)
+            enabled.lenient = not here.settings.strict
+            here.enabled(model, enabled)
+            _cut_steps(here, enabled)
             reference = _reference()
             if reference is not None and reference is not module and _hook(reference) is not None:
                 _enable(here, reference)
@@ -200,7 +200,7 @@ def _enable(here: Session, module: Any) -> bool:
     return False
 
 
-def _cut_steps(here: Session, handle: Handle) -> None:
+def _cut_steps(here: Session, enabled: EnabledModel) -> None:
     """Have the running trainer cut its next steps, if the command asks for that."""
     most, trainer = here.settings.max_tokens, next((found for found, _ in trainers.at_work()), None)
     if most is None or trainer is None:
@@ -208,7 +208,7 @@ def _cut_steps(here: Session, handle: Handle) -> None:
     from autopack.steps.trainers import cut_steps
 
     try:
-        cut_steps(trainer, handle.enabled, most, lenient=not here.settings.strict)
+        cut_steps(trainer, enabled, most, lenient=not here.settings.strict)
     except (UnsupportedModel, ValueError) as error:
         if here.settings.strict:
             raise

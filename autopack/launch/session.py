@@ -22,7 +22,7 @@ from autopack.launch.settings import RunSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack.enabling.handle import Handle
+    from autopack.runtime.model import EnabledModel
 
 
 class Session:
@@ -42,10 +42,11 @@ class Session:
         self._outcomes: list[ProcessOutcome] = []
         self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, ProcessOutcome] = weakref.WeakKeyDictionary()
 
-    def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
+    def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
         """Note a model that is enabled."""
-        pads = handle.enabled.options.unpad
-        self._note(model, ProcessOutcome(f"{_name(model)} enabled{by}", handle.tally, handle.checked, pads))
+        checked = enabled.live and enabled.live.checked
+        text = f"{_name(model)} enabled{by}"
+        self._note(model, ProcessOutcome(text, enabled.tally, checked, enabled.options.unpad))
         if self._speaker != os.getpid():
             from autopack.runtime import tally
 

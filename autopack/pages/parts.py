@@ -33,8 +33,6 @@ table = partial(_part, "table")
 """
 lines = partial(_part, "lines")
 """A paragraph for each text; all may be `strong`."""
-named = partial(_part, "named")
-"""Pieces of HTML, each under its name."""
 figure = partial(_part, "figure")
 """A figure, of its SVG and its largest width in em."""
 

@@ -260,6 +260,8 @@ class EnabledModel:
         """
         # the trainer whose data were last found to reach the model whole
         self.fed_by: weakref.ref[Any] | None = None
+        self.harness: SiteLease | None = None
+        """The site of lm-eval's function that pads, where it is the model of an `HFLM`."""
         self.lenient = False
         """True if a call that would be refused runs as it would without autopack (`autopack run`).
         """
@@ -302,7 +304,7 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        of_process = {"fingerprint": None, "fed_by": None, "groups": (), "kind": None, "_settler": None}
+        of_process = {"groups": (), **dict.fromkeys(("fingerprint", "fed_by", "kind", "harness", "_settler"))}
         anew = {"logged": set(), "tally": replace(self.tally, _first=None)}  # the seconds were another's
         return {**self.__dict__, **of_process, **anew}
 

@@ -33,7 +33,7 @@ from autopack.runtime.model import EnabledModel, Link, severed
 from autopack.runtime.row_group import RowGroup
 
 MARK = "_autopack"  # name of the attribute by which a module that mixes tokens knows its mark
-HANDLE = "_autopack_handle"  # name of the attribute by which an enabled model knows its handle
+ENABLED = "_autopack_enabled"  # name of the attribute of a model that holds what it is enabled as
 NO_ENTRY = -1  # level of an activation that no entry has opened
 
 
@@ -82,9 +82,9 @@ def enabled_in(model: nn.Module) -> EnabledModel | None:
     return next((mark.model for mark in marks if mark is not None), None)
 
 
-def handle_of(model: nn.Module) -> Any:
-    """Return the handle of an enabled model, or None."""
-    return model.__dict__.get(HANDLE)
+def enabled_at(model: nn.Module) -> EnabledModel | None:
+    """Return what stands for a model that is enabled itself, or None."""
+    return model.__dict__.get(ENABLED)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ from tests.support.padded import (
     PADDED,
     batch,
     build,
-    handle_of,
     logit_error,
     mask_of,
     model_gradient_error,
@@ -98,7 +97,7 @@ class TestLeftAsItCame:
         found = model(**TOKENS)
         assert torch.equal(found.logits, stock(**TOKENS).logits)
         assert found.past_key_values is not None
-        assert "may want the cache" in repr(handle_of(model))
+        assert "may want the cache" in repr(autopack.enable(model))
         model(**TOKENS, use_cache=False)
         model(**BATCH)
         assert tally_of(model).batches == 2

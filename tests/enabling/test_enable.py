@@ -179,11 +179,11 @@ class TestFailures:
 
 
 class TestSeveralModels:
-    def test_a_second_enable_returns_the_same_handle(self):
+    def test_a_second_enable_changes_nothing(self):
         model = llama()
         with autopack.enable(model, backend="sdpa") as handle:
-            assert autopack.enable(model) is handle
-            assert autopack.enable(model, backend="sdpa") is handle
+            assert autopack.enable(model).enabled is handle.enabled
+            assert autopack.enable(model, backend="sdpa").enabled is handle.enabled
             with pytest.raises(ValueError, match="enabled with backend='sdpa'; call autopack.disable"):
                 autopack.enable(model, backend="flex")
             hooks = [h for h in model._forward_pre_hooks.values() if isinstance(h, EntryHook)]
@@ -193,7 +193,7 @@ class TestSeveralModels:
         model, stock = llama(), llama()
         handle = autopack.enable(model)
         with autopack.enable(model) as inner, autopack.enable([model]):
-            assert inner is handle
+            assert inner.enabled is handle.enabled
         assert autopack.is_enabled(model)
         assert is_exact(model, stock)
         handle.remove()

@@ -168,7 +168,7 @@ def test_a_trainer_explains_and_counts_calls_of_its_models(tmp_path, reference):
     batch = {**PADDED, "labels": labels()}
     with autopack.enable(subject) as handle:
         found = handle.explain(**batch)
-        assert str(handle.handles["model"].explain(**batch)) in str(found)
+        assert str(handle.models["model"].explain(**batch)) in str(found)
         assert found.what == "runs without its padding, as one packed row"
         assert [d.name.startswith("ref_model: GPT2") for d in found.decisions] == [True, False][1 - reference :]
         subject.model(**batch)

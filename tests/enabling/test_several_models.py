@@ -15,13 +15,12 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def test_one_handle_removes_them_all(kind):
     models = kind([llama(), Holder(inside=tiny.build("gpt2"))])
     handle = autopack.enable(models, unpad=False)
-    assert isinstance(handle, autopack.enabling.handle.Handles)
-    assert [each.model for each in handle.handles.values()] == [models[0], models[1].layers["inside"]]
-    assert not any(each.enabled.options.unpad for each in handle.handles.values())
+    assert [each.model for each in handle.models.values()] == [models[0], models[1].layers["inside"]]
+    assert not any(each.enabled.options.unpad for each in handle.models.values())
     assert autopack.is_enabled(models)
     said = "autopack: 2 models\n  [0]: enabled, exact, no call yet\n    model:     LlamaForCausalLM (llama)\n"
     assert repr(handle).startswith(said)
-    assert handle._repr_html_().count("<table>") == 2
+    assert [handle._repr_html_().count(name) for name in ("LlamaForCausalLM", "GPT2LMHeadModel")] == [1, 1]
     handle.remove()
     assert not any(map(autopack.is_enabled, models))
 
@@ -29,9 +28,9 @@ def test_one_handle_removes_them_all(kind):
 def test_a_dict_names_them_by_keys_that_stay_what_they_are():
     models = {1: llama(), "1": llama()}
     with autopack.enable(models) as handle:
-        assert {name: each.model for name, each in handle.handles.items()} == models
+        assert {name: each.model for name, each in handle.models.items()} == models
         assert "\n  1: enabled, exact" in repr(handle)
-        assert handle._repr_html_().count("<table>") == 2
+        assert handle._repr_html_().count("LlamaForCausalLM") == 2
         autopack.disable({"any": models["1"]})
         assert [autopack.is_enabled(model) for model in models.values()] == [True, False]
         assert not autopack.is_enabled(models)
@@ -41,14 +40,14 @@ def test_a_dict_names_them_by_keys_that_stay_what_they_are():
 def test_one_model_twice_is_one():
     model = llama()
     with autopack.enable([model, model]) as handle:
-        assert len({id(each) for each in handle.handles.values()}) == 1
+        assert len({each.enabled for each in handle.models.values()}) == 1
     assert not autopack.is_enabled(model)
 
 
 def test_trainers_and_lists_may_be_among_them(tmp_path):
     policy, other = trainer(tmp_path), llama()
     with autopack.enable([policy, [other]]) as handle:
-        assert isinstance(handle.handles["[0]"], autopack.enabling.handle.TrainerHandle)
+        assert list(handle.models) == ["[0].model", "[1].[0]"]
         assert autopack.is_enabled(policy.model)
         assert autopack.is_enabled(other)
     assert not autopack.is_enabled(policy)
@@ -75,7 +74,7 @@ def test_what_was_enabled_before_stays_so(tmp_path):
             autopack.enable([policy, model, object()])
         assert autopack.is_enabled([policy, model])
         assert type(policy.callback_handler.callbacks[0]).__name__ == "PackingLogs"
-        assert autopack.enable([model]).handles["[0]"] is handle.handles["[1]"]
+        assert autopack.enable([model]).enabled is handle.models["[1]"].enabled
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_one_model_of_what_holds_it_is_found(hold):
         assert handle.model is model
         assert autopack.is_enabled(holder)
         assert autopack.is_enabled(model)
-        assert autopack.enable(model) is handle
+        assert autopack.enable(model).enabled is handle.enabled
     assert not autopack.is_enabled(holder)
     autopack.enable(holder)
     autopack.disable(holder)
@@ -76,16 +76,16 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     policy = trainer(tmp_path, ref_model=Holder(inside=llama()), reward_funcs=[len, tiny.build("gpt2")])
     models = [policy.model, policy.ref_model.layers["inside"], policy.reward_funcs[1]]
     handle = autopack.enable(policy, unpad=False)
-    assert list(handle.handles) == ["model", "ref_model", "reward_funcs[1]"]
-    assert [h.model for h in handle.handles.values()] == models
-    assert not any(h.enabled.options.unpad for h in handle.handles.values())
+    assert list(handle.models) == ["model", "ref_model", "reward_funcs[1]"]
+    assert [h.model for h in handle.models.values()] == models
+    assert not any(h.enabled.options.unpad for h in handle.models.values())
     assert autopack.is_enabled(policy)
     said = "autopack: Trainer\n  model: enabled, exact, no call yet\n    model:     LlamaForCausalLM (llama)\n"
     assert repr(handle).startswith(said)
     assert "\n  ref_model: enabled, exact, no call yet\n    model:" in repr(handle)
     assert handle._repr_html_().count("LlamaForCausalLM") == 2
     again = autopack.enable(policy)
-    assert list(again.handles.values()) == list(handle.handles.values())
+    assert [h.enabled for h in again.models.values()] == [h.enabled for h in handle.models.values()]
     autopack.disable(policy)
     assert not any(map(autopack.is_enabled, models))
     with autopack.enable(policy):
@@ -109,7 +109,7 @@ def test_a_reference_model_that_cannot_be_enabled_is_refused_and_nothing_is_chan
 def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path):
     policy = trainer(tmp_path, reward_funcs=[tiny.build("falcon", alibi=True)])
     with autopack.enable(policy) as handle:
-        assert list(handle.handles) == ["model"]
+        assert list(handle.models) == ["model"]
         assert "FalconForCausalLM" in handle.left_alone["reward_funcs[0]"]
         assert "  reward_funcs[0]: left alone: FalconForCausalLM" in repr(handle)
 

@@ -39,7 +39,7 @@ for batch in map(collate, batches):
     with torch.no_grad(): reference(**batch)
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     losses.append(loss.item())
-    if len(losses) == 1: first = "_autopack_handle" in vars(model)
+    if len(losses) == 1: first = "_autopack_enabled" in vars(model)
 import inspect
 tell(losses=losses, first=first, reference=[n for n, m in reference.named_modules() if "_autopack" in vars(m)],
      argv=sys.argv, path=sys.path, file=__file__, name=__name__, site="sitecustomize" in sys.modules,
@@ -79,7 +79,7 @@ class Mine(LlamaForCausalLM):
         return super().forward(*arguments, **options)
 model = Mine(config).train()
 losses = [model(**collate(batch)).loss.item() for batch in batches]
-tell(losses=losses, verified=model._autopack_handle.verified if "_autopack_handle" in vars(model) else "")
+tell(losses=losses, verified=model._autopack_enabled.proof.how if "_autopack_enabled" in vars(model) else "")
 """
 PARENT = """
 import subprocess, sys

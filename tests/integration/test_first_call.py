@@ -57,7 +57,7 @@ def hooks(model):
 
 def packed(model):
     """How many padded batches of an enabled model ran as packed rows."""
-    return model._autopack_handle.tally.batches
+    return model._autopack_enabled.tally.batches
 
 
 def report(session, capsys):
@@ -164,7 +164,7 @@ def test_a_model_that_the_script_enabled_is_its_own(session, capsys):
     model = waiting()
     handle = autopack.enable(model, unpad=False)
     model(**batch())
-    assert model._autopack_handle is handle
+    assert model._autopack_enabled is handle.enabled
     assert hooks(model) == []
     assert sum(isinstance(hook, EntryHook) for hook in model._forward_pre_hooks.values()) == 1
     (line,) = report(session, capsys)

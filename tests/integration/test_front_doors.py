@@ -224,7 +224,7 @@ def test_a_lightning_module_and_its_trainer():
         subject.fit(module, torch.utils.data.DataLoader(rows, batch_size=None))
         assert handle.tally.training.calls == handle.tally.batches == 3
         assert autopack.is_enabled(subject)
-        assert autopack.enable(subject) is handle
+        assert autopack.enable(subject).enabled is handle.enabled
         autopack.disable(subject)
         assert not autopack.is_enabled(module)
 
@@ -280,6 +280,6 @@ def test_trainers_have_their_losses(tmp_path, trainer):
         found = _losses(enabled)
     assert len(found) == len(expected) == 6
     assert torch.allclose(found, expected, atol=2e-6)
-    (of_model,) = handle.handles.values()
+    (of_model,) = handle.models.values()
     assert of_model.tally.padding > 0
     assert set(of_model.tally.left) <= {LOOKS}

@@ -107,7 +107,7 @@ def test_what_it_pads_with_is_given_back(harness):
     before = inspect.getsource(original)
     with autopack.enable(model.model) as handle:
         assert huggingface.pad_and_concat is original
-        assert autopack.enable(model) is handle
+        assert autopack.enable(model).enabled is handle.enabled
         assert huggingface.pad_and_concat is not original
         with refused("which-model"):
             autopack.enable([harness(model=tiny.build("llama")), object()])

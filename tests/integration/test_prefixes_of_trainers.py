@@ -116,7 +116,7 @@ class Run(NamedTuple):
     @property
     def shared(self):
         """The share of each model's real tokens that were computed with those of another row."""
-        volumes = {name: each.tally.training.plus(each.tally.evaluation) for name, each in self.handles.items()}
+        volumes = {name: each.tally.training.plus(each.tally.evaluation) for name, each in self.models.items()}
         return {name: volume.shared / volume.tokens for name, volume in volumes.items()}
 
 
@@ -161,7 +161,7 @@ def trained(folder, case, **options):
     if trainer.eval_dataset is not None:
         trainer.evaluate()
     autopack.disable(trainer)
-    return Run(trainer.state.log_history, {} if handle is None else dict(handle.handles))
+    return Run(trainer.state.log_history, {} if handle is None else dict(handle.models))
 
 
 def numbers(run):
@@ -201,8 +201,8 @@ def test_a_script_of_trl(tmp_path, name):
     assert found.shared.keys() == case.shared.keys()
     for model, (least, most) in case.shared.items():
         assert least <= found.shared[model] <= most, model
-        assert not found.handles[model].tally.left
-        assert found.handles[model].tally.padding > 0
+        assert not found.models[model].tally.left
+        assert found.models[model].tally.padding > 0
     assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
 
 

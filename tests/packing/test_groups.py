@@ -163,7 +163,7 @@ class TestPackedData:
         for share in (True, False):
             model, args = build("llama").train(), arguments(tmp_path, **options)
             trainer = Trainer(model, args, train_dataset=rows, data_collator=PackingCollator())
-            handle = autopack.enable(trainer, share=share).handles["model"]
+            handle = autopack.enable(trainer, share=share).models["model"]
             trainer.train()
             losses.append(logged(trainer))
             assert (handle.tally.training.shared > 0) == share

@@ -71,8 +71,8 @@ def compare(make):
         for a, b in zip(gradients, gradients_, strict=True):
             # Of a whole gradient, whose rounding is that of its largest entries.
             assert float((a - b).abs().max()) <= 2e-5 * max(float(a.abs().max()), 1e-3)
-    assert handle.handles["model"].tally.padding > 0
-    assert all(set(of_model.tally.left) <= {LOOKS} for of_model in handle.handles.values())
+    assert handle.models["model"].tally.padding > 0
+    assert all(set(of_model.tally.left) <= {LOOKS} for of_model in handle.models.values())
     return handle
 
 
@@ -81,8 +81,8 @@ def compare(make):
 def test_dpo_is_stocks(model_type, tmp_path):
     """Of mixtures with the loss of their router."""
     handle = compare(lambda: dpo(tmp_path, model_type, PlannedDPO))
-    assert list(handle.handles) == ["model", "ref_model"]
-    assert handle.handles["ref_model"].tally.padding > 0
+    assert list(handle.models) == ["model", "ref_model"]
+    assert handle.models["ref_model"].tally.padding > 0
 
 
 LOSSES = {
@@ -121,9 +121,9 @@ def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
         return PlannedDPO(model, args=args, train_dataset=pairs(), processing_class=tokenizer(), **extra)
 
     handle = compare(make)
-    assert list(handle.handles) == ["model"]
+    assert list(handle.models) == ["model"]
     batches = len(make().get_train_dataloader())
-    assert handle.handles["model"].tally.batches == 2 * batches, "the policy and its base"
+    assert handle.models["model"].tally.batches == 2 * batches, "the policy and its base"
 
 
 def _reward(folder, model_type, kind=trl.RewardTrainer, **options):
@@ -251,7 +251,7 @@ def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
     assert not autopack.is_enabled(stock.model)
     assert logged(found) == pytest.approx(logged(stock), **close)
     handle = autopack.enable(found)
-    assert list(handle.handles) == ["model", "ref_model"]
-    for of_model in handle.handles.values():
+    assert list(handle.models) == ["model", "ref_model"]
+    for of_model in handle.models.values():
         assert of_model.tally.batches == len(logged(found))
         assert not of_model.tally.left

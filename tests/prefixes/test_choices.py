@@ -244,7 +244,7 @@ class TestHowever:
             with ThreadPoolExecutor(8) as threads:
                 errors = threads.map(run, [model, copied] * 4, batches * 2)
             assert max(errors) < FLOAT32
-            assert copied.__dict__["_autopack_handle"].tally.evaluation.shared > 40
+            assert copied.__dict__["_autopack_enabled"].tally.evaluation.shared > 40
             autopack.disable(copied)
 
     def test_a_model_that_is_changed_is_asked_again(self, pair):

@@ -166,7 +166,7 @@ def test_copies_count_by_themselves(model):
     with autopack.enable(model) as handle:
         model(**padded()), model(**padded())
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            tally = vars(copied)["_autopack_handle"].tally
+            tally = vars(copied)["_autopack_enabled"].tally
             assert tally.tokens_per_second is None  # the seconds were another's
             copied(**padded())
             assert tally.training == Volume(*(3 * number for number in RAN))

@@ -112,14 +112,9 @@ def model_gradient_error(found, expected):
     return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in both)
 
 
-def handle_of(model):
-    """The handle of an enabled model."""
-    return model.__dict__["_autopack_handle"]
-
-
 def tally_of(model):
     """What became of the padded batches of an enabled model."""
-    return handle_of(model).tally
+    return model.__dict__["_autopack_enabled"].tally
 
 
 def put_a_fault_into_unpadding(monkeypatch, field):

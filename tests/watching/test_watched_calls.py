@@ -66,7 +66,7 @@ def test_values_and_what_a_second_call_may_ask_for(monkeypatch):
         assert handle.checked.every == 0
     with autopack.enable(model, check_every=5) as handle:
         assert handle.checked.every == 5
-        assert autopack.enable(model) is handle
+        assert autopack.enable(model).enabled is handle.enabled
         with pytest.raises(ValueError, match="check_every=5"):
             autopack.enable(model, check_every=6)
     for wrong in (-1, True, 1.5, "500"):
@@ -80,11 +80,11 @@ def test_a_copy_is_watched_by_itself(duplicate):
     handle = autopack.enable(model, check_every=1)
     trained(model, row(0))
     twin = duplicate(model)
-    found = twin.__dict__["_autopack_handle"]
+    found = twin.__dict__["_autopack_enabled"]
     trained(twin, row(1), row(2))
-    assert (handle.checked.checks, found.checked.checks) == (1, 3)
+    assert (handle.checked.checks, found.live.checked.checks) == (1, 3)
     handle.remove()
-    found.remove()
+    autopack.disable(twin)
 
 
 def test_an_audit_is_not_training():
@@ -148,8 +148,8 @@ def test_the_models_of_a_trainer(tmp_path):
 
     trainer = Trainer(model=build("llama"), args=TrainingArguments(tmp_path, report_to=[], use_cpu=True))
     with autopack.enable(trainer, check_every=3) as handles:
-        assert handles.handles["model"].checked.every == 3
-        assert autopack.enable(trainer).handles["model"] is handles.handles["model"]
+        assert handles.models["model"].checked.every == 3
+        assert autopack.enable(trainer).enabled is handles.models["model"].enabled
 
 
 def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
