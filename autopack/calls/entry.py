@@ -73,13 +73,14 @@ class Entry:
         searches_row = self.head is not None and self.head.spans
         # Some image-text backbones take labels.
         is_backbone = kind.__name__.endswith("Model") and "Head" not in kind.__name__ and self.head is None
-        other_head = "labels" in self.names and not self.shifts_labels and not is_backbone
+        # Heads by tokens run on packed rows as the backbone does.
+        of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
+        other_head = "labels" in self.names and not (self.shifts_labels or is_backbone or of_tokens)
         self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else other_head or searches_row
-        """True if it has a head that takes labels but does not predict the next token."""
+        """True if it has a head that takes labels and may look beyond each token."""
         self.has_pooler = getattr(entries[-1], "pooler", None) is not None
         """True if the innermost backbone has a pooler."""
-        of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
-        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or (other_head and not of_tokens))
+        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or other_head)
         """True if a pooler or head reads one token of every row."""
         self.numbering = numbering
         """Its rule for positions that a call does not bring."""
