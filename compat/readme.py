@@ -165,10 +165,10 @@ def summary() -> str:
     version = _short(RELEASE)
     text = f"""With transformers {version} {_listed(counted)} model types are exact, and none leaks
     ([tables](docs/reliability.md#model-types-and-releases)); with {len(releases)} releases from
-    {matrix.releases[0].minor} to {matrix.releases[-1].minor} {found["exact"]:,} cells are exact and
-    {found["LEAK"] + found["crash"]} wrong ([releases](compat/results/README.md)). Every model is proven
-    when it is enabled, here, by a tiny copy of itself, and its calls are checked while it is used
-    ([how](docs/trust.md))."""
+    {matrix.releases[0].minor} to {matrix.releases[-1].minor} it is so of {found["exact"]:,} pairs of a type
+    and a backend, {found["LEAK"] + found["crash"]} are wrong, and the rest are refused
+    ([releases](compat/results/README.md)). `enable` tests a tiny random copy of your model first, in about a
+    second; some of its later calls are tested too ([how](docs/trust.md))."""
     return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 
 
