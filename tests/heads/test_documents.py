@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PerceiverForSequenceClassification
 
 import autopack
@@ -26,6 +27,7 @@ from tests.heads.models import (
     serves,
     with_head,
 )
+from tests.support import padded
 
 SERVED = [
     *((name, "sequence-classification") for name in ("llama", "bert", "gpt2", "qwen2", "qwen3", "modernbert")),
@@ -274,3 +276,20 @@ def test_only_real_tokens_reach_the_layers():
         packed(model)
         model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
     assert shapes == [(1, 33), (4, 6)]
+
+
+@pytest.mark.parametrize("task", ["masked LM", "token classification"])
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_a_head_by_tokens_computes_no_padding(model_type, task):
+    """It does as many operations for a padded batch as for a packed row of the same documents."""
+    model, mask = padded.build(model_type, task), padded.mask_of(padded.PADDED)
+    batch, operations = padded.batch(task, mask), []
+    row = {name: value[mask.bool()][None] for name, value in batch.items() if name != "attention_mask"}
+    with autopack.enable(model, check_every=0):
+        for call in (batch, row | {"position_ids": positions(padded.PADDED)}):
+            with FlopCounterMode(display=False) as counter:
+                model(**call).loss.backward()
+            operations.append(counter.get_total_flops())
+    with FlopCounterMode(display=False) as counter:
+        model(**batch).loss.backward()
+    assert operations[0] == operations[1] < counter.get_total_flops()
