@@ -61,7 +61,9 @@ class Race:
                 entrant.ready()
                 result = [entrant.run() for _ in range(self.warm)][-1]
             parts = result if isinstance(result, tuple) else (result, [])
-            leaves = [[leaf.detach().double().clone() for leaf in tree_leaves(part) if leaf is not None] for part in parts]
+            leaves = [
+                [leaf.detach().double().clone() for leaf in tree_leaves(part) if leaf is not None] for part in parts
+            ]
             wanted = wanted or leaves
             errors = [
                 float((one - other).norm() / other.norm()) / (10 if is_gradient else 1)
@@ -140,7 +142,9 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     return origin()
 
 
-def interleave(arms: Mapping[str, Callable[[], Any] | Entrant], rounds: int, say: Callable[[str], Any] = print) -> Times:
+def interleave(
+    arms: Mapping[str, Callable[[], Any] | Entrant], rounds: int, say: Callable[[str], Any] = print
+) -> Times:
     """Race arms against each other; return the summary of each."""
 
     def report(number: int, laps: dict[str, list[Lap]]) -> None:

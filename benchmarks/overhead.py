@@ -69,7 +69,9 @@ def of_enable(options: argparse.Namespace, *, layers: int, verify: bool) -> inte
         yield
         autopack.disable(model)
 
-    return interleave.Race({"enable": Entrant(partial(autopack.enable, model, verify=verify), taken_off)}, "enable", warm=0)
+    return interleave.Race(
+        {"enable": Entrant(partial(autopack.enable, model, verify=verify), taken_off)}, "enable", warm=0
+    )
 
 
 if __name__ == "__main__":

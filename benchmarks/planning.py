@@ -81,7 +81,9 @@ def of_plan(options: argparse.Namespace) -> interleave.Race:
         assert np.array_equal(np.sort(made.documents), np.arange(len(lengths)))
         before, after = interleave.elsewhere(peak, options.many, options.seed, ranks)
         slowest = imbalance(made.costs(cost), ranks).mean()
-        facts[f"{ranks} ranks:"] = f"fill {made.fill:.6f}, imbalance {slowest:.4f}, {after:.0f} MiB ({before:.0f} before)"
+        facts[f"{ranks} ranks:"] = (
+            f"fill {made.fill:.6f}, imbalance {slowest:.4f}, {after:.0f} MiB ({before:.0f} before)"
+        )
     arms = {"best fit": partial(planned, lengths), f"{RANKS} ranks": partial(planned, lengths, RANKS)}
     return interleave.Race(arms, "best fit", warm=0, facts=facts)
 

@@ -35,7 +35,6 @@ ARMS = ("stock", "enabled", "alone")
 GOAL = 1.2
 
 
-
 def of_sentences(options: argparse.Namespace, *, task: str) -> interleave.Race:
     """Return the race of what is done with all-MiniLM-L6-v2; arms give embeddings or a loss."""
     import torch

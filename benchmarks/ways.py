@@ -165,7 +165,9 @@ def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
         facts["stock refuses padding:"] = f"{type(error).__name__}: {error}".splitlines()[0]
     else:
         arms["padded"] = partial(run, stock, [rows], [1.0])
-    return interleave.Race(arms, "packed", {"alone": 1.0}, wrong=("padded",), facts={**facts, "way": family_for(model).how})
+    return interleave.Race(
+        arms, "packed", {"alone": 1.0}, wrong=("padded",), facts={**facts, "way": family_for(model).how}
+    )
 
 
 if __name__ == "__main__":
