@@ -192,7 +192,7 @@ def describe(result: dict[str, Any]) -> Iterator[str]:
     for name, data in result["data"].items():
         base = data["arms"][PADDING]
         yield from ("", f"{name}: {settings['documents']} documents, {data['tokens']:,} tokens")
-        yield f"{'':<22}{'steps':>6}{'padding':>9}{'tokens/s':>10}{'x padding':>20}{'paper':>12}{'MiB':>8}{head}"
+        yield f"{'':<22}{'steps':>6}{'padding':>9}{'tokens/s':>10}{'x':>20}{'paper':>12}{'MiB':>8}{head}"
         for arm, found in data["arms"].items():
             speed, peak, _ = PUBLISHED.get((name, arm), "---")
             ratio = Spread.of([a / b for a, b in zip(base["seconds"], found["seconds"], strict=True)])
@@ -210,10 +210,9 @@ def describe(result: dict[str, Any]) -> Iterator[str]:
             yield f"{arm:<22}{last:>9.4f}{found['validation']:>12.4f}{more:>+9.3f}{paper:>18}"
     yield from (
         "",
-        "x: over padding's; +: less padding's. Paper: arXiv 2407.09105v6, smallest to largest of its models. Tokens are",
-        "real ones, not padding. Peak memory holds parameters and the optimizer's states too. Training losses are those",
-        "of the last tenth of the steps, over each arm's own targets; validation is document by document, by a stock",
-        "model.",
+        "x: over padding's; +: less padding's. Paper: arXiv 2407.09105v6, smallest to largest of its models. Tokens",
+        "are real ones. Peak memory holds parameters and the optimizer's states too. Training losses are those of the",
+        "last tenth of the steps, over each arm's own targets; validation is by a stock model.",
         "",
         *(f"{'PASS' if passed else 'FAIL'}  {text}" for passed, text in result["checks"]),
     )

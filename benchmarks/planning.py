@@ -7,9 +7,9 @@
 Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the max_length. One
 thread. The races:
 
-* `plan`: `autopack.packing.plan` of `--many` lengths, by best fit and for eight ranks by cost (squares of lengths). Said
-  beside: the share of columns that hold tokens, the slowest rank of all steps over the mean, and what is resident in a
-  process that does nothing else, `before` of Python, numpy and the lengths.
+* `plan`: `autopack.packing.plan` of `--many` lengths, by best fit and for eight ranks by cost (squares of lengths).
+  Said beside: the share of columns that hold tokens, the slowest rank of steps over the mean, and what is resident in
+  a process that does nothing else, `before` of Python, numpy and the lengths.
 * `TRL` and `TRL, one batch`: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths; it gets tokens of
   one byte, in memory, so that little of its time is theirs. By default it packs every 1000 documents by themselves. In
   one batch it makes the rows of best-fit decreasing, and then their number must be ours; that takes it long.
