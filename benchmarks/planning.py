@@ -2,7 +2,7 @@
 
     python -m benchmarks.planning                                  about fifteen minutes on two cores
     python -m benchmarks.planning --many 100000 --tokens-of 20000 --whole 10000 --rounds 1     a first look
-    python -m benchmarks.planning --llamafactory llamafactory-….whl --json benchmarks/results/planning.json
+    python -m benchmarks.planning --json benchmarks/results/planning.json
 
 Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the max_length. One
 thread. The races:
@@ -13,8 +13,6 @@ thread. The races:
 * `TRL` and `TRL, one batch`: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths; it gets tokens of
   one byte, in memory, so that little of its time is theirs. By default it packs every 1000 documents by themselves. In
   one batch it makes the rows of best-fit decreasing, and then their number must be ours; that takes it long.
-* `LLaMA-Factory`: its `greedy_knapsack` of lists of lengths, 1000 at a time as by default, out of its wheel, as
-  `pip download llamafactory --no-deps` gets it.
 * `from disk to disk`: `autopack.pack(dataset, max_length)` against TRL's `pack_dataset`, int32 tokens and labels, each
   writing anew every time. The rows of both are shown to hold the same documents.
 """
@@ -22,10 +20,7 @@ thread. The races:
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
-import types
-import zipfile
 from functools import partial
 from typing import Any
 
@@ -35,7 +30,6 @@ from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import interleave
 
 CAPACITY, RANKS, BATCH = 4096, 8, 1000
-LLAMAFACTORY = "llamafactory/data/processor/processor_utils.py"
 
 
 def flan_like(count: int, seed: int) -> np.ndarray:
@@ -110,23 +104,6 @@ def of_trl(options: argparse.Namespace, *, whole: bool) -> interleave.Race:
     return interleave.Race(arms, "plan", {"trl": 30.0}, wrong=wrong, tolerance=0.0, facts={"lengths": len(lengths)})
 
 
-def of_llamafactory(options: argparse.Namespace) -> interleave.Race:
-    """Return the race against LLaMA-Factory's packing, each of lengths as it takes them."""
-    module: Any = types.ModuleType("llamafactory_processor_utils")
-    sys.modules[module.__name__] = module  # where dataclasses look a class's module up
-    exec(compile(zipfile.ZipFile(options.llamafactory).read(LLAMAFACTORY), LLAMAFACTORY, "exec"), vars(module))
-    lengths = flan_like(options.many, options.seed)
-    batches = [lengths[first : first + BATCH].tolist() for first in range(0, len(lengths), BATCH)]
-
-    def knapsack() -> int:
-        return sum(len(module.greedy_knapsack(list(batch), CAPACITY)) for batch in batches)
-
-    rows = {"rows": len(planned(lengths)), "rows of LLaMA-Factory": knapsack()}
-    assert rows["rows"] <= rows["rows of LLaMA-Factory"]
-    arms = {"plan": partial(planned, lengths), "llamafactory": knapsack}
-    return interleave.Race(arms, "plan", {"llamafactory": 1.0}, warm=0, facts=rows)
-
-
 def of_datasets(options: argparse.Namespace) -> interleave.Race:
     """Return the race of packing a dataset from disk to disk."""
     import datasets
@@ -165,7 +142,5 @@ if __name__ == "__main__":
         "TRL, one batch": partial(of_trl, whole=True),
         "from disk to disk": of_datasets,
     }
-    if "--llamafactory" in sys.argv:
-        races["LLaMA-Factory"] = of_llamafactory
-    numbers = {"many": 10_000_000, "tokens_of": 200_000, "whole": 100_000, "folder": "", "llamafactory": ""}
+    numbers = {"many": 10_000_000, "tokens_of": 200_000, "whole": 100_000, "folder": ""}
     interleave.main("planning", __doc__, races, 3, packages=("trl", "datasets"), **numbers)
