@@ -71,7 +71,7 @@ class Race:
                 for one, other in zip(of, others, strict=True)
                 if other.any() or one.any()
             ]
-            found[name] = max(errors, key=lambda error: (error != error, error))
+            found[name] = max(errors, key=lambda error: (error != error, error), default=0.0)
             if name not in self.wrong and not found[name] <= self.tolerance:
                 raise SystemExit(f"{name} is {found[name]:.1e} from {next(iter(self.arms))}, allowed {self.tolerance}")
         return found
