@@ -16,7 +16,7 @@ from autopack.layout.token_map import Spread, spread_tokens
 from autopack.layout.ways import CACHES
 from autopack.patching import Site
 
-DERIVED: Any = ...
+DERIVED: Any = "derived"
 """Value of a tiny configuration's field that its class derives, against the general rules."""
 
 

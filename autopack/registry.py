@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch import nn
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 
 from autopack import architectures
 from autopack.architectures import attention
-from autopack.errors import AutopackError, UnsupportedModel
+from autopack.errors import UnsupportedModel
 from autopack.family import Family as Family
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
@@ -38,38 +37,13 @@ def _own() -> tuple[Family, ...]:
     return tuple(sorted(own, key=lambda family: family.name))
 
 
-@cache
-def _from_entry_points() -> tuple[Family, ...]:
-    """Return the families that installed packages bring."""
-    return tuple(_loaded(point) for point in entry_points(group="autopack.families"))
-
-
-def _loaded(point: EntryPoint) -> Family:
-    """Return the family of an entry point. Raises `AutopackError` if it cannot be loaded."""
-    where = f"entry point {point.name!r} ({point.value}) of {point.dist.name if point.dist else 'an installed package'}"
-    try:
-        family = point.load()
-        if not isinstance(family, Family):
-            raise TypeError(f"it is a {type(family).__name__}; wanted an autopack.registry.Family")
-    except Exception as error:
-        raise AutopackError(
-            f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: "
-            f"{error}. Repair or uninstall that package.",
-            code="broken-installation",
-        ) from error
-    return family
-
-
 def families() -> list[Family]:
-    """Return all families: the user's own first, then installed packages', then autopack's own."""
-    return [*_registered, *_from_entry_points(), *_own()]
+    """Return all families: the user's own first, then autopack's own."""
+    return [*_registered, *_own()]
 
 
 def register(family: Family) -> None:
-    """Add the user's own family; it goes before all others for its model types.
-
-    An entry point in the group `autopack.families` does the same.
-    """
+    """Add the user's own family; it goes before all others for its model types."""
     if not isinstance(family, Family):
         raise TypeError(f"register takes an autopack.registry.Family; found {type(family).__name__}")
     _registered.insert(0, family)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.mixers                                         T = 2048, about ten minutes on two cores
     python -m benchmarks.mixers --tokens 512 --rounds 1                 a first look
-    python -m benchmarks.mixers --only mamba2 lfm2                      some of them
+    python -m benchmarks.mixers --only Mamba mLSTM                      some of them
     python -m benchmarks.mixers --json benchmarks/results/mixers.json
 
 The arms are forward and backward of the same module, in float32, in transformers' own code for this machine:
@@ -11,21 +11,19 @@ The arms are forward and backward of the same module, in float32, in transformer
 * `one by one`: a Python loop over the documents. What autopack is held against.
 * `autopack`: the module inside an enabled model.
 
-Before anything is timed, the last two must give the same output and gradients, and stock another output.
+Before anything is timed, the last two must give the same output and gradients; `apart` of stock is its leak.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from autopack.bench.subjects import Lengths
 from benchmarks import interleave, workload
 
-TOLERANCE = 1e-4
-"""Relative, for outputs and gradients: float32 sums over thousands of tokens in another order."""
-LEAK = 1e-2
 LENGTHS = Lengths(128, 0.7)
 
 MIXERS: dict[str, tuple[str, str, float | None, dict[str, Any]]] = {
@@ -77,15 +75,16 @@ def build(name: str, hidden: int) -> tuple[Any, Any]:
     return model, next(module for module in model.modules() if type(module).__name__ == cls)
 
 
-def arms(name: str, documents: list[int], options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    """For each arm, a forward that returns the output and the input that it was made from."""
+def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
+    """Return the race of a mixer: forward and backward on one row of documents."""
     import torch
 
     import autopack
     from autopack.layout.packed import PackedLayout
     from autopack.runtime.scope import Scope, in_force
 
-    cls = MIXERS[name][1]
+    _, cls, goal, _ = MIXERS[name]
+    documents = workload.filling(options.tokens, LENGTHS, options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     inputs = torch.randn(1, sum(documents), options.hidden, generator=generator)
     _, stock = build(name, options.hidden)
@@ -119,72 +118,16 @@ def arms(name: str, documents: list[int], options: argparse.Namespace) -> dict[s
 
         return arm
 
-    return {
-        "stock": run(stock, lambda hidden: call(stock, hidden)),
+    arms = {
         "one by one": run(stock, by_document),
+        "stock": run(stock, lambda hidden: call(stock, hidden)),
         "autopack": run(enabled, packed),
     }
-
-
-def check(found: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Relative errors against one document at a time; raises where autopack differs, or stock does not."""
-    expected, gradients = found["one by one"]()
-
-    def error(a: Any, b: Any) -> float:
-        return 0.0 if a is b else ((a - b).norm() / b.norm()).item()
-
-    gradients = [g.clone() for g in gradients if g is not None]
-    output, others = found["autopack"]()
-    worst = max(error(a, b) for a, b in zip((g for g in others if g is not None), gradients, strict=True))
-    errors = {"leak": error(found["stock"]()[0], expected), "output": error(output, expected), "gradients": worst}
-    assert errors["leak"] > LEAK, errors
-    assert max(errors["output"], worst) < TOLERANCE, errors
-    return errors
-
-
-def main() -> None:
-    parser = interleave.parser(__doc__, rounds=5)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--only", nargs="+", metavar="TYPE", help="model types")
-    options = parser.parse_args()
-    where = interleave.begin(options)
-    documents = workload.filling(options.tokens, LENGTHS, options.seed)
-    results = {}
-    for name, (model_type, _, goal, dimensions) in MIXERS.items():
-        if options.only and model_type not in options.only:
-            continue
-        found = arms(name, documents, options)
-        errors = check(found)
-        times = interleave.interleave(found, options.rounds, report=None)
-        ratios = {arm: 1 / of["median"] for arm, of in interleave.speeds(times, "autopack").items()}
-        results[name] = {"dimensions": dimensions, "goal": goal, "errors": errors, "seconds": times, "ratios": ratios}
-        print(row(name, results[name]), flush=True)
-    result = interleave.result_of("mixers", options, where, documents=documents, mixers=results)
-    interleave.write(options.json, result, describe(result))
-
-
-def row(name: str, result: dict[str, Any]) -> str:
-    """Return one mixer in one line."""
-    ratios, errors = result["ratios"], result["errors"]
-    goal = "" if result["goal"] is None else f"{result['goal']:.2f}"
-    times = "".join(f"{1000 * result['seconds'][arm]['median']:>12.1f}" for arm in ("stock", "one by one", "autopack"))
-    compared = f"{ratios['stock']:>12.2f}{goal:>7}{ratios['one by one']:>12.2f}"
-    return f"{name:<22}{times}{compared}{max(errors['output'], errors['gradients']):>10.0e}"
-
-
-def describe(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the result as a table."""
-    settings, documents = result["settings"], result["documents"]
-    lengths = f"{sum(documents)} tokens in {len(documents)} documents of {min(documents)} to {max(documents)}"
-    yield f"Forward and backward of one mixer, {settings['hidden']} channels, fp32; {lengths}"
-    yield from (f"Milliseconds, medians of {settings['rounds']} interleaved rounds", "")
-    yield f"{'':<22}{'stock,':>12}{'one':>12}{'':>12}{'stock /':>12}{'':>7}{'one by one':>12}{'largest':>10}"
-    head = f"{'mixer':<22}{'leaking':>12}{'by one':>12}{'autopack':>12}{'autopack':>12}{'goal':>7}"
-    yield f"{head}{'/ autopack':>12}{'error':>10}"
-    yield from (row(name, found) for name, found in result["mixers"].items())
-    yield from ("", "Goals: stock / autopack as given; one by one / autopack at least 1 for all.")
+    goals = {"one by one": 1.0, **({"stock": goal} if goal else {})}
+    facts = {"tokens": sum(documents), "documents": len(documents)}
+    return interleave.Race(arms, "autopack", goals, wrong=("stock",), facts=facts)
 
 
 if __name__ == "__main__":
-    main()
+    races = {name: partial(race_of, name=name) for name in MIXERS}
+    interleave.main("mixers", __doc__, races, tokens=2048, hidden=128)

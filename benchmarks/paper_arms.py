@@ -1,4 +1,4 @@
-"""What `benchmarks.paper` trains on, and its arms: which documents make a step, and what a model is called with.
+"""What the paper's comparisons train on, and their arms: which documents make a step, and what a model is called with.
 
 The documents are text of a small grammar in lengths like the paper's. It can be learned in a few hundred steps, and
 other documents are of no help with it: every document has one of a few topics, which says what may follow what, and
@@ -11,9 +11,8 @@ in an epoch, and takes documents in the same random order, as far as it keeps an
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 import autopack
 from autopack.bench.contest import Batch
 from autopack.bench.subjects import DISTRIBUTIONS, draw
-from benchmarks import strategies
+from benchmarks import workload
 
 IGNORED = -100
 END = 0
@@ -34,13 +33,18 @@ REPEATED, PHRASE = 0.06, 8
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents as arrays of token ids, (tokens,) int64 each, and where they are from."""
+    """Documents as arrays of token ids, (tokens,) int64 each: an eighth more for validation than for training."""
 
-    name: str
-    origin: str
     train: list[np.ndarray]
     validation: list[np.ndarray]
-    vocabulary: int
+
+    @classmethod
+    def of(cls, name: str, options: argparse.Namespace) -> Corpus:
+        """Return documents with the lengths of a distribution."""
+        count = options.documents + max(8, options.documents // 8)
+        lengths = draw(DISTRIBUTIONS[name], count, options.max_length, options.seed, options.scale)
+        documents = write_grammar(lengths, options.seed)
+        return cls(documents[: options.documents], documents[options.documents :])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -48,28 +52,8 @@ class Corpus:
         return np.array([len(document) for document in self.train])
 
 
-def load(name: str, options: argparse.Namespace) -> Corpus:
-    """Return the documents of a distribution."""
-    count = options.documents + held_out(options.documents)
-    lengths = draw(DISTRIBUTIONS[name], count, options.max_length, options.seed, options.scale)
-    documents = write_grammar(lengths, options.seed)
-    spread = f"lengths like {name}'s over {options.scale}: mean {lengths.mean():.0f}, deviation {lengths.std():.0f}"
-    return Corpus(
-        name,
-        f"grammar of {TOPICS} topics, {spread}",
-        documents[: options.documents],
-        documents[options.documents :],
-        SYMBOLS + 1,
-    )
-
-
-def held_out(documents: int) -> int:
-    """How many documents are kept for validation."""
-    return max(8, documents // 8)
-
-
 def write_grammar(lengths: Sequence[int] | np.ndarray, seed: int) -> list[np.ndarray]:
-    """A document of each length, its last token `END`; the same seed gives the same documents."""
+    """Return a document of each length, its last token `END`; the same seed gives the same documents."""
     rng = np.random.default_rng([seed, 1])
     follows = np.stack([
         np.stack([rng.permutation(SYMBOLS)[: len(SUCCESSORS)] for _ in range(SYMBOLS)]) for _ in range(TOPICS)
@@ -106,90 +90,65 @@ class Shape(NamedTuple):
     max_length: int
     seed: int = 0
 
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Shape:
+        """Return the part of the options that arms choose by."""
+        return cls(options.batch_size, options.max_length, options.seed)
+
 
 Steps = list[list[Piece]]
-Chooser = Callable[[np.ndarray, Shape, int], Steps]
-Collator = Callable[[Sequence[np.ndarray], list[Piece], Shape], dict[str, Any]]
 
 
-# Which documents make a step
-
-
-def order_of(documents: int, shape: Shape, epoch: int) -> np.ndarray:
-    """The order of documents in an epoch, the same for all arms."""
-    return np.random.default_rng([shape.seed, epoch]).permutation(documents)
+def order_of(documents: int, shape: Shape) -> np.ndarray:
+    """Return the order of documents in an epoch, the same for all arms."""
+    return np.random.default_rng(shape.seed).permutation(documents)
 
 
 def whole(lengths: np.ndarray, documents: Sequence[int] | np.ndarray) -> list[Piece]:
-    """Documents as pieces that are not cut."""
+    """Return documents as pieces that are not cut."""
     return [Piece(int(i), 0, int(lengths[i])) for i in documents]
 
 
-def mini_batches(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
-    """`batch_size` documents each, in random order."""
-    return _batched(whole(lengths, order_of(len(lengths), shape, epoch)), shape.batch_size)
+def mini_batches(lengths: np.ndarray, shape: Shape) -> Steps:
+    """Return `batch_size` documents each, in random order."""
+    return _batched(whole(lengths, order_of(len(lengths), shape)), shape.batch_size)
 
 
-def grouped(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
-    """`batch_size` documents of like length each, as `group_by_length` of transformers' Trainer chooses them."""
+def grouped(lengths: np.ndarray, shape: Shape) -> Steps:
+    """Return `batch_size` documents of like length each, as `group_by_length` of transformers' Trainer chooses them."""
     import torch
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
-    seed = int(np.random.default_rng([shape.seed, epoch]).integers(2**31))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(shape.seed)
     order = get_length_grouped_indices(lengths.tolist(), shape.batch_size, generator=generator)
     return _batched(whole(lengths, order), shape.batch_size)
 
 
-def fixed_length(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
-    """All documents end to end, cut every `max_length` tokens; `batch_size` such rows each."""
-    order = order_of(len(lengths), shape, epoch)
-    return _planned(strategies.fixed_length(lengths[order], shape.max_length), order, shape.batch_size)
+def fixed_length(lengths: np.ndarray, shape: Shape) -> Steps:
+    """Return all documents end to end, cut every `max_length` tokens; `batch_size` such rows each."""
+    rows: Steps = [[]]
+    room = shape.max_length
+    for document, _, left in whole(lengths, order_of(len(lengths), shape)):
+        offset = 0
+        while offset < left:
+            if not room:
+                rows.append([])
+                room = shape.max_length
+            taken = min(room, left - offset)
+            rows[-1].append(Piece(document, offset, taken))
+            offset, room = offset + taken, room - taken
+    return [[piece for row in step for piece in row] for step in _batched(rows, shape.batch_size)]
 
 
-def offline(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
-    """As many documents as `batch_size` x `max_length` tokens hold, in random order."""
-    order = order_of(len(lengths), shape, epoch)
-    return _planned(autopack.packing.plan(lengths[order], shape.batch_size * shape.max_length, "sequential"), order, 1)
+def offline(lengths: np.ndarray, shape: Shape) -> Steps:
+    """Return as many documents as `batch_size` x `max_length` tokens hold, in random order."""
+    order = order_of(len(lengths), shape)
+    plan = autopack.packing.plan(lengths[order], shape.batch_size * shape.max_length, "sequential")
+    return [whole(lengths, order[plan[row]]) for row in range(len(plan))]
 
 
-def multipack(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
-    """`batch_size` bins of at most `max_length` tokens, filled by first-fit decreasing from a random order."""
-    order = order_of(len(lengths), shape, epoch)
-    steps: Steps = []
-    while len(order):
-        most = int(np.searchsorted(np.cumsum(lengths[order]), shape.batch_size * shape.max_length, side="right"))
-        least, found = 1, [[order[0]]]
-        while least < most:
-            tried = (least + most + 1) // 2
-            bins = _first_fit(lengths, order[:tried], shape)
-            least, most, found = (least, tried - 1, found) if bins is None else (tried, most, bins)
-        steps.append([Piece(int(index), 0, int(lengths[index])) for each in found for index in each])
-        order = order[least:]
-    return steps
-
-
-def _first_fit(lengths: np.ndarray, documents: np.ndarray, shape: Shape) -> list[list[int]] | None:
-    """`batch_size` bins that hold these documents, the longest placed first; `None` where they do not fit."""
-    bins: list[list[int]] = [[] for _ in range(shape.batch_size)]
-    for index in sorted(documents.tolist(), key=lambda each: -int(lengths[each])):
-        fits = (each for each in bins if int(lengths[each].sum() + lengths[index]) <= shape.max_length)
-        place = next(fits, None)
-        if place is None:
-            return None
-        place.append(index)
-    return bins
-
-
-def _batched(pieces: list[Piece], size: int) -> Steps:
-    return [pieces[i : i + size] for i in range(0, len(pieces), size)]
-
-
-def _planned(plan: autopack.packing.Plan, order: np.ndarray, rows: int) -> Steps:
-    """The steps of a plan, of so many of its rows each; its documents are those of `order`."""
-    columns = zip(order[plan.documents].tolist(), plan.offsets.tolist(), plan.lengths.tolist(), strict=True)
-    pieces, bounds = [Piece(*column) for column in columns], plan.bounds.tolist()
-    return [pieces[bounds[row] : bounds[min(row + rows, len(plan))]] for row in range(0, len(plan), rows)]
+def _batched(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 # What the model is called with
@@ -227,28 +186,58 @@ def rows(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> 
     return collate([{"input_ids": ids} for ids in _ids(documents, pieces)])
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(NamedTuple):
     """A way of batching: how steps are chosen, how they are called, and whether the model is enabled."""
 
-    choose: Chooser
-    collate: Collator
+    choose: Callable[[np.ndarray, Shape], Steps]
+    collate: Callable[[Sequence[np.ndarray], list[Piece], Shape], dict[str, Any]]
     enabled: bool
-
-    def epochs(self, lengths: np.ndarray, shape: Shape) -> Iterator[list[Piece]]:
-        """Steps without end, epoch by epoch."""
-        for epoch in count():
-            yield from self.choose(lengths, shape, epoch)
 
 
 PADDING, FIXED, FIXED_POSID, MINI_BATCH = "padding", "FixedLength", "FixedLength + PosID", "MiniBatch + PosID"
-SORTED, OFFLINE, MULTIPACK = "padding, sorted", "offline rows + PosID", "multipack + PosID"
+SORTED, OFFLINE = "padding, sorted", "offline rows + PosID"
 ARMS = {
     PADDING: Arm(mini_batches, padded, enabled=False),
     SORTED: Arm(grouped, padded, enabled=False),
     FIXED: Arm(fixed_length, wrapped, enabled=False),
     FIXED_POSID: Arm(fixed_length, rows, enabled=True),
     OFFLINE: Arm(offline, one_row, enabled=True),
-    MULTIPACK: Arm(multipack, one_row, enabled=True),
     MINI_BATCH: Arm(mini_batches, one_row, enabled=True),
 }
+
+# Models
+
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {"layers": 4, "hidden": 128, "heads": 4},
+    "small": {"layers": 4, "hidden": 256, "heads": 4},
+    "1b": {
+        "layers": 16,
+        "hidden": 2048,
+        "heads": 32,
+        "vocabulary": 128256,
+        "intermediate_size": 8192,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    },
+    "7b": {"layers": 32, "hidden": 4096, "heads": 32, "vocabulary": 32000, "intermediate_size": 11008},
+}
+"""`1b` has the shape of Llama-3.2-1B, its vocabulary too, of which the documents use a few tokens."""
+
+
+def build(options: argparse.Namespace, *, enabled: bool = False) -> Any:
+    """Return a random Llama; the same options give the same weights."""
+    import torch
+
+    form = {"seed": options.seed, "max_position_embeddings": options.batch_size * options.max_length}
+    shape = {"vocabulary": SYMBOLS + 1, **MODELS[options.model]}
+    model = workload.llama(**shape, **form, dtype=getattr(torch, options.dtype)).to(options.device)
+    if enabled:
+        autopack.enable(model)
+    return model
+
+
+def targets(call: dict[str, Any]) -> int:
+    """Return how many labels the loss of a call is the mean of: the first of a row is no target."""
+    return int((call["labels"][:, 1:] != IGNORED).sum())

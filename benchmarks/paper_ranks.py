@@ -22,8 +22,7 @@ import numpy as np
 from autopack.packing.balance import CostModel
 from autopack.steps.deal import deal
 from benchmarks import interleave
-from benchmarks.paper_arms import Corpus, Piece, Shape, load, mini_batches, offline, one_row, padded
-from benchmarks.paper_training import MODELS, prepare, targets
+from benchmarks.paper_arms import MODELS, Corpus, Piece, Shape, build, mini_batches, offline, one_row, padded, targets
 
 RANKS = 8
 PADDING, MINI_BATCH, REGROUPED, OFFLINE = "padding", "MiniBatch + PosID", "MiniBatch, regrouped", "offline rows + PosID"
@@ -41,11 +40,11 @@ def steps_of(arm: str, corpus: Corpus, shape: Shape, accumulation: int, cost: Co
     collate = padded if arm == PADDING else one_row
     of_ranks: list[list[list[Piece]]]
     if arm == OFFLINE:
-        rows = offline(corpus.lengths, Shape(1, shape.max_length, shape.seed), 0)
+        rows = offline(corpus.lengths, Shape(1, shape.max_length, shape.seed))
         of_ranks = [[[row] for row in step] for step in _whole(rows, RANKS)]
         return [[[collate(corpus.train, row, shape) for row in rank] for rank in step] for step in of_ranks]
     found = []
-    for step in _whole(mini_batches(corpus.lengths, shape, 0), RANKS * accumulation):
+    for step in _whole(mini_batches(corpus.lengths, shape), RANKS * accumulation):
         if arm == REGROUPED:
             pieces = [piece for batch in step for piece in batch]
             homes = [number // (shape.batch_size * accumulation) for number in range(len(pieces))]
@@ -62,15 +61,14 @@ def _whole(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 class Trained:
-    """A model that trains by the steps of one arm; `seconds` are those of the slowest rank of each step."""
+    """A model that trains by the steps of one arm; `seconds` are those of all ranks of each step."""
 
-    def __init__(self, arm: str, corpus: Corpus, options: argparse.Namespace):
+    def __init__(self, arm: str, options: argparse.Namespace):
         import torch
 
-        self.model = prepare(arm != PADDING, options, corpus.vocabulary)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
-        self.seconds: list[float] = []
-        self.waits: list[float] = []
+        self.model = build(options, enabled=arm != PADDING)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.seconds: list[list[float]] = []
         self.losses: list[float] = []
 
     def step(self, calls: Calls) -> None:
@@ -78,28 +76,26 @@ class Trained:
         import torch
 
         items = sum(targets(call) for rank in calls for call in rank)
-        ranks, loss = [], 0.0
+        seconds, loss = [], 0.0
         for rank in calls:
             begun = time.perf_counter()
             for call in rank:
                 found = self.model(**call, num_items_in_batch=items).loss
                 found.backward()
                 loss += found.item()
-            ranks.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - begun)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.seconds.append(max(ranks))
-        self.waits.append(max(ranks) / (sum(ranks) / len(ranks)))
+        self.seconds.append(seconds)
         self.losses.append(loss)
 
 
 def measured(corpus: Corpus, accumulation: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return, arm by arm, tokens per second of eight ranks in step, and the loss of each step."""
-    shape = Shape(options.batch_size, options.max_length, options.seed)
-    trained = {arm: Trained(arm, corpus, options) for arm in ARMS}
+    trained = {arm: Trained(arm, options) for arm in ARMS}
     cost = CostModel.for_model(trained[PADDING].model)
-    steps = {arm: steps_of(arm, corpus, shape, accumulation, cost) for arm in ARMS}
+    steps = {arm: steps_of(arm, corpus, Shape.of(options), accumulation, cost) for arm in ARMS}
     for number in range(max(map(len, steps.values()))):
         for arm in ARMS:
             if number < len(steps[arm]):
@@ -107,20 +103,18 @@ def measured(corpus: Corpus, accumulation: int, options: argparse.Namespace) -> 
         print(f"accumulation {accumulation}: step {number + 1}", flush=True)
     found = {}
     for arm, each in trained.items():
-        tokens = [sum(_tokens(call) for rank in step for call in rank) for step in steps[arm]]
-        last = slice(options.warm, None)
+        calls = [call for step in steps[arm][options.warm :] for rank in step for call in rank]
+        tokens = sum(
+            int((call["attention_mask"] if arm == PADDING else call["input_ids"] * 0 + 1).sum()) for call in calls
+        )
+        seconds = np.array(each.seconds[options.warm :])
         found[arm] = {
             "steps": len(steps[arm]),
-            "tokens per second": sum(tokens[last]) / sum(each.seconds[last]),
-            "slowest over mean": float(np.mean(each.waits[last])),
+            "tokens per second": tokens / float(seconds.max(1).sum()),
+            "slowest over mean": float((seconds.max(1) / seconds.mean(1)).mean()),
             "losses": each.losses,
         }
     return found
-
-
-def _tokens(call: dict[str, Any]) -> int:
-    mask = call.get("attention_mask")
-    return int(call["input_ids"].numel() if mask is None else mask.sum())
 
 
 def difference(found: dict[str, dict[str, Any]], arm: str) -> float:
@@ -169,9 +163,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=2, help="steps that are not timed, most of them checked")
     parser.add_argument("--model", choices=list(MODELS), default="small")
     options = parser.parse_args()
-    options.device, options.dtype, options.attn, options.learning_rate = "cpu", "float32", "sdpa", 1e-3
+    options.device, options.dtype = "cpu", "float32"
     where = interleave.begin(options)
-    corpus = load("flan", options)
+    corpus = Corpus.of("flan", options)
     found = {str(each): measured(corpus, each, options) for each in options.accumulation}
     result = interleave.result_of("paper_ranks", options, where, found=found)
     result["checks"] = list(checks(result))

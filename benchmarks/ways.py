@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from autopack.bench.subjects import Lengths, draw
@@ -65,8 +65,6 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """Windows and blocks as they are to documents of some hundred tokens in practice (a tiny model's are a few tokens), and
 sizes of types that take none of `SIZES` (None) or want others beside them."""
-TOLERANCE = 1e-4
-"""Largest relative difference of losses in float32."""
 
 
 def documents(model: Any, task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -132,12 +130,13 @@ def counted(model: Any, labels: Any) -> int:
     return int((labels[:, 1:] if shifts else labels).ne(-100).sum())
 
 
-def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The summaries of the arms, and the relative difference of the losses of `alone` and `packed`."""
+def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
+    """Return the race of a model type."""
     import autopack
     from autopack import tiny
     from autopack.registry import family_for
 
+    task = TYPES[name]
     overrides = {field: size for field, size in {**SIZES, **OWN.get(name, {})}.items() if size is not None}
     stock = tiny.build(name, task=task, **overrides).train()
     model = copy.deepcopy(stock)
@@ -147,77 +146,30 @@ def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]
     single = [padded(stock, [example]) for example in examples]
     counts = [counted(stock, batch["labels"]) for batch in single]
 
-    def step(of: Any, batch: dict[str, Any], weight: float = 1.0) -> float:
-        loss = of(**batch).loss
-        (weight * loss).backward()
-        return float(loss.detach())
+    def run(of: Any, batches: list[dict[str, Any]], shares: list[float]) -> Any:
+        of.zero_grad()
+        total = 0.0
+        for batch, share in zip(batches, shares, strict=True):
+            loss = share * of(**batch).loss
+            loss.backward()
+            total += loss.detach()
+        return total
 
-    def alone() -> float:
-        losses = [step(stock, batch, count / sum(counts)) for batch, count in zip(single, counts, strict=True)]
-        stock.zero_grad()
-        return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
-
-    def one(of: Any, batch: dict[str, Any]) -> Callable[[], float]:
-        def run() -> float:
-            loss = step(of, batch)
-            of.zero_grad()
-            return loss
-
-        return run
-
-    arms: dict[str, Callable[[], Any]] = {"alone": alone, "packed": one(model, row)}
-    expected, found = arms["alone"](), arms["packed"]()
-    apart = abs(found - expected) / abs(expected)
-    if not apart < TOLERANCE:
-        raise SystemExit(f"{name}: packed rows have a loss of {found}, documents alone {expected}")
+    shares = [count / sum(counts) for count in counts]
+    arms = {"alone": partial(run, stock, single, shares), "packed": partial(run, model, [row], [1.0])}
+    real = sum(len(each["input_ids"]) for each in examples)
+    facts = {"padded tokens per real one": round(rows["input_ids"].numel() / real, 2)}
     try:
-        one(stock, rows)()
+        run(stock, [rows], [1.0])
     except Exception as error:  # whatever stock's own code raises for such a batch
-        without = f"{type(error).__name__}: {error}".splitlines()[0]
+        facts["stock refuses padding:"] = f"{type(error).__name__}: {error}".splitlines()[0]
     else:
-        arms["padded"], without = one(stock, rows), None
-    return {
-        "task": task,
-        "how": family_for(model).how,
-        "apart": apart,
-        "padded tokens per real one": rows["input_ids"].numel() / sum(len(each["input_ids"]) for each in examples),
-        "stock refuses padding": without,
-        "arms": interleave.interleave(arms, options.rounds, None),
-    }
-
-
-def describe(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the arms of each type as ratios to one document at a time."""
-    width, settings = max(map(len, result["types"])), result["settings"]
-    lengths = f"{settings['documents']} documents, lengths with a mean of {settings['mean']}"
-    yield from (f"{lengths}; the medians of {settings['rounds']} rounds", "")
-    yield f"{'':{width}}  speed of packed x alone  x padded  padded tokens per real one  apart"
-    slower = []
-    for name, found in result["types"].items():
-        ratios = {arm: 1 / of["median"] for arm, of in interleave.speeds(found["arms"], "packed").items()}
-        slower += [name] if ratios["alone"] < 1 else []
-        padding = f"{ratios['padded']:8.2f}" if "padded" in ratios else "       -"
-        tokens = f"{found['padded tokens per real one']:26.2f}"
-        yield f"{name:{width}}  {ratios['alone']:23.2f}  {padding}  {tokens}  {found['apart']:.0e}"
-    yield from ("", *(f"{name}: {found['how']}" for name, found in result["types"].items()))
-    yield from ("", f"slower than one document at a time: {', '.join(slower) or 'none'}")
-
-
-def main() -> None:
-    parser = interleave.parser(__doc__, rounds=5)
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
-    parser.add_argument("--documents", type=int, default=24)
-    parser.add_argument("--mean", type=int, default=120)
-    parser.add_argument("--longest", type=int, default=480)
-    options = parser.parse_args()
-    where = interleave.begin(options)
-    types = {}
-    for name in options.types:
-        types[name] = measure(name, TYPES[name], options)
-        print(f"{name}: done", flush=True)
-    result = interleave.result_of("ways", options, where, sizes={**SIZES, "own": OWN}, types=types)
-    interleave.write(options.json, result, describe(result))
+        arms["padded"] = partial(run, stock, [rows], [1.0])
+    return interleave.Race(
+        arms, "packed", {"alone": 1.0}, wrong=("padded",), facts={**facts, "way": family_for(model).how}
+    )
 
 
 if __name__ == "__main__":
-    main()
+    races = {name: partial(race_of, name=name) for name in TYPES}
+    interleave.main("ways", __doc__, races, documents=24, mean=120, longest=480)

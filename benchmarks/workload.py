@@ -1,29 +1,22 @@
-"""What benchmarks of training share: documents like FLAN's, a Llama, and the check that arms compute the same."""
+"""What benchmarks of training share: documents like FLAN's, a Llama, and a step."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from autopack.bench.subjects import Lengths, draw
-from benchmarks import interleave
 
 FLAN_LIKE = Lengths(420, 1.0)
 """Lengths like those of FLAN_20k: lognormal in tokens, with the spread that the paper calls large."""
 SHORTEST, LONGEST = 16, 2048
-LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
-"""Relative. Two orders of float32 sums over thousands of tokens; a leak changes the loss in the third digit."""
 
 
-def parser(about: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser of the options of a Llama, beside those of all benchmarks."""
-    found = interleave.parser(about, rounds)
-    for name, value in {"layers": 4, "hidden": 512, "heads": 8, "vocabulary": 8192}.items():
-        found.add_argument(f"--{name}", type=int, default=value)
-    return found
+LLAMA = {"layers": 4, "hidden": 512, "heads": 8, "vocabulary": 8192}
+"""Options of `of_options`, by their defaults."""
 
 
 def filling(tokens: int, lengths: Lengths, seed: int, shortest: int = SHORTEST, longest: int = LONGEST) -> list[int]:
@@ -57,23 +50,15 @@ def of_options(options: argparse.Namespace, positions: int) -> Any:
     return llama(*sizes, seed=options.seed, max_position_embeddings=positions)
 
 
-def check(arms: Mapping[str, Callable[[], tuple[Any, Iterable[Any]]]]) -> tuple[dict[str, float], float]:
-    """Return the loss of every arm, which gives it and the parameters with its gradients, and the largest error.
+def step(model: Any, call: dict[str, Any], optimizer: Any = None) -> Callable[[], Any]:
+    """Return an arm that trains on a call, with an optimizer's step where there is one; it gives loss and gradients."""
 
-    Raises where an arm differs from the first.
-    """
-    losses: dict[str, float] = {}
-    wanted: list[Any] = []
-    worst = 0.0
-    for name, run in arms.items():
-        loss, parameters = run()
-        losses[name] = float(loss)
-        found = [each.grad.clone() for each in parameters if each.grad is not None]
-        wanted = wanted or found
-        first = next(iter(losses.values()))
-        assert abs(losses[name] / first - 1) <= LOSS_TOLERANCE, f"loss of {name}: {losses}"
-        for one, other in zip(found, wanted, strict=True):
-            error = float((one - other).norm() / other.norm())
-            assert error <= GRADIENT_TOLERANCE, f"gradients of {name} differ by {error:.1e}"
-            worst = max(worst, error)
-    return losses, worst
+    def run() -> tuple[Any, list[Any]]:
+        model.zero_grad()
+        loss = model(**call).loss
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        return loss.detach(), [each.grad for each in model.parameters()]
+
+    return run

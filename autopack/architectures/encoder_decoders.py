@@ -25,19 +25,6 @@ _LEARNED = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Mvp PLBart TrOC
 _SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
 _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
 """Models whose sinusoidal embeddings number the tokens that are no padding."""
-_MUSICGEN = ("musicgen", "musicgen_melody")
-_FLORENCE_VISION = (
-    {
-        "depths": [1, 1],
-        "patch_size": [7, 3],
-        "patch_stride": [4, 2],
-        "patch_padding": [3, 1],
-        "projection_dim": 64,
-    }
-    | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
-    | {"window_size": 3}
-)
-_MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
 
 
 def _refuse_block_sparse(config: Any) -> str | None:
@@ -60,18 +47,13 @@ COLUMN_POSITIONS = Family(
         **{f"{model}SinusoidalPositionalEmbedding": ROWS for model in _NUMBERING_NO_PADDING.split()},
         **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
     },
-    tiny=Tiny(
-        configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN} | {"florence_vision": _FLORENCE_VISION},
-        parts={name: {**_MUSICGEN_PARTS, "decoder": f"{name}_decoder"} for name in _MUSICGEN},
-        images={"square": frozenset({"florence2"})},
-    ),
+    tiny=Tiny(images={"square": frozenset({"florence2"})}),
 )
 
 # T5 and its kin make relative distances a bias of attention, which has neither positions nor a
 # scale. In a packed row it would be one of the row: dense, and counted from its beginning. Switch
 # Transformers lets an expert take so many tokens of a row and drops the rest, so its experts are
 # run on documents as rows.
-_SPARSE = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
 
 T5 = Family(
     name="t5",
@@ -83,8 +65,6 @@ T5 = Family(
         "SwitchTransformersSparseMLP": ROWS,
         "UMT5Attention": ALONE,  # every layer makes its own, inside
     },
-    # one layer of each kind on both sides, and experts that some documents overflow
-    tiny=Tiny(configs={"switch_transformers": dict.fromkeys(_SPARSE, 1) | {"expert_capacity": 3}}),
 )
 
 
@@ -133,8 +113,6 @@ def _refuse_random_experts(config: Any) -> str | None:
     return None
 
 
-_EVERY_SECOND = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 2)
-
 NLLB_MOE = Family(
     name="nllb_moe",
     model_types=frozenset({"nllb-moe"}),
@@ -142,10 +120,6 @@ NLLB_MOE = Family(
     positions=False,
     refusal=_refuse_random_experts,
     mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
-    # a sparse layer on both sides, and experts that documents overflow
-    tiny=Tiny(
-        configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}},
-    ),
 )
 
 # Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a
@@ -170,17 +144,7 @@ WHOLE_HALF = Family(
             "its decoder attends to its own tokens and to the encoder's states in one softmax",
         ),
     },
-    tiny=Tiny(
-        configs={
-            "longt5": {"local_radius": 3, "global_block_size": 4},
-            "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
-            "t5gemma2": {
-                "image_token_index": 120,
-                "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4},
-            },
-        },
-        images={"square": frozenset({"t5gemma2"})},
-    ),
+    tiny=Tiny(images={"square": frozenset({"t5gemma2"})}),
 )
 
 _TOKENS_FIRST = "its attention has tokens before the batch"
@@ -213,5 +177,4 @@ FSMT = Family(
     attends=False,
     positions=False,
     mixers={"FSMTEncoder": OneByOne(_TOKENS_FIRST), "FSMTDecoder": _FsmtDecoder(_TOKENS_FIRST)},
-    tiny=Tiny(configs={"fsmt": {"src_vocab_size": 128, "tgt_vocab_size": 128}}),
 )

@@ -29,18 +29,7 @@ MLLAMA = Family(
         "cross_attention_states": "what the images have become came without them, and which states "
         "are whose is not known"
     },
-    tiny=Tiny(
-        configs={
-            "mllama": {"image_token_index": 120},
-            "mllama_vision_model": {"attention_heads": 4, "num_global_layers": 1, "vision_output_dim": 128}
-            | {
-                "intermediate_layers_indices": [0],
-                "supported_aspect_ratios": [[1, 1], [1, 2]],
-                "max_num_tiles": 2,
-            },
-        },
-        images={"tiles by row": _MLLAMA},
-    ),
+    tiny=Tiny(images={"tiles by row": _MLLAMA}),
 )
 
 # Upstream runs no document without pixels: one that has no image brings an empty one that no token
@@ -51,11 +40,7 @@ IDEFICS = Family(
     how="attention site, document by document; each reads its own images across",
     within_token=frozenset({"IdeficsVisionTransformer", "IdeficsPerceiverResampler"}),
     image_mask="image_attention_mask",
-    tiny=Tiny(
-        configs={"idefics": {"cross_layer_interval": 1, "vision_config": {"embed_dim": 64}}},
-        needs_images=_IDEFICS,
-        images={"nested, seen": _IDEFICS},
-    ),
+    tiny=Tiny(needs_images=_IDEFICS, images={"nested, seen": _IDEFICS}),
 )
 
 # Captions attend across to their image, one for each document, in code of their own.
@@ -91,22 +76,6 @@ IMAGE_ENCODERS = Family(
     how="the encoder as it is, an image for each document; attention document by document in the decoder",
     mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
     tiny=Tiny(
-        configs={
-            "pp_formulanet_vision": {
-                "output_channels": 16,
-                "post_conv_in_channels": 16,
-                "post_conv_mid_channels": 32,
-            }
-            | {
-                "post_conv_out_channels": 64,
-                "decoder_hidden_size": 64,
-                "global_attn_indexes": [0],
-                "image_size": 64,
-            },
-            "pix2struct_text_model": {"d_kv": 16, "d_ff": 96},
-            "pix2struct_vision_model": {"d_kv": 16, "d_ff": 96, "patch_embed_hidden_size": 32, "seq_len": 64},
-            "vision-encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
-        },
         needs_images=_WITH_AN_IMAGE,
         images={
             "flattened patches, masked": frozenset({"pix2struct"}),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
 from autopack.layout.host import host_values
 
 _GRID = """
@@ -49,105 +49,7 @@ pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
 _TYPES = frozenset(" ".join(_IMAGES.values()).split())
 
 
-def _m_rope(*sections: int, **others: Any) -> dict[str, Any]:
-    """Return fields with M-RoPE sections (time, height, width) of the frequencies of a head of size
-    16."""
-    return {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [*sections],
-            **others,
-        }
-    }
-
-
-_M_ROPE = """
-cosmos3_edge_text glm46v_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text
-qwen2_5_vl_text qwen2_vl_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
-"""
-_PINPOINTS = "llava_next llava_next_video llava_onevision"
-_GRIDS = [[32, 64], [64, 32], [64, 64]]
-_WINDOWED_TOWER = {"window_size": 16, "fullatt_block_indexes": [1]}
-_VISION_TOKENS = {"vision_start_token_id": 104, "vision_end_token_id": 105}
 _KOSMOS_TEXT = ("kosmos_2_text_model", "kosmos_2_5_text_model")
-_EMU3_TOKENS = {f"<|visual token {i:06d}|>": 110 + i for i in range(10)}
-
-_TINY: dict[str, dict[str, Any]] = {
-    **{name: _m_rope(4, 2, 2) for name in _M_ROPE.split()},
-    **{name: {"image_grid_pinpoints": _GRIDS} for name in _PINPOINTS.split()},
-    **{name: {"image_token_index": 120, "num_query_tokens": 4} for name in ("blip-2", "instructblip")},
-    **{name: {"latent_query_num": 4} for name in ("kosmos-2", "kosmos-2.5")},
-    **{name: {"embed_dim": 64, "layers": 2} for name in _KOSMOS_TEXT},
-    **{name: {"out_hidden_size": 256, "projector_hidden_size": 64} for name in ("muse_glimmer", "muse_spark")},
-    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _VISION_TOKENS),
-    **dict.fromkeys(
-        "exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision".split(),
-        _WINDOWED_TOWER,
-    ),
-    "aria": {"projector_patch_to_query_dict": {16: 4}},
-    "chameleon": {
-        "vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}},
-    },
-    "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_embeddings": 4},
-    "cohere2_vision": {"alignment_intermediate_size": 128},
-    "deepseek_ocr2_encoder": {"num_key_value_heads": 4},
-    "deepseek_ocr2_sam_vision_model": {
-        "mlp_dim": DERIVED,
-        "output_channels": 16,
-        "downsample_channels": [32, 64],
-    }
-    | {"window_size": 3, "global_attn_indexes": [1]},
-    "deepseek_ocr2_text": {"num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse"]},
-    "deepseek_vl_hybrid": {"high_res_vision_config": {"global_attn_indexes": [0], "image_size": 64}},
-    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
-    "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
-    "emu3": {"image_token_id": 120, "vocabulary_map": {"<image>": 120, "<|extra_200|>": 121, **_EMU3_TOKENS}},
-    "emu3_vqgan": {"base_channels": 64, "channel_multiplier": [1, 1, 1], "codebook_size": 10}
-    | {"temporal_downsample_factor": 2},  # with more frames of one image its tokens would all be alike
-    "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
-    "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
-    "granite4_vision": {"image_grid_pinpoints": _GRIDS, "downsample_rate": "1/2"}
-    | {"deepstack_layer_map": [[-2, 0]], "spatial_target_layers": [1]},
-    "granite_docling_vision": {"deepstack_visual_indexes": [0], "scale_factor": 2},
-    "instructblipvideo": {"video_token_index": 120, "num_query_tokens": 4},
-    "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
-    "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
-    "janus_vqgan": {
-        "base_channels": 32,
-        "channel_multiplier": [1, 1],
-        "num_embeddings": 16,
-        "num_patches": 4,
-    },
-    "kimi_k25": {"projection_hidden_size": 64},
-    "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
-    "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 32},
-    "muse_spark_audio": {"patch_sizes": [4, 4], "hidden_sizes": [16, 32], "depths": [1, 1]},
-    "muse_spark_text": {"moe_hidden_size": 32},
-    "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
-    "paligemma": {"projection_dim": 64},
-    "qwen2_vl": {"vision_config": {"embed_dim": 32}},
-    "shieldgemma2": {"mm_tokens_per_image": 4},
-    "step3p5": {"sliding_window": 4},
-    "unlimited_ocr_sam_vision_model": {
-        "image_size": 64,
-        "downsample_channels": [64, 64],
-        "global_attn_indexes": [0],
-    },
-    "unlimited_ocr_text": {"head_dim": 16, "num_key_value_heads": 4},
-    "vipllava": {"vision_feature_layer": [-2, 1]},
-}
-
-# in place of towers of timm
-_SIGLIP = ("siglip_vision_model", {"model_args": {"embed_dim": 64}, "vision_use_head": False})
-_STAND_INS = {
-    # FastViT has norms over the batch too: `ConvMlp` of its blocks, also with inference_mode=True
-    # (timm's fastvit.py)
-    "fast_vlm": {
-        "vision_config": ("resnet", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1]}),
-    },
-    "perception_lm": {"vision_config": _SIGLIP},
-}
 
 
 def _refusal(config: Any) -> str | None:
@@ -174,8 +76,6 @@ MULTIMODAL = Family(
     refusal=_refusal,
     media_types={"video": frozenset(_VIDEO_TYPES.split())},
     tiny=Tiny(
-        configs=_TINY,
-        stand_ins=_STAND_INS,
         needs_images=frozenset("blip-2 instructblip instructblipvideo kosmos-2".split()),
         images={form: frozenset(types.split()) for form, types in _IMAGES.items()},
     ),
@@ -221,22 +121,7 @@ MOLMO2 = Family(
     model_types=frozenset({"molmo2"}),
     how="attention site, document by document; numbers of patches over all images of a call",
     wrong_media=_misplaced,
-    tiny=Tiny(
-        configs={
-            "molmo2": {
-                "adapter_config": {"vision_feature_layer": [1, 0], "text_hidden_size": 64, "head_dim": 16},
-            }
-            | {"image_patch_id": 120},
-            "molmo2_adapter": {"num_key_value_heads": 4},
-            "molmo2_text": {"rope_scaling_layers": [0]},
-            "molmo2_vision": {
-                "image_size": [16, 32],
-                "num_key_value_heads": 4,
-                "num_position_embeddings": DERIVED,
-            },
-        },
-        images={"numbered patches": frozenset({"molmo2"})},
-    ),
+    tiny=Tiny(images={"numbered patches": frozenset({"molmo2"})}),
 )
 
 # One of its axes of positions numbers the images, and upstream goes on counting from row to row. So
@@ -247,5 +132,5 @@ HUNYUAN_VL = Family(
     model_types=frozenset({"hunyuan_vl"}),
     how="attention site, document by document; positions document by document; images in the order of the documents",
     counts_images=frozenset({"hunyuan_vl"}),
-    tiny=Tiny(configs={"hunyuan_vl_text": _m_rope(2, 2, 2, 2)}, images={"grid": frozenset({"hunyuan_vl"})}),
+    tiny=Tiny(images={"grid": frozenset({"hunyuan_vl"})}),
 )

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
-from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Tiny, Way
+from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
 from autopack.layout.packed import real_tokens
 from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
@@ -39,14 +39,6 @@ OWN_ATTENTION = Family(
         "Attention": ALONE,  # OpenAI GPT's
     },
     refusal=_refuse_alibi_of_falcon,
-    tiny=Tiny(
-        configs={
-            "falcon": {"new_decoder_architecture": True},
-            "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
-            "transfo-xl": {"cutoffs": [32, 64], "d_embed": 64, "div_val": 1},
-        },
-        causal={name: {"is_decoder": True} for name in ("megatron-bert", "rembert")},
-    ),
 )
 
 
@@ -81,10 +73,6 @@ BIG_BIRD = Family(
     attends=False,
     mixers={"BigBirdSelfAttention": ALONE},
     refusal=why_not_block_sparse,
-    tiny=Tiny(
-        configs={"big_bird": {"attention_type": "original_full"}},
-        causal={"big_bird": {"is_decoder": True}},
-    ),
 )
 
 
@@ -113,7 +101,6 @@ ROFORMER = Family(
         "RoFormerSelfAttention": Alone(beginnings=(("sinusoidal_pos", 2),), by_columns=True),
         "RoFormerSinusoidalPositionalEmbedding": _TableOfLongest(),
     },
-    tiny=Tiny(causal={"roformer": {"is_decoder": True}}),
 )
 
 # Relative distances, convolutions beside attention, Fourier transforms.
@@ -170,7 +157,6 @@ OWN_ENCODERS = Family(
     numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
     | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
     | {"mpnet": Numbering(start=2, uncounted=1)},
-    tiny=Tiny(configs={"luke": {"entity_vocab_size": 128, "entity_emb_size": 16}}),
 )
 
 
@@ -302,5 +288,4 @@ XLM = Family(
         "MultiHeadAttention": Alone(by_columns=True),
         **dict.fromkeys(("FlaubertModel", "XLMModel"), _EveryColumn()),
     },
-    tiny=Tiny(configs={"xlm": {"causal": True}}),
 )

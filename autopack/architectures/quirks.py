@@ -38,14 +38,7 @@ LLAMA4 = Family(
     model_types=frozenset("llama4 llama4_text".split()),
     how="attention site, document by document; query temperature restarts per document",
     adjustments={"Llama4TextAttention": _scale_query_by_position},
-    tiny=Tiny(
-        configs={
-            "llama4_text": {"interleave_moe_layer_step": 2, "moe_layers": [1], "floor_scale": 4},
-            "llama4_vision_model": {"intermediate_size": 256}
-            | dict.fromkeys("projector_input_dim projector_output_dim vision_output_dim".split(), 64),
-        },
-        images={"square": frozenset({"llama4"})},
-    ),
+    tiny=Tiny(images={"square": frozenset({"llama4"})}),
 )
 
 
@@ -92,7 +85,6 @@ ESM = Family(
     model_types=frozenset({"esm"}),
     how="attention site, document by document; embeddings of documents alone",
     mixers={"EsmEmbeddings": ALONE},
-    tiny=Tiny(configs={"esm": {"token_dropout": True, "mask_token_id": 4}}),
 )
 
 # It joins each token with its left and right neighbour.
@@ -101,7 +93,6 @@ MOBILEBERT = Family(
     model_types=frozenset({"mobilebert"}),
     how="embeddings of documents alone; attention document by document",
     mixers={"MobileBertEmbeddings": Alone(reads_padding=True)},
-    tiny=Tiny(configs={"mobilebert": {"embedding_size": 32}}),
 )
 
 

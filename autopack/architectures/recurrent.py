@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autopack.family import DERIVED, Family, MixerCall, Tiny
+from autopack.family import Family, MixerCall, Tiny
 from autopack.mixers import ROWS, Alone, AtOperations, EqualRows, Rows
 
 # Lightning attention carries a sum over all tokens before.
@@ -14,7 +14,6 @@ LIGHTNING = Family(
     model_types=frozenset({"minimax"}),
     how="lightning attention on documents as rows; attention document by document",
     mixers={"MiniMaxLightningAttention": ROWS},
-    tiny=Tiny(configs={"minimax": {"block_size": 8}}),
 )
 
 
@@ -37,7 +36,6 @@ RG_LRU = Family(
     model_types=frozenset({"recurrent_gemma"}),
     how="recurrent block on documents as rows; attention document by document",
     mixers={"RecurrentGemmaRecurrentBlock": _ForgettingRows()},
-    tiny=Tiny(configs={"recurrent_gemma": {"block_types": ["recurrent", "attention"]}}),
 )
 
 
@@ -48,7 +46,6 @@ RWKV = Family(
     how="time and channel mixing on documents as rows",
     attends=False,
     mixers={"RwkvFeedForward": ROWS, "RwkvSelfAttention": ROWS},
-    tiny=Tiny(configs={"rwkv": {"attention_hidden_size": 64}}),
 )
 
 # Its memory is a matrix.
@@ -58,7 +55,6 @@ XLSTM = Family(
     how="memory cell on documents as rows",
     attends=False,
     mixers={"xLSTMLayer": ROWS},
-    tiny=Tiny(configs={"xlstm": {"autocast_kernel_dtype": "float32"}}),
 )
 
 # State-space layers (Mamba, Mamba-2). Upstream restarts their convolution and scan only in CUDA
@@ -76,25 +72,6 @@ _DUALITY = AtOperations(
     ("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined", before=EqualRows()
 )
 
-_TINY_SPACES: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1]},
-    "falcon_h1": {"mamba_d_ssm": 128},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    # older releases raise where their kernels are asked for and absent
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
-    "mamba2": {"num_heads": 8},
-    "nemotron_h_omni": {"projector_hidden_size": 64, "vision_hidden_size": 64, "image_token_id": 120}
-    | {"audio_token_id": 119, "vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64}},
-    "zamba": {
-        "use_mamba_kernels": False,
-        "num_hidden_layers": 4,
-        "attn_layer_period": 1,
-        "attn_layer_offset": 0,
-    }
-    | {"layers_block_type": DERIVED, "attention_hidden_size": 128, "attention_head_dim": 32},
-    # 5.0 ties every shared block to the one of layer 0, and does not run without rotation
-    "zamba2": {"layers_block_type": ["hybrid", "mamba", "hybrid"], "adapter_rank": 8, "use_mem_rope": True},
-}
 
 STATE_SPACE = Family(
     name="state_space",
@@ -105,7 +82,7 @@ STATE_SPACE = Family(
         "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one "
         "joins those of the next (get_video_features)"
     },
-    tiny=Tiny(configs=_TINY_SPACES, images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
+    tiny=Tiny(images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
 )
 
 # Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do
@@ -122,47 +99,6 @@ _WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
 _IN_ONE_ROW = frozenset("minicpm_ocr minicpmv4_6 minicpmv4_7".split())
 """Types that take the patches of all images as one row."""
 
-# three sections, as for images, of the four frequencies that half of a head of 16 has
-_SECTIONS = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-_M_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **_SECTIONS}}
-_PLACEHOLDERS = {"image_token_id": 127, "video_token_id": 126}
-_MARKERS = {
-    "image_start_id": 104,
-    "image_end_id": 105,
-    "slice_start_id": 106,
-    "slice_end_id": 107,
-    "newline_id": 108,
-}
-_TINY_RULES: dict[str, dict[str, Any]] = {
-    # small heads: the kernel in Python makes (heads, 64, 64, head) of every document, however short
-    "bailing_hybrid": {"head_dim": 16, "linear_num_heads": 2},
-    "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 8},
-    "lara_mini": {
-        "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
-        "num_hidden_layers": 3,
-    },
-    **dict.fromkeys(_IN_ONE_ROW, _PLACEHOLDERS | {"insert_layer_id": 0}),
-    "minicpmv4_7": _PLACEHOLDERS | _MARKERS | {"insert_layer_id": 0},
-    "qwen3_5_moe_text": _M_ROPE,
-    "qwen3_5_text": _M_ROPE,
-    "qwen3_next": {"mlp_only_layers": [0]},
-    "qwen4_exp_text": _M_ROPE
-    | {
-        "layer_types": ["linear_attention", "indexed_attention"],
-        "eos_token_id": 2,
-        "hc_count": 2,
-        "hc_lowrank": 8,
-    }
-    | {"ple_layer_ids": [1], "ple_embed_dim": 64, "heads_per_ngram": 2, "ngram_vocab_size_base": 97}
-    | {
-        "split_ngram_parts": 2,
-        "make_ngram_vocab_size_divisible_by": 8,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-    }
-    | {"indexer_head_dim": 16, "indexer_budget": 4, "indexer_compress_ratio": 2},
-}
-
 
 DELTA_RULE = Family(
     name="delta_rule",
@@ -174,7 +110,7 @@ DELTA_RULE = Family(
         "Qwen4ExpTextPLELayer": ROWS,
     },
     media_types={"video": _WITH_MEDIA | _IN_ONE_ROW},
-    tiny=Tiny(configs=_TINY_RULES, images={"grid": _WITH_MEDIA, "row of patches": _IN_ONE_ROW}),
+    tiny=Tiny(images={"grid": _WITH_MEDIA, "row of patches": _IN_ONE_ROW}),
 )
 
 # Short convolutions, whose taps reach into the document before.
@@ -192,19 +128,6 @@ _OVER_LAYERS = (  # each token over what earlier layers have made of it
 
 _FORMS = {"grid of tokens": "inkling2", "patches in time": "inkling_mm_model", "spatial patches": "lfm2_vl"}
 _IMAGES = {form: frozenset({name}) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
-_TINY_CONVOLUTIONS: dict[str, dict[str, Any]] = {
-    "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4, "num_hidden_layers": 4}
-    | {"layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid"]}
-    | {"loop_layer_index_start": 1, "loop_layer_index_end": 3, "loop_num_passes": 2},
-    "inkling2_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4},
-    "inkling2_vision": {"text_hidden_size": 64},
-    "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0}
-    | {"log_scaling_n_floor": 4},
-    "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
-    "zaya": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": 4}
-    | {"num_experts_per_tok": 1, "router_hidden_size": 16},
-}
 
 
 # Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of
@@ -223,5 +146,5 @@ SHORT_CONVOLUTION = Family(
     },
     within_token=frozenset(_OVER_LAYERS.split()),
     media_types={"video": frozenset({"lfm3_vl"})},
-    tiny=Tiny(configs=_TINY_CONVOLUTIONS, images=_IMAGES),
+    tiny=Tiny(images=_IMAGES),
 )

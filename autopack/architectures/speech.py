@@ -40,28 +40,6 @@ _SOUNDS = {
     "chunks of frames": "dots3_note",
 }
 
-_WINDOW = {"max_source_positions": 32}
-_CHUNKS = {"output_dim": 64, "downsample_hidden_size": 16, "n_window_infer": 100}
-_MERGED = {"intermediate_size": 256}  # four frames
-_PROJECTED = {"window_size": 6, "downsample_rate": 3, "projector_config": {"encoder_hidden_size": 64}}
-
-_TINY: dict[str, dict[str, Any]] = {
-    "audioflamingo3_encoder": _WINDOW,
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
-    "glmasr_encoder": _MERGED | {"max_position_embeddings": 32},
-    "granite_speech": _PROJECTED,
-    "granite_speech_plus": _PROJECTED,
-    "moss_transcribe_diarize_audio": _WINDOW,
-    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
-    "nemotron3_diarization_audio": {"num_key_value_heads": 4},
-    "qwen2_5_omni_audio_encoder": {"n_window": 8, "output_dim": 64},
-    "qwen2_audio_encoder": _WINDOW,
-    "qwen3_asr_encoder": _CHUNKS,
-    "qwen3_omni_moe_audio_encoder": _CHUNKS,
-    "voxtral": {"audio_token_id": 120},
-    "voxtral_encoder": _WINDOW | _MERGED,
-}
-
 
 def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     """Return the number of frames of each sound if the call declares it, else None."""
@@ -218,5 +196,5 @@ FAMILY = Family(
     how="attention site, document by document; sounds in the order of the documents",
     within_token=frozenset({"FunAsrNanoMultiModalProjector"}),
     sounds_together=_TOGETHER,
-    tiny=Tiny(configs=_TINY, sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()}),
+    tiny=Tiny(sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()}),
 )

@@ -71,44 +71,6 @@ def _with_streams(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
     return type(output)(**{**output, **streams})
 
 
-_BLT_HALF = {"vocab_size": 260, "hidden_size_global": 64}
-_HEAVILY = "heavily_compressed_attention"
-_TINY: dict[str, dict[str, Any]] = {
-    "blt": {"vocab_size": 260, "patch_size": 4, "encoder_hash_byte_group_vocab": 61}
-    | {"patcher_config": {"vocab_size": 260}, "encoder_config": _BLT_HALF, "decoder_config": _BLT_HALF},
-    "deepseek_v4": {"layer_types": ["sliding_attention", _HEAVILY, "compressed_sparse_attention", _HEAVILY]}
-    | {"mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
-    | {
-        "compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4},
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-    }
-    | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2}
-    | {"hc_sinkhorn_iters": 2},
-    "glm5_next_text": {"layer_types": ["linear_attention", "indexed_attention", "indexed_attention"]}
-    | {
-        "indexer_types": ["full", "full", "shared"],
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
-        "index_kpool": 2,
-    }
-    | {"qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 2, "linear_num_heads": 2, "linear_head_dim": 8},
-    "glm5_next_vision": {"projection_intermediate_size": 96},
-    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
-    | {
-        "mlp_layer_types": ["dense", "sparse"],
-        "index_n_heads": 2,
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
-    },
-    # it numbers every pair of positions that there may be in every call
-    "prophetnet": {"max_position_embeddings": 128},
-    # chunks of one token: rows of any length need no padding, which upstream does in eval mode
-    # alone
-    "reformer": {"local_attn_chunk_length": 1, "local_num_chunks_before": 3}
-    | {"lsh_attn_chunk_length": 1, "lsh_num_chunks_before": 3, "num_buckets": 4, "hash_seed": 0}
-    | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},
-}
-
 _TYPES = """
 blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra prophetnet reformer xlnet
 """
@@ -135,11 +97,7 @@ WHOLE_MODEL = Family(
     },
     media_types={"video": _WITH_IMAGES},
     numbering={"mra": Numbering(start=2)},
-    tiny=Tiny(
-        configs=_TINY,
-        causal={"reformer": {"is_decoder": True}, "xlnet": {"attn_type": "uni"}},
-        images={"grid": _WITH_IMAGES},
-    ),
+    tiny=Tiny(images={"grid": _WITH_IMAGES}),
 )
 
 _OF_BYTES = (
@@ -155,5 +113,4 @@ PERCEIVER = Family(
     attends=False,
     refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
     mixers={"PerceiverForSequenceClassification": OneByOne("its latents attend to all tokens of the row")},
-    tiny=Tiny(configs={"perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2}}),
 )

@@ -109,7 +109,7 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
         arguments[name] = _arguments(part, of_part, {**own.get(name, {}), **given.get(name, {})})
         if part.model_type:
             arguments[name]["model_type"] = part.model_type
-    return {name: value for name, value in arguments.items() if value is not DERIVED}
+    return {name: value for name, value in arguments.items() if value != DERIVED}
 
 
 def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -36,8 +36,6 @@ ARMS = (
 stock does of `position_ids` alone in every layer (padding-free training, as in TRL). `varlen_attn by hand` is torch's
 kernel in an attention function of one's own. `enabled, regrouped` cuts all batches anew, as `max_tokens` cuts a step,
 into rows of as many tokens as the largest padded batch has columns."""
-FLEX = (Arm("stock packed flex", ROW, False, "flex_attention"), Arm("enabled, flex", ROW, True, "flex_attention"))
-"""They compile a kernel for each length of a row, which takes a minute: for the smallest sizes alone."""
 
 
 def calls(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
@@ -83,7 +81,7 @@ def by_document(batch: Batch, arm: Arm, output: torch.Tensor) -> list[torch.Tens
 def backend_of(arm: Arm) -> str:
     """Return the backend that an enabled arm asks for: by name the one that `auto` takes on a GPU, so that it is it."""
     if arm.implementation is not None:
-        return "flex" if arm in FLEX else "flash"
+        return "flash"
     return "varlen" if choose.availability()["varlen"][0] else "auto"
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopack.tiny import CannotBuild
 from benchmarks.gpu.machine import Machine
 from benchmarks.interleave import put
 
@@ -51,25 +50,6 @@ class Job:
         """Note something that is not as it should be: the part goes on, and counts as failed."""
         self.problems.append(text)
 
-    def measure(self, cells: Iterable[str], measure: Callable[[str], dict[str, Any]], **more: Any) -> None:
-        """Record what is measured of each cell, as far as time allows; note those that are inexact or raise."""
-        results: dict[str, dict[str, Any]] = {}
-        self.record(types=results, **more)
-        for cell in cells:
-            if self.left() <= 0:
-                results[cell] = {"left out": "no time"}
-                continue
-            try:
-                results[cell] = measure(cell)
-            except CannotBuild as error:
-                results[cell] = {"left out": error.reason}
-            except Exception as error:
-                results[cell] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
-            if why := results[cell].get("error") or results[cell].get("inexact"):
-                self.problem(f"{cell}: {why}")
-            self.machine.forget()
-            self.record()
-
     def save(self, outcome: dict[str, Any]) -> None:
         """Write an outcome where the process that started this one reads it."""
         if self.path is not None:
@@ -87,14 +67,12 @@ class Job:
 class Part:
     """A part of a run: its name, what it does, and how much of the whole time it may take.
 
-    `run` fills in the result by `Job.record` or returns it; it may raise whatever it likes. A part that is `apart` has
-    a process of its own even where others have not.
+    `run` fills in the result by `Job.record` or returns it; it may raise whatever it likes.
     """
 
     name: str
     run: Callable[[Job], dict[str, Any] | None]
     share: float
-    apart: bool = False
 
 
 def carry_out(part: Part, job: Job) -> dict[str, Any]:

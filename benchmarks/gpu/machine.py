@@ -1,4 +1,4 @@
-"""The device that parts run on: its clock, its memory, its waits, and what stands in for its kernels on a CPU."""
+"""The device that parts run on: its memory, and what stands in for its kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import importlib.util
 import platform
 import shutil
 import subprocess
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,27 +43,6 @@ class Machine:
         if self.is_cuda:
             torch.cuda.empty_cache()
 
-    def waits(self, function: Callable[[], Any]) -> dict[str, int]:
-        """How often the host waits for the device in a call, by the line of Python that makes it wait.
-
-        Nothing waits for a CPU; `benchmarks.counted` counts what would.
-        """
-        if not self.is_cuda:
-            function()
-            return {}
-        torch.cuda.synchronize()
-        before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            # Inside: to set the mode warns of its being a prototype, and is not what was asked for.
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                function()
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        lines = (f"{_short(w.filename)}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message))
-        return dict(Counter(lines))
-
     def kernels(self) -> contextlib.AbstractContextManager[None]:
         """What stands in for kernels of torch that the device lacks."""
         from compat.torch_flash import aten_on_cpu
@@ -73,24 +50,15 @@ class Machine:
         return contextlib.nullcontext() if self.is_cuda else aten_on_cpu()
 
     @contextlib.contextmanager
-    def kernels_of(self, backend: str) -> Iterator[str]:
-        """Make the kernels of a backend of autopack loadable; says which they are."""
-        from compat.standins import flex_standin
+    def flash(self) -> Iterator[str]:
+        """Make kernels of FlashAttention loadable; says which they are."""
         from compat.torch_flash import torch_kernels_as_flash_attn
 
-        where = "" if self.is_cuda else ", stood in for on a CPU"
-        with contextlib.ExitStack() as stack:
-            if backend == "flash" and self.is_cuda and _has_flash_attn():
-                yield f"flash-attn {_version('flash-attn')}"
-                return
-            if backend == "flash":
-                stack.enter_context(torch_kernels_as_flash_attn())
-                yield f"torch's kernels behind flash-attn's signature{where}"
-                return
-            if backend == "flex" and not self.is_cuda:
-                stack.enter_context(flex_standin(broadcast=True))
-            names = {"varlen": "torch.nn.attention.varlen", "flex": "torch.nn.attention.flex_attention"}
-            yield f"{names[backend]}{where}"
+        if self.is_cuda and _has_flash_attn():
+            yield f"flash-attn {_version('flash-attn')}"
+            return
+        with torch_kernels_as_flash_attn():
+            yield f"torch's kernels behind flash-attn's signature{'' if self.is_cuda else ', stood in for on a CPU'}"
 
     def about(self) -> dict[str, Any]:
         """The device, its driver, and the packages that a result depends on."""

@@ -9,12 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gpu.exactness import measure_backend
 from benchmarks.gpu.job import Job, LeftOut, Part
-from benchmarks.gpu.mixers import measure_mixers
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.speed import SIZES, measure_size
-from benchmarks.gpu.waits import count_waits
 
 
 def environment(job: Job) -> dict[str, Any]:
@@ -41,22 +38,18 @@ def run_program(job: Job, module: str, arguments: str, small: str | None) -> Non
         job.problem(f"{module} ended with status {status}")
 
 
+TRIAL = "--model tiny --scale 16 --data flan --documents 12 --timed 8 --rounds 1"
 PROGRAMS = {
-    "live checks": ("benchmarks.checks", "--steps 300", "--steps 4"),
-    "paper, 1B": ("benchmarks.paper", "--model 1b --data flan --documents 400", "--full --trial --data flan"),
-    "paper, 7B": ("benchmarks.paper", "--model 7b --data flan --documents 96 --rounds 1", None),
+    "live checks": ("benchmarks.checks", "--rounds 30 --steps 300", "--only Llama --rounds 2 --steps 4"),
+    "paper, 1B": ("benchmarks.paper", "--model 1b --dtype bfloat16 --data flan --documents 400", TRIAL),
+    "paper, 7B": ("benchmarks.paper", "--model 7b --dtype bfloat16 --data flan --documents 96 --rounds 1", None),
 }
 PARTS = [
     Part("environment", environment, 0.1),
-    Part("exactness, varlen", partial(measure_backend, backend="varlen"), 0.1),
-    Part("exactness, flash", partial(measure_backend, backend="flash"), 0.1),
-    Part("waits", count_waits, 0.08),
     *(
         Part(f"speed, {name}", partial(measure_size, name=name), share)
         for name, share in zip(SIZES, (0.07, 0.07, 0.1, 0.07, 0.14, 0.1, 0.1, 0.1, 0.1, 0.1), strict=True)
     ),
-    Part("exactness, flex", partial(measure_backend, backend="flex"), 0.1),
-    Part("mixers", measure_mixers, 0.13, apart=True),
     *(
         Part(name, partial(run_program, module=module, arguments=arguments, small=small), 0.3)
         for name, (module, arguments, small) in PROGRAMS.items()

@@ -52,43 +52,9 @@ def _environment(parts: dict[str, Any]) -> Iterator[str]:
 
 
 def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
-    if name == "waits":
-        yield from _waits(found)
-    elif "types" in found:
-        yield from _types(found)
-    elif "size" in found:
+    if "size" in found:
         yield from _speed(found)
     yield from found.get("output", ())
-
-
-def _types(found: dict[str, Any]) -> Iterator[str]:
-    if "kernels" in found:
-        yield f"{found['kernels']}; packed may be {found['factor']} x as far from float32 as alone is"
-    columns = ("alone", "packed", "gradient alone", "gradient packed", "influence", "stock leaks")
-    shown = [c for c in columns if any(c in cell for cell in found["types"].values())]
-    yield f"{'':<20}" + "".join(f"{column:>17}" for column in shown)
-    for key, cell in found["types"].items():
-        numbers = "".join(f"{_number(cell[c]) if c in cell else '':>17}" for c in shown)
-        said = next((f"{k}: {_cut(cell[k])}" for k in ("error", "left out", "inexact", "judged") if k in cell), "exact")
-        yield f"{key:<20}{numbers}  {said}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else "0" if value == 0 else f"{value:.1e}"
-
-
-def _waits(found: dict[str, Any]) -> Iterator[str]:
-    layers = [f"{n} layers" for n in found.get("layers", ())]
-    for arm, kinds in found.get("calls", {}).items():
-        if "error" in kinds:
-            yield f"{arm:<32} {_cut(kinds['error'])}"
-            continue
-        counts = [f"{kind} {' and '.join(str(sum(by[n].values())) for n in layers)}" for kind, by in kinds.items()]
-        yield f"{arm:<32} {', '.join(counts)}"
-        lines = sorted({where for by in kinds.values() for n in layers for where in by[n]})
-        yield from (f"    {where}" for where in lines)
-    if layers:
-        yield f"(waits of the host in one call, with {' and with '.join(layers)})"
 
 
 def _speed(found: dict[str, Any]) -> Iterator[str]:

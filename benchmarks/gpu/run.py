@@ -95,7 +95,7 @@ class Run:
         # Beside the rest, so that a run that is killed leaves what its last part had found.
         path = self.out / f"{part.name.replace(', ', '-').replace(' ', '-')}.unfinished.json"
         path.unlink(missing_ok=True)
-        if self.apart or part.apart:
+        if self.apart:
             outcome = self._in_process(part, seconds, path)
         else:
             outcome = carry_out(part, Job(self.machine, self.small, seconds, self.seed, path))

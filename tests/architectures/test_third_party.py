@@ -1,7 +1,5 @@
 """A family from elsewhere: a model with a recurrence of its own, served by what is public alone."""
 
-import sys
-
 import pytest
 import torch
 
@@ -37,27 +35,6 @@ def toy(kind=FadingForCausalLM, config=FadingConfig, **fields):
     return kind(config(vocab_size=128, hidden_size=16, **fields)).double().eval()
 
 
-@pytest.fixture
-def distributions(tmp_path, monkeypatch):
-    """Makes distributions with an entry point each, as an installer leaves them on sys.path."""
-
-    def install(name, module, value):
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[autopack.families]\n{name} = {value}\n")
-        (tmp_path / f"{value.partition(':')[0]}.py").write_text(module)
-
-    monkeypatch.syspath_prepend(tmp_path)
-    before = set(sys.modules)
-    registry._from_entry_points.cache_clear()  # what was installed is looked for once per process
-    yield install
-    registry._from_entry_points.cache_clear()
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in sys.modules[name].__file__:
-            del sys.modules[name]
-
-
 def register(text):
     names = {}
     exec(text, names)
@@ -81,12 +58,6 @@ def test_registered_by_a_call(monkeypatch):
     check()
 
 
-def test_registered_by_an_entry_point(distributions):
-    distributions("toy-families", MODULE, "toy_families:FAMILY")
-    assert "toys" in [family.name for family in autopack.registry.families()]
-    check()
-
-
 def test_a_way_too_little_is_found_by_the_audit(monkeypatch):
     """Without its adjustment the family leaks, and enable says so instead of training on it."""
     monkeypatch.setattr(registry, "_registered", [])
@@ -94,16 +65,6 @@ def test_a_way_too_little_is_found_by_the_audit(monkeypatch):
     sizes = {"num_attention_heads": 2, "max_position_embeddings": 64, "columns_per_degree": 3}
     with refused("not-exact"):
         autopack.enable(toy(WarmingForCausalLM, WarmingConfig, **sizes))
-
-
-@pytest.mark.parametrize(("module", "reason"), [
-    ("FAMILY = 3", "is a int; wanted an autopack.registry.Family"),
-    ("import no_such_module", "cannot be loaded: ModuleNotFoundError"),
-])  # fmt: skip
-def test_an_entry_point_that_gives_no_family_is_named(distributions, module, reason):
-    distributions("broken-families", module, "broken_families:FAMILY")
-    with refused("broken-installation", match=f"'broken-families'.*{reason}"):
-        autopack.registry.families()
 
 
 def test_what_is_registered_by_a_call_is_a_family():

@@ -3,7 +3,6 @@
 import json
 import math
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -247,9 +246,3 @@ def test_sizes_hold_for_other_types_too():
         assert model.num_parameters() > 500_000
         assert longest_document(model) in (3008, None)
     assert small("mistral").config.sliding_window == 4096, "the type's own, and not that of tiny models"
-
-
-def test_nothing_is_written_where_nothing_was_asked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert bench("llama", *QUICK, "--forward") == 0
-    assert list(Path().iterdir()) == []

@@ -3,16 +3,13 @@
 import json
 import subprocess
 import sys
-import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from autopack import tiny
 from autopack.bench.contest import ROW, Arm
-from autopack.inspection import releases, torches
-from benchmarks.gpu import exactness, parts, report, speed
+from autopack.inspection import torches
+from benchmarks.gpu import parts, report, speed
 from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.arms import FLASH
@@ -20,7 +17,6 @@ from benchmarks.gpu.job import Job, Part, carry_out
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
-from compat import torch_flash
 from tests.bench.test_bench import one_by_one
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
@@ -59,14 +55,6 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     def result_of(name):
         return found[name]["result"]
 
-    for name in ("varlen", "flash", "flex"):
-        cells = result_of(f"exactness, {name}")["types"]
-        assert cells
-        assert all(cell["packed"] < 0.1 < cell["stock leaks"] for cell in cells.values())
-    mixers = result_of("mixers")
-    assert mixers["types"]["qwen3_next fp32"]["kernels"]["torch_chunk_gated_delta_rule"] is True
-    bounds = [bounds for kernel, bounds in mixers["documents at kernels"]]
-    assert any(bounds and len(bounds) > 1 for bounds in bounds), "documents must have reached the kernels"
     for size, batches in (("0.1B", 4), ("0.1B, autocast", 4), ("7B", 2)):
         measured = result_of(f"speed, {size}")
         for timed in (measured["forward"], measured["step"]):
@@ -78,7 +66,6 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
             assert f"{batches} padded batches packed inside" in timed["arms"]["enabled, padded batch"]["note"]
         errors = measured["checked"]
         assert max(errors["arms"].values()) <= errors["bound"] < errors["control: documents that see each other"]
-    assert all(arm in table for arm in result_of("waits")["calls"])
     assert "padding" in "\n".join(result_of("paper, 1B")["output"])
 
 
@@ -98,7 +85,7 @@ main(sys.argv[1:])
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
-    asked = ["--parts", "environment", "dies in the middle", "waits"]
+    asked = ["--parts", "environment", "dies in the middle", "live checks"]
     command = [sys.executable, "-c", _KILLED, "--out", str(tmp_path), "--device", "cpu", "--small", *asked]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
     left = tmp_path / "dies-in-the-middle.unfinished.json"
@@ -154,7 +141,7 @@ def test_what_a_process_leaves_behind_does_not_hold_the_run_up():
 
 def test_what_is_no_json_does_not_end_the_run(tmp_path):
     run = Run(Machine("cpu"), tmp_path, 1, small=True)
-    odd = {"dtype": torch.float16, "error": float("nan"), "types": "none"}
+    odd = {"dtype": torch.float16, "error": float("nan"), "size": "none"}
     run.go([Part("odd", lambda job: odd, 1)])
     assert run.failed() == []
     assert "cannot be shown" in (tmp_path / "gpu.txt").read_text()
@@ -164,13 +151,13 @@ def test_what_is_no_json_does_not_end_the_run(tmp_path):
 def test_a_part_whose_process_dies_keeps_what_it_had_recorded(tmp_path, monkeypatch):
     run = Run(Machine("cpu"), tmp_path, 1, small=True, apart=True)
     outcome = tmp_path / "outcome.json"
-    Job(run.machine, True, 10, path=outcome).record(types={"llama bf16": {"packed": 0.0}})
+    Job(run.machine, True, 10, path=outcome).record(parameters=7)
     monkeypatch.setattr(sys, "executable", "false")
-    found = run._in_process(Part("mixers", _raise, 1), 10, outcome)
+    found = run._in_process(Part("speed", _raise, 1), 10, outcome)
     assert found["status"] == "failed"
     assert found["error"]["message"] == "its process ended with status 1"
-    assert found["result"] == {"types": {"llama bf16": {"packed": 0.0}}}
-    assert "its process ended with status 1" in report.line("mixers", found)
+    assert found["result"] == {"parameters": 7}
+    assert "its process ended with status 1" in report.line("speed", found)
 
 
 def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch):
@@ -196,36 +183,6 @@ def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
     assert outcome["reason"] == "needs 18 GiB of memory, and 9 are free"
 
 
-def test_kernels_that_leak_are_found(monkeypatch):
-    def everything(query, key, bounds_q, bounds_k, scale, causal, window, softcap=0.0):
-        one = torch.tensor([0, len(query)], dtype=torch.int32)
-        return within(query, key, one, one, scale, causal, window, softcap)
-
-    within = torch_flash.scores_within
-    monkeypatch.setattr(torch_flash, "scores_within", everything)
-    monkeypatch.setattr(exactness, "SMALL", {"varlen": ["llama"]})
-    outcome = _carried_out(lambda job: exactness.measure_backend(job, "varlen"))
-    assert outcome["status"] == "failed"
-    assert [problem.split(": ")[0] for problem in outcome["problems"]] == ["llama bf16", "llama fp16"]
-    assert "packed is" in outcome["problems"][0]
-    assert "influence is" in outcome["problems"][0]
-
-
-@pytest.mark.parametrize("backend", exactness.TYPES)
-def test_types_declare_their_backend_and_fit_its_kernels(backend):
-    types = exactness.TYPES[backend]
-    assert len(set(types)) == 12
-    for model_type in types:
-        model = tiny.build(model_type)
-        declared = releases.supported_implementations(model)
-        if backend == "flex":
-            config = model.config
-            assert "flex_attention" in declared, model_type
-            assert (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) >= 16
-        else:
-            assert "flash_attention" in declared or (backend == "varlen" and "sdpa" in declared), model_type
-
-
 def test_sizes_are_what_they_are_called_and_are_made_on_their_device():
     for name, billions in (("0.1B", 0.134), ("1B", 1.1), ("7B", 6.74)):
         size = speed.SIZES[name]
@@ -234,36 +191,3 @@ def test_sizes_are_what_they_are_called_and_are_made_on_their_device():
         assert found == pytest.approx(billions * 1e9, rel=0.01)
         assert {str(t.device) for t in [*model.parameters(), *model.buffers()]} == {"meta"}
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """A GPU as far as the functions of torch go that the machine calls; torch has to have each of them."""
-    state = SimpleNamespace(mode=0)
-
-    def set_mode(mode):
-        state.mode = {"default": 0, "warn": 1}.get(mode, mode)
-        warnings.warn(
-            "Synchronization debug mode is a prototype feature: not all synchronizing operations", stacklevel=2
-        )
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: state.mode)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-    return state
-
-
-def test_waits_are_counted_by_line_and_the_mode_is_given_back(cuda):
-    def call():
-        assert cuda.mode == 1
-        for _ in range(3):
-            warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-
-    found = Machine("cuda").waits(call)
-    assert list(found.values()) == [3]
-    assert next(iter(found)).startswith("tests/benchmarks/test_gpu_command.py:")
-    assert cuda.mode == 0
-    with pytest.raises(ZeroDivisionError):
-        Machine("cuda").waits(lambda: 1 / 0)
-    assert cuda.mode == 0

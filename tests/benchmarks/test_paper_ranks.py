@@ -6,7 +6,7 @@ import pytest
 
 from autopack.packing.balance import CostModel
 from benchmarks import paper_ranks
-from benchmarks.paper_arms import load
+from benchmarks.paper_arms import Corpus, Shape
 from benchmarks.paper_ranks import ARMS, MINI_BATCH, OFFLINE, PADDING, RANKS, REGROUPED
 from tests.packing.batches import documents_in
 
@@ -20,14 +20,12 @@ OPTIONS = argparse.Namespace(
     model="tiny",
     device="cpu",
     dtype="float64",
-    attn="sdpa",
-    learning_rate=1e-3,
 )
 
 
 @pytest.fixture(scope="module")
 def corpus():
-    return load("flan", OPTIONS)
+    return Corpus.of("flan", OPTIONS)
 
 
 def _documents(step):
@@ -36,7 +34,7 @@ def _documents(step):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_each_step_holds_the_documents_of_padding_in_rows_that_are_not_too_long(corpus, accumulation):
-    shape = paper_ranks.Shape(OPTIONS.batch_size, OPTIONS.max_length, OPTIONS.seed)
+    shape = Shape.of(OPTIONS)
     steps = {arm: paper_ranks.steps_of(arm, corpus, shape, accumulation, CostModel()) for arm in ARMS}
     held = {arm: [_documents(step) for step in of] for arm, of in steps.items()}
     assert len(held[PADDING]) == OPTIONS.documents // (RANKS * OPTIONS.batch_size * accumulation)
@@ -55,9 +53,9 @@ def test_regrouped_steps_have_the_losses_of_padding(corpus):
 
 
 def test_a_row_that_is_left_out_shows(corpus):
-    shape = paper_ranks.Shape(OPTIONS.batch_size, OPTIONS.max_length, OPTIONS.seed)
+    shape = Shape.of(OPTIONS)
     step, *_ = paper_ranks.steps_of(REGROUPED, corpus, shape, 2, CostModel())
-    trained = [paper_ranks.Trained(REGROUPED, corpus, OPTIONS) for _ in range(2)]
+    trained = [paper_ranks.Trained(REGROUPED, OPTIONS) for _ in range(2)]
     trained[0].step(step)
     trained[1].step([*step[:-1], []])
     assert abs(trained[0].losses[0] - trained[1].losses[0]) > 1e-3

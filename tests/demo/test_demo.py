@@ -59,11 +59,6 @@ def test_corpus_that_is_too_small_says_what_to_do(tmp_path):
         collect_documents(tmp_path)
 
 
-def test_sections_of_the_reference_alone_would_be_enough():
-    sections = [text for text in demo._reference_sections() if len(text) >= demo.SHORTEST]
-    assert len(set(sections)) >= demo.FEWEST
-
-
 def test_batches_take_every_example_once_per_epoch_and_depend_on_the_seed():
     few = [{"input_ids": [n]} for n in range(12)]
     batches, again, other = (draw_batches(few, size=4, steps=6, seed=seed) for seed in (1, 1, 2))

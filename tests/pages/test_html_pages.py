@@ -3,10 +3,7 @@
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from importlib.metadata import requires
 
 import numpy as np
 import pytest
@@ -22,7 +19,6 @@ from tests.support.html_pages import Page, check_self_contained
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 HOSTILE = "<script>alert('1')</script>&\"$x_{$ ]]> --> {{ 7*7 }}"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])
 RESULTS = [
     ModeResult("default", False, error=2e-6, influence=LEAKING * 1e-6, gradient=3e-6, loss=1e-7),
@@ -249,32 +245,3 @@ def test_without_matplotlib_the_tables_are_there_and_the_lack_is_said(monkeypatc
     assert "matplotlib is not installed" in without
     assert "matplotlib is not installed" not in with_figures
     assert page.tables == Page(with_figures).tables
-
-
-def test_jinja2_comes_with_torch():
-    assert any(each.lower().startswith("jinja2") for each in requires("torch") or [])
-
-
-# A browser
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_a_page_in_both_themes_and_on_a_narrow_window(scheme, tmp_path):
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    from matplotlib.image import imread
-
-    page, picture = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(parts.whole("a page", [("name", "x" * 300)], report(*RESULTS)._repr_html_()))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'p'}"]
-    options += [f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}", "--window-size=400,900"]
-    command = [browser, *options, f"--screenshot={picture}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert picture.is_file(), done.stderr
-    seen = imread(picture)[..., :3]
-    assert seen.shape[1] == 400
-    paper = seen[0, 0]
-    assert (paper.mean() < 0.2) == (scheme == "dark")
-    assert np.abs(seen - paper).max() > 0.5, "there is something to read"
-    assert (seen[:, -6:] == paper).all(), "nothing is wider than the window"

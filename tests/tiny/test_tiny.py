@@ -193,13 +193,6 @@ def test_refusals_name_the_type_and_the_reason():
     assert caught.value.__cause__ is not None
 
 
-def test_first_position():
-    assert tiny.first_position(tiny.config("llama")) == 0
-    for model_type in ("roberta", "camembert", "xmod"):
-        config = tiny.config(model_type)
-        assert tiny.first_position(config) == config.pad_token_id + 1
-
-
 def test_tokens_are_ordinary():
     for model_type in ("llama", "gemma3", "roberta"):
         if model_type not in TYPES:
