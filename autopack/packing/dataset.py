@@ -28,7 +28,6 @@ def pack(
     seed: int = 0,
     overflow: Overflow = "error",
     max_documents: int | None = None,
-    align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
     mask_first_label: bool = True,
@@ -64,10 +63,8 @@ def pack(
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, align: see `autopack.packing.plan`. A part of a
-            document that was cut is a document of its own; everything cut off or left out is
-            logged. Rows leave room for the padding of `align`, which `PackingCollator(align=...)`
-            puts in.
+        strategy, seed, overflow, max_documents: see `autopack.packing.plan`. A part of a document
+            that was cut is a document of its own; everything cut off or left out is logged.
         drop_columns: columns to leave out.
         first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
             models.
@@ -90,7 +87,7 @@ def pack(
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
-    planned |= {"max_documents": max_documents, "align": align}
+    planned["max_documents"] = max_documents
     check_ints(buffer_size=buffer_size)
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
@@ -146,9 +143,9 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
     from autopack.packing.documents import Documents, columns_of
 
     if derives_from(dataset, "IterableDataset", "datasets"):
-        from autopack.packing.streaming import pack_stream
-
-        return pack_stream(dataset, packing, buffer_size)
+        names = dataset.column_names or [*next(iter(dataset.take(1)), {})]
+        buffers = {"batched": True, "batch_size": buffer_size, "remove_columns": names}
+        return dataset.with_format(None).map(packing, **buffers)
     if derives_from(dataset, "Dataset", "datasets"):
         return _write(
             dataset,

@@ -20,13 +20,11 @@ BLOCK = 64
 """Pairs that are collated at a time."""
 
 
-def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndarray:
-    """Return tokens of both sequences of each pair, (pairs, 2) int64: the chosen one and the
-    rejected one.
+def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], shared: bool = False) -> np.ndarray:
+    """Return tokens of each pair, (pairs,) int64: of the chosen sequence and the rejected one.
 
-    For `PackedBatchSampler`, which then makes batches of pairs by their tokens, and counts the
-    squares of a cost by sequence. All pairs are collated once: lengths are those of the sequences
-    that `collator` makes, cut where it cuts them.
+    For `PackedBatchSampler`, which then makes batches of pairs by their tokens. All pairs are
+    collated once: lengths are those of the sequences that `collator` makes, cut where it cuts them.
 
     Args:
         dataset: tokenized pairs, as TRL's trainers hold them once they are made
@@ -35,28 +33,18 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndarr
         collator: makes batches of them (`trainer.data_collator`): `input_ids` and `attention_mask`
             of all chosen sequences and then of all rejected ones, or both with `chosen_` and
             `rejected_` before their names.
+        shared: `True` counts what both sequences of a pair begin with, the prompt or more, once: a
+            model computes it once (`autopack.enable(model, share=...)`).
 
     Raises `InvalidPacking` for data without a length, sequences that hold no token, and a collator
     that makes no such batches of it, as of text, which the trainer tokenizes.
     """
-    found = [[len(chosen), len(rejected)] for chosen, rejected in _sequences(dataset, collator)]
-    lengths = np.array(found, np.int64)
-    if not lengths.all():
-        index, which = (int(of[0]) for of in np.nonzero(lengths == 0))
-        of_pair = ("chosen", "rejected")[which]
-        raise unusable(f"pair {index}: found no tokens in its {of_pair} sequence; leave such pairs out")
-    return lengths
-
-
-def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any]) -> np.ndarray:
-    """Return the common beginning of each pair's sequences, (pairs,) int64 tokens: the prompt, or
-    more.
-
-    For `PackedBatchSampler(pair_lengths(...), prefixes=pair_prefixes(...))`, whose rows have room
-    for the pairs of a model that computes a prompt once for both
-    (`autopack.enable(model, share=...)`). Arguments and errors are those of `pair_lengths`.
-    """
-    found = [common_beginning(chosen, rejected) for chosen, rejected in _sequences(dataset, collator)]
+    found = []
+    for index, pair in enumerate(_sequences(dataset, collator)):
+        for name, tokens in zip(("chosen", "rejected"), pair, strict=True):
+            if not len(tokens):
+                raise unusable(f"pair {index}: found no tokens in its {name} sequence; leave such pairs out")
+        found.append(sum(map(len, pair)) - (common_beginning(*pair) if shared else 0))
     return np.array(found, np.int64)
 
 

@@ -143,8 +143,6 @@ class Packing:
     mask_first_label: bool
     groups: str | bool = False
     warned: bool = False
-    kinds: dict[str, str] | None = None
-    """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -190,8 +188,10 @@ class Packing:
         count = len(next(iter(batch.values())))
         with reworded(partial("in a buffer of {} examples, counted from its start: {}".format, count)):
             columns = {name: batch[name] for name in batch}
+            for name, values in columns.items():
+                if name not in self.drop_columns and all(value is None for value in values):
+                    raise unusable(f"column {name!r}: found no value; fill it, or name it in drop_columns")
             documents = self.documents(columns)
-            self._check_kinds(documents, columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)
             if made.counts.level == logging.WARNING and not self.warned:
@@ -205,22 +205,3 @@ class Packing:
             if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
             return WrittenRows(documents, made, self).lists()
-
-    def _check_kinds(self, documents: Documents, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Raise if columns differ in type from the first buffer, or if a column has no value."""
-        for name, values in columns.items():
-            if name not in self.drop_columns and all(value is None for value in values):
-                raise unusable(
-                    f"column {name!r}: found no value in a buffer of {len(values)} examples; whether "
-                    "it is a column of rows would depend on the buffer; fill it, or name it in "
-                    "drop_columns"
-                )
-        found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
-        self.kinds = self.kinds or found
-        for name in sorted(found.keys() | self.kinds.keys()):
-            now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
-            if now != before:
-                raise unusable(
-                    f"column {name!r}: found {now}, and {before} in the first buffer; make them alike, "
-                    "or name it in drop_columns"
-                )

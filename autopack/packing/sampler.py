@@ -50,9 +50,9 @@ class PackedBatchSampler:
     `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each document, as in `autopack.packing.plan`, or of each of its
-            sequences: of pairs, as `autopack.packing.pair_lengths` gives them. A batch of pairs is
-            for the collator of their trainer.
+        lengths: tokens of each document, as in `autopack.packing.plan`; or of each pair, as
+            `autopack.packing.pair_lengths` gives them: a batch of those is for the collator of
+            their trainer.
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.packing.plan`. `"sequential"` keeps its order in every epoch;
@@ -65,7 +65,6 @@ class PackedBatchSampler:
         cost: the cost of a row, so that all ranks have like work in every step. `None` leaves steps
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
-        align: as in `autopack.packing.plan`; the collator must have the same.
         groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than
             `max_length`, of which the model computes as many: collate a batch into one row, by a
             collator without a `max_length`.
@@ -93,7 +92,6 @@ class PackedBatchSampler:
         cost: CostModel | Literal["auto"] | None = "auto",
         num_replicas: int | None = None,
         rank: int | None = None,
-        align: int = 1,
         groups: Any = None,
         prefixes: Any = None,
     ) -> None:
@@ -104,13 +102,12 @@ class PackedBatchSampler:
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
             cost = None if strategy == "sequential" else CostModel()
-        options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
-        options |= {"cost": cost, "align": align}
-        plan([1], max_length, seed=seed, **options)  # checks them
-        self._options = options | {"max_documents": max_documents and int(max_documents), "align": int(align)}
+        options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
+        plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them
+        self._options = options | {"max_documents": max_documents and int(max_documents)}
         self.max_length, self.rows_per_batch = int(max_length), int(rows_per_batch)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
-        self._lengths, self._seed = read(lengths, sequences=True), int(seed)
+        self._lengths, self._seed = read(lengths), int(seed)
         self._grouped = read_groups(groups, prefixes, self._lengths)
         self._draw(0)
         counts = self.plan.counts
