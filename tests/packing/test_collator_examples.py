@@ -48,7 +48,6 @@ COLLATED = [
         [{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}],
         {"position_ids": [[5, 6, 7, 0, 1, 0, 1]], "labels": [[-100, 2, 3, -100, 5, -100, 7]]},
     ),
-    ({"align": 4}, [ABC[0], OWN], {"position_ids": [[0, 1, 2, 3, 0, 1, 2, 3]]}),
     # Labels per document, of other names, left out.
     ({}, [ROW | {"labels": [7, 8]}, OWN | {"labels": 9}], {"labels": [7, 8, 9]}),
     (
@@ -135,7 +134,6 @@ REFUSED = [
     # Positions that run on into the next document.
     ({}, [ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], ["'position_ids'", "end at 2", "drop_keys"]),
     ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", "starts at 2"]),
-    ({"align": 4}, [ABC[0], {"input_ids": [4, 5], "position_ids": [4, 5]}], ["end at 2", "starts at 4"]),
     # Keys that only some examples have.
     ({}, [WEIGHED, OWN], ["example 1, 'weight'", "example 0 has it"]),
     ({}, [OWN, WEIGHED], ["example 0, 'weight'", "example 1 has it"]),
@@ -153,7 +151,7 @@ REFUSED = [
     ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
     ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0", "'label'", "'labels'", "drop_keys"]),
     ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
-    ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
+    ({"max_length": 8, "rows": 1}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
     ({}, [OWN | {"image_id": 7}], ["'image_id': found shape ()"]),
     ({}, [ABC[1] | PATCHES, {"input_ids": [3], "image_token_pooling": [[0, 1]]}],
      ["example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"]),

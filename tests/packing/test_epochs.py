@@ -33,7 +33,7 @@ def test_documents_that_are_left_out_are_told_once(caplog):
 
 
 def test_options_of_numpy_make_the_state_of_those_of_python():
-    options = {"rows_per_batch": 2, "seed": 3, "max_documents": 4, "num_replicas": 2, "rank": 1, "align": 2}
+    options = {"rows_per_batch": 2, "seed": 3, "max_documents": 4, "num_replicas": 2, "rank": 1}
     of_numpy = {name: np.int32(value) for name, value in options.items()}
     plain = PackedBatchSampler(LENGTHS, 64, **options)
     other = PackedBatchSampler(LENGTHS, np.int64(64), **of_numpy)

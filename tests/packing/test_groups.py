@@ -1,6 +1,5 @@
 """Documents that begin alike share rows, in which their beginning counts once; and such rows train as documents do."""
 
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -12,9 +11,8 @@ from transformers import Trainer
 
 import autopack
 from autopack import PackedBatchSampler, PackingCollator, tiny
-from autopack.packing import CostModel, pack, pair_lengths, pair_prefixes, plan
+from autopack.packing import CostModel, pack, plan
 from tests.packing.batches import KINDS, arguments, documents_of, logged, of_kind
-from tests.packing.preference import dpo
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
 from tests.support.refusals import refused
@@ -71,14 +69,6 @@ class TestPlans:
         assert together.fill > 0.9
         assert together.padding == len(together) * 400 - together.columns_per_row.sum()
         assert "that others begin with as well" in repr(together)
-
-    def test_of_several_sequences(self):
-        lengths = np.array([[30, 40], [25, 50], [60, 20]])
-        made = plan(lengths, 100, prefixes=[10, 20, 5])
-        assert len(made) == 3
-        assert len(plan(lengths, 115, prefixes=[10, 20, 5])) == 2 < len(plan(lengths, 115))
-        assert made.lengths.sum() == lengths.sum() == made.counts.tokens
-        assert made.costs(CostModel(0, 1)).sum() == (lengths**2).sum() - 100 - 400 - 25
 
     def test_too_long(self):
         groups = {"groups": [0, 0, 0], "prefixes": [40, 40, 40]}
@@ -230,27 +220,3 @@ class TestCollator:
     def test_what_is_refused(self, example, message):
         with refused("unusable-data", match=message):
             PackingCollator(labels="completions")([example])
-
-
-class TestPairs:
-    def test_prompts_of_a_trainer(self, tmp_path):
-        trainer = dpo(tmp_path)
-        lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
-        prefixes = pair_prefixes(trainer.train_dataset, trainer.data_collator)
-        assert prefixes.tolist() == [len(ids) for ids in trainer.train_dataset["prompt_ids"]]
-        assert (prefixes > 0).all()
-        assert (prefixes <= lengths.min(axis=1)).all()
-        apart = PackedBatchSampler(lengths, 80)
-        together = PackedBatchSampler(lengths, 80, prefixes=prefixes)
-        assert together.plan.columns_per_row.sum() + prefixes.sum() == apart.plan.columns_per_row.sum()
-
-    def test_whole_sequences_and_a_collator_that_cuts(self):
-        data = [{"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 9]}, {"chosen_ids": [5], "rejected_ids": [6, 5]}]
-
-        def collate(keep, examples):
-            rows = [torch.tensor(e[name][keep]) for name in ("chosen_ids", "rejected_ids") for e in examples]
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            return {"input_ids": ids, "attention_mask": (ids > 0).long()}
-
-        for keep, wanted in ((slice(None), [2, 0]), (slice(-2, None), [0, 0])):
-            assert pair_prefixes(data, partial(collate, keep)).tolist() == wanted

@@ -3,49 +3,12 @@
 import numpy as np
 import pytest
 import trl
-from hypothesis import given
-from hypothesis import strategies as st
 
 import autopack
-from autopack.packing import CostModel, PackingCollator, pair_lengths, plan
-from benchmarks.planning import imbalance
+from autopack.packing import PackingCollator, pair_lengths
 from tests.packing.batches import KINDS, of_kind
 from tests.packing.preference import dpo, pairs
 from tests.support.refusals import refused
-
-LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 1024).astype(int)
-
-
-# Plans of several sequences per document
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10)), min_size=2, max_size=40),
-    st.sampled_from(["best_fit", "sequential"]),
-    st.integers(1, 4),
-)
-def test_pairs_stay_together_and_cost_what_their_sequences_do(pairs, strategy, ranks):
-    lengths, cost = np.array(pairs), CostModel(1, 1)
-    made = plan(pairs, 20, strategy, ranks=ranks, cost=cost if strategy == "best_fit" else None)
-    assert sorted(made.documents.tolist()) == list(range(len(pairs)))
-    wanted = [(lengths[row] + lengths[row] ** 2).sum() for row in made]
-    assert made.costs(cost).tolist() == wanted
-    assert made[1:].costs(cost).tolist() == wanted[1:]
-    assert made.tokens_per_row.tolist() == [lengths[row].sum() for row in made]
-    assert max(made.tokens_per_row) <= 20
-
-
-def test_ranks_have_like_work_by_the_squares_of_sequences():
-    cost = CostModel(0, 1)
-    squares = (LENGTHS**2).sum(axis=1)
-
-    def slowest(lengths):
-        rows = plan(lengths, 8192, cost=cost, ranks=8)
-        return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
-
-    assert slowest(LENGTHS) < 1.02
-    assert slowest(LENGTHS.sum(axis=1)) > 1.05, "control: a pair taken for one document"
-
 
 # Lengths
 
@@ -58,7 +21,7 @@ def test_lengths_are_those_of_batches(most, tmp_path):
     found = pair_lengths(data, trainer.data_collator)
     batch = trainer.data_collator([*data])
     assert found.dtype == np.int64
-    assert found.T.ravel().tolist() == batch["attention_mask"].sum(dim=1).tolist()
+    assert found.tolist() == batch["attention_mask"].sum(dim=1).view(2, -1).sum(dim=0).tolist()
     order = [*range(len(data))][::-2]
     assert (pair_lengths(data.select(order), trainer.data_collator) == found[order]).all()
     assert (pair_lengths([*data], trainer.data_collator) == found).all()
@@ -66,6 +29,14 @@ def test_lengths_are_those_of_batches(most, tmp_path):
     assert (pair_lengths(transformed, trainer.data_collator) == found).all()
     # A collator may hide where it cuts.
     assert (pair_lengths(data, lambda examples: trainer.data_collator(examples)) == found).all()
+
+
+def test_a_prompt_counts_once_where_a_model_computes_it_once(tmp_path):
+    trainer = dpo(tmp_path)
+    apart, once = (pair_lengths(trainer.train_dataset, trainer.data_collator, shared) for shared in (False, True))
+    assert (apart - once).tolist() == [len(ids) for ids in trainer.train_dataset["prompt_ids"]]
+    data = [{"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 9]}, {"chosen_ids": [5], "rejected_ids": [6, 5]}]
+    assert pair_lengths(data, REWARDS, shared=True).tolist() == [5, 3]
 
 
 REWARDS = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)

@@ -161,12 +161,10 @@ GROUPS = {"groups": np.arange(150) % 9, "max_length": 90}
     ("one", "other", "message"),
     [
         ({}, {"lengths": LENGTHS[::-1]}, "lengths was"),
-        ({}, {"lengths": LENGTHS.reshape(-1, 2)}, "lengths was"),
         ({}, {"num_replicas": 3}, "num_replicas was 2 and is 3"),
         ({}, {"seed": 1}, "seed was 0 and is 1"),
         ({}, {"strategy": "sequential"}, "strategy was 'best_fit' and is 'sequential'"),
         ({}, {"cost": None}, "cost was"),
-        ({"align": 8}, {}, "align was 8 and is 1"),  # as in states of before there was one
         (GROUPS | {"prefixes": [1] * 150}, GROUPS | {"prefixes": [0] * 150}, ""),
     ],
 )
