@@ -79,10 +79,8 @@ class Plan:
 
     def pieces(self, row: int) -> slice:
         """Return the pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
-        wanted = row + len(self) if row < 0 else row
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"row {row} of a plan of {len(self)} rows")
-        return slice(int(self.bounds[wanted]), int(self.bounds[wanted + 1]))
+        row = range(len(self))[row]
+        return slice(int(self.bounds[row]), int(self.bounds[row + 1]))
 
     def select(self, rows: Any) -> Plan:
         """Return the plan of these rows alone, in this order: (rows,) ints, each at most once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,18 @@ import pyarrow as pa
 
 from autopack.inspection.media import PICTURES
 from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
-from autopack.packing.checks import IDS, LENGTHS, POSITIONS, invalid, labels_of, reworded, unusable
+from autopack.packing.checks import (
+    IDS,
+    LENGTHS,
+    POSITIONS,
+    check_in,
+    check_ints,
+    check_names,
+    invalid,
+    labels_of,
+    reworded,
+    unusable,
+)
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import bounds_of, nothing_left
@@ -138,17 +149,26 @@ class Packing:
 
     max_length: int
     planned: dict[str, Any]
-    drop_columns: tuple[str, ...]
+    drop_columns: Collection[str]
     first_position: int
     mask_first_label: bool
     groups: str | bool = False
     warned: bool = False
 
+    def __post_init__(self) -> None:
+        check_ints(first_position=self.first_position)
+        check_in("mask_first_label", self.mask_first_label, (True, False))
+        check_names("drop_columns", self.drop_columns, "columns")
+        if not isinstance(self.groups, (str, bool)):
+            raise ValueError(f"groups={self.groups!r}: wanted the name of a column, True or False")
+        plan([1], self.max_length, **self.planned)  # checks them
+        self.max_length, self.first_position = int(self.max_length), int(self.first_position)
+        self.drop_columns = sorted(self.drop_columns, key=str)
+
     @property
     def options(self) -> tuple[Any, ...]:
         """All that determines rows beside their plan."""
-        columns = sorted(self.drop_columns)
-        return self.max_length, columns, self.first_position, self.mask_first_label, self.groups
+        return self.max_length, self.drop_columns, self.first_position, self.mask_first_label, self.groups
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""

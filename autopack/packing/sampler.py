@@ -231,14 +231,16 @@ class PackedBatchSampler:
 
     def _made_of(self) -> dict[str, Any]:
         """Return the options that a plan depends on, to tell others when a run is resumed."""
-        found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
-        found |= {
+        cost = self._options["cost"]
+        return self._options | {
+            "rows": "of 0.3",
+            "lengths": self._digest,
+            "max_length": self.max_length,
             "rows_per_batch": self.rows_per_batch,
             "seed": self._seed,
             "num_replicas": self.num_replicas,
+            "cost": cost and [cost.linear, cost.quadratic],
         }
-        cost = self._options["cost"]
-        return found | self._options | {"cost": cost and [cost.linear, cost.quadratic]}
 
     def _asked_ranks(self) -> Sequence[int]:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopack.integrations.trainers import derives_from
 from autopack.packing.checks import bad_file, check_ints, no_examples
-from autopack.packing.dataset import prepare
+from autopack.packing.dataset import packing_of
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 
@@ -72,8 +72,8 @@ def pack_shards(
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     planned = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    packing = prepare(
-        "autopack.packing.pack_shards", max_length, planned, drop_columns, first_position, mask_first_label
+    packing = packing_of("autopack.packing.pack_shards")(
+        max_length, planned, drop_columns, first_position, mask_first_label
     )
     from autopack.packing.parts import Folder, pack_own
 

@@ -11,10 +11,9 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, Documents, refused
+from tests.packing.batches import ABC, refused
 
 CONTAINERS = {
     "list": list,
@@ -65,11 +64,6 @@ def test_any_container(kind):
         batch = PackingCollator()([{**e, "attention_mask": mask} for e, mask in zip(padded, masks, strict=True)])
         assert torch.equal(batch.pop("token_type_ids"), batch["input_ids"])
         same(batch, PackingCollator()(ABC))
-
-
-def test_batch_encodings_of_a_tokenizer():
-    examples = [transformers.BatchEncoding({**e, "attention_mask": [1] * len(e["input_ids"])}) for e in ABC]
-    same(PackingCollator()(examples), PackingCollator()(ABC))
 
 
 def test_examples_are_not_changed():
@@ -197,11 +191,3 @@ def test_refused_labels_name_the_example_and_the_key(first, second, found):
 def test_pickle_and_copy():
     collator = PackingCollator(max_length=64, first_position=2)
     assert pickle.loads(pickle.dumps(collator)) == collator == copy.deepcopy(collator)
-
-
-@pytest.mark.exhaustive
-def test_collate_fn_of_a_dataloader_whose_worker_is_spawned():
-    collator = PackingCollator(declare=("attention_mask", "cu_seq_lens"))
-    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
-    batches = DataLoader(Documents([3, 2, 4, 1]), batch_size=2, collate_fn=collator, **options)
-    assert [batch["position_ids"].tolist() for batch in batches] == [[[0, 1, 2, 0, 1]], [[0, 1, 2, 3, 0]]]

@@ -1,21 +1,16 @@
 """Packed batches in models, padded inside or all of one shape, and what `for_model` takes from a model."""
 
-import json
 import pickle
 import types
 
-import numpy as np
 import peft
 import pytest
 import torch
 import transformers
-from torch.utils.data import DataLoader
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator, registry, tiny
-from tests.conftest import FLOAT64, error
+from autopack import PackingCollator, registry, tiny
 from tests.engine import Call, Result, check, ids
-from tests.packing.batches import Documents
 from tests.subjects import build
 from tests.support.refusals import refused
 
@@ -154,36 +149,6 @@ def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wr
 
 
 # Batches that all have one shape
-
-
-def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
-    model, stock = (build("llama", "sequence-classification") for _ in range(2))
-    documents = [*DOCUMENTS, DOCUMENTS[0][:1]]
-    examples = [{"input_ids": d, "label": i % 2} for i, d in enumerate(documents)]
-    batch = PackingCollator.for_model(model, max_length=24)(examples)
-    autopack.enable(model)
-    expected = torch.cat([stock(input_ids=d[None]).logits for d in documents])
-    assert error(model(**batch).logits, expected) < FLOAT64
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "sequential"])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
-    lengths = np.random.default_rng(1).integers(1, 60, 200).tolist()
-    declare = ("attention_mask", "cu_seq_lens")
-    collate = PackingCollator(max_length=64, rows=2, max_documents=5, declare=declare)
-    options = {"rows_per_batch": 2, "strategy": strategy, "max_documents": 5, "num_replicas": ranks}
-    shapes, tokens = set(), 0
-    for rank in range(ranks):
-        sampler = PackedBatchSampler(lengths, 64, rank=rank, **options)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            for batch in DataLoader(Documents(lengths), batch_sampler=sampler, collate_fn=collate):
-                real = batch.pop("attention_mask", torch.ones_like(batch["input_ids"]))  # not where there is no padding
-                tokens += int(real.sum())
-                shapes.add(json.dumps({name: getattr(value, "shape", value) for name, value in batch.items()}))
-    assert len(shapes) == 1
-    assert tokens == 2 * sum(lengths)
 
 
 def test_a_packed_row_of_more_documents_than_a_row_may_have():

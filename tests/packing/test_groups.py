@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Trainer
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator, tiny
+from autopack import PackingCollator, tiny
 from autopack.packing import CostModel, pack, plan
-from tests.packing.batches import KINDS, arguments, documents_of, logged, of_kind
+from tests.packing.batches import KINDS, documents_of, of_kind
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
 from tests.support.refusals import refused
@@ -79,20 +78,6 @@ class TestPlans:
         equal = plan([100, 100, 100], 100, groups=[0] * 3, prefixes=[100] * 3)  # the prefix is all there is
         assert len(equal) == 1 or (equal.columns_per_row <= 100).all()
 
-    def test_the_least_beginning_of_a_group_counts(self):
-        of_least, of_each = (plan([7, 8, 9], 20, groups=[0, 0, 1], prefixes=[3, n, 1]) for n in (3, 4))
-        assert of_each == of_least
-
-
-class TestSamplers:
-    @pytest.mark.parametrize("ranks", [1, 3])
-    def test_epochs_of_all_ranks(self, ranks):
-        samplers = [PackedBatchSampler(**grouped(), max_length=400, num_replicas=ranks, rank=r) for r in range(ranks)]
-        for epoch in (0, 1):
-            for sampler in samplers:
-                sampler.set_epoch(epoch)
-            assert sorted(chain(*chain(*samplers))) == list(range(120))
-
 
 def completions(prompts=6):
     """Completions of prompts, in random order, and documents by themselves."""
@@ -144,20 +129,6 @@ class TestPackedData:
                 agree(stock, model, collator([row]))
                 assert handle.tally.training.columns - before <= 200
             assert handle.tally.training.shared > 300
-
-    def test_a_trainer(self, tmp_path):
-        """The recipe: rows of groups, one per batch, and the plain collator; losses do not depend on what is shared."""
-        rows = pack(of_kind(completions(12), "Dataset"), 200, groups="prompt")
-        options = {"per_device_train_batch_size": 1, "max_steps": 4, "learning_rate": 1e-3}
-        losses = []
-        for share in (True, False):
-            model, args = build("llama").train(), arguments(tmp_path, **options)
-            trainer = Trainer(model, args, train_dataset=rows, data_collator=PackingCollator())
-            handle = autopack.enable(trainer, share=share).handles["model"]
-            trainer.train()
-            losses.append(logged(trainer))
-            assert (handle.tally.training.shared > 0) == share
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 GROUP = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}

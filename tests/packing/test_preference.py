@@ -229,29 +229,3 @@ def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
     alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)
     assert logged(trainer) == pytest.approx(expected(trainer, alone, epochs=3), **CLOSE)
-
-
-@pytest.fixture
-def _precision(monkeypatch):
-    """Trainers leave theirs to all that come after them in a process."""
-    from accelerate.state import AcceleratorState
-
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.usefixtures("_precision")
-@pytest.mark.parametrize(("bf16", "close"), [(False, CLOSE), (None, {"rel": 2e-2})], ids=["float32", "bfloat16"])
-def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
-    """TRL trains in bfloat16 unless told otherwise, which has three digits."""
-    found = _run(_recipe(), "llama", tmp_path, bf16=bf16)
-    stock = _run(_recipe().replace("autopack.enable(trainer)\n", ""), "llama", tmp_path, bf16=bf16)
-    assert not autopack.is_enabled(stock.model)
-    assert logged(found) == pytest.approx(logged(stock), **close)
-    handle = autopack.enable(found)
-    assert list(handle.handles) == ["model", "ref_model"]
-    for of_model in handle.handles.values():
-        assert of_model.tally.batches == len(logged(found))
-        assert not of_model.tally.left

@@ -74,15 +74,6 @@ def test_rows_follow_the_stream_and_are_mixed_in_a_buffer():
     assert numbers_of(rows_of(stream(), seed=1)) != numbers
 
 
-def test_shuffling_is_kept_and_changes_with_the_epoch():
-    rows = rows_of(stream(shuffled=True))
-    first = documents_of(rows)
-    rows.set_epoch(1)
-    second = documents_of(rows)
-    assert documents_of(rows_of(stream())) != first != second
-    assert sorted(second) == sorted(first) == EVERY
-
-
 class Ids(list):
     """Tokens that are counted while they are held."""
 
