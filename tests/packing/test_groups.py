@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack import PackingCollator, tiny
+from autopack import PackingCollator
 from autopack.packing import CostModel, pack, plan
 from tests.packing.batches import KINDS, documents_of, of_kind
 from tests.prefixes.test_packed_rows import agree
@@ -165,16 +165,6 @@ class TestCollator:
             assert [label for label in batch["labels"][0].tolist() if label != -100] == [*chain(*targets)]
             assert batch["completion_mask"].shape == batch["input_ids"].shape
             assert batch["advantages"].tolist() == pytest.approx(numbers)
-
-    def test_a_model_computes_the_prompt_once_beside_plain_examples_and_empty_completions(self):
-        stock, model = twins(build("llama").eval())
-        prompt, *rests = (tiny.tokens(None, 1, n, seed=n)[0].tolist() for n in (40, 7, 3, 12))
-        example = {"prompt_ids": prompt, "completion_ids": rests}
-        empty = [{"prompt_ids": prompt, "completion_ids": [rests[0], []]}, {"input_ids": rests[1], "labels": rests[1]}]
-        with autopack.enable(model) as handle:
-            agree(stock, model, PackingCollator(labels="completions")([example]))
-            assert handle.tally.training.shared == 80
-            agree(stock, model, PackingCollator(labels="completions")(empty))
 
     @pytest.mark.parametrize(
         ("example", "message"),

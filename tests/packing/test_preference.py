@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-import peft
 import pytest
 import torch
 import trl
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM
 
 import autopack
 from autopack import PackedBatchSampler, tiny
@@ -107,51 +106,6 @@ def test_options_of_dpo(name, tmp_path):
     compare(lambda: dpo(tmp_path, "llama", PlannedDPO, **LOSSES[name]))
 
 
-def _lora():
-    return peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-
-
-@pytest.mark.parametrize("given_by", ["trainer", "user"])
-def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
-    def make():
-        model, extra = tiny.build("llama"), {"peft_config": _lora()}
-        if given_by == "user":
-            model, extra = peft.get_peft_model(model, _lora()), {}
-        args = arguments(tmp_path, trl.DPOConfig)
-        return PlannedDPO(model, args=args, train_dataset=pairs(), processing_class=tokenizer(), **extra)
-
-    handle = compare(make)
-    assert list(handle.handles) == ["model"]
-    batches = len(make().get_train_dataloader())
-    assert handle.handles["model"].tally.batches == 2 * batches, "the policy and its base"
-
-
-def _reward(folder, model_type, kind=trl.RewardTrainer, **options):
-    config = tiny.build(model_type).config
-    config.num_labels = 1
-    torch.manual_seed(0)
-    model = moved(AutoModelForSequenceClassification.from_config(config), 0.1)
-    data = pairs().map(lambda pair: {"margin": float(len(pair["prompt"])) / 50})
-    args = arguments(folder, trl.RewardConfig, **options)
-    return kind(model, args=args, train_dataset=data, processing_class=tokenizer())
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bloom", "gpt_neox"])
-def test_reward_is_stocks_and_that_of_every_pair_alone(model_type, tmp_path):
-    class Kind(Planned, trl.RewardTrainer):
-        pass
-
-    compare(lambda: _reward(tmp_path, model_type, Kind, center_rewards_coefficient=0.1))
-    trainer, stock = _reward(tmp_path, model_type, Kind), _reward(tmp_path, model_type).model.eval()
-    losses = []
-    for pair in trainer.train_dataset:
-        with torch.no_grad():
-            both = [stock(input_ids=torch.tensor([pair[f"{name}_ids"]])).logits for name in ("chosen", "rejected")]
-        losses.append(float(-torch.nn.functional.logsigmoid(both[0] - both[1] - pair["margin"])))
-    autopack.enable(trainer)
-    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(expected(trainer, np.array(losses)), **CLOSE)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["orpo", "cpo"])
 def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
@@ -164,14 +118,6 @@ def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
         return kind(tiny.build("llama"), args=args, train_dataset=pairs(), processing_class=tokenizer())
 
     compare(make)
-
-
-def test_evaluation(tmp_path):
-    stock, enabled = (dpo(tmp_path, eval_dataset=pairs(7, seed=1), per_device_eval_batch_size=3) for _ in range(2))
-    autopack.enable(enabled)
-    wanted, found = stock.evaluate(), enabled.evaluate()
-    names = [name for name in wanted if not re.search("runtime|per_second", name)]
-    assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, **CLOSE)
 
 
 # Rows of several documents in a trainer of pairs
