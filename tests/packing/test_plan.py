@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from autopack import InvalidPacking
 from autopack.packing import CostModel, plan
 from autopack.packing.balance import complete
-from autopack.packing.strategies import next_fit, permutation
+from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused
@@ -93,18 +93,6 @@ def test_sequential_is_next_fit(given, limit):
     assert next_fit(np.array(lengths), max_length, limit).tolist() == [*wanted, len(lengths)]
     found = plan(lengths, max_length, "sequential", max_documents=limit)
     assert (found.bounds.tolist(), found.documents.tolist()) == ([*wanted, len(lengths)], [*range(len(lengths))])
-
-
-def test_orders_are_those_of_the_drawn_bits_that_there_is_room_for():
-    lengths = np.ones(20_000, np.int64)
-    lengths[::5000] = 1 << 31  # 31 bits of length, 15 of the index: of the drawn bits of 20,000, many agree in 18
-    for seed in range(3):
-        bits = np.random.PCG64(seed).random_raw(len(lengths))
-        index_bits = (len(lengths) - 1).bit_length()
-        few = bits >> np.uint64(31 + index_bits)
-        assert len(np.unique(few)) < len(lengths) - 500
-        assert np.array_equal(permutation(len(lengths), seed, lengths), np.lexsort((few, -lengths)))
-        assert np.array_equal(permutation(len(lengths), seed), np.argsort(bits >> np.uint64(index_bits), kind="stable"))
 
 
 @given(asked())
