@@ -40,7 +40,12 @@ class CostModel:
         lengths = np.asarray(lengths, np.float64)
         return lengths * (self.linear + self.quadratic * lengths)
 
-    def of_rows(self, lengths: np.ndarray, bounds: np.ndarray, shared: np.ndarray | None = None) -> np.ndarray:
+    def of_rows(
+        self,
+        lengths: np.ndarray,
+        bounds: np.ndarray,
+        shared: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
         `bounds[r + 1]`, whose `shared` tokens are computed with another one.
 

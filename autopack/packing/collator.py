@@ -161,7 +161,7 @@ class PackingCollator:
             check_in("declare", form, get_args(Declaration))
         if self.max_length and self.max_length % (self.pad_to_multiple_of or 1):
             raise ValueError(
-                f"max_length={self.max_length}: wanted a multiple of pad_to_multiple_of={self.pad_to_multiple_of}",
+                f"max_length={self.max_length}: wanted a multiple of pad_to_multiple_of={self.pad_to_multiple_of}"
             )
         for name in ("max_documents", "rows"):
             if getattr(self, name) and not self.max_length:
@@ -235,7 +235,8 @@ class PackingCollator:
         media = [example.media for example in read]
         whole = joined(read, self.first_position)
         multiple = self.pad_to_multiple_of or 1
-        placed = place(whole.lengths, documents, self.max_length, multiple, self.max_documents, self.rows)
+        limits = self.max_length, multiple, self.max_documents, self.rows
+        placed = place(whole.lengths, documents, *limits)
         batch = self._assemble(whole, placed)
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()

@@ -87,8 +87,10 @@ def pack(
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     check_ints(buffer_size=buffer_size)
-    planned = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    packing = packing_of("autopack.pack")(max_length, planned, drop_columns, first_position, mask_first_label, groups)
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
+    planned["max_documents"] = max_documents
+    columns = drop_columns, first_position, mask_first_label, groups
+    packing = packing_of("autopack.pack")(max_length, planned, *columns)
     if not any(derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}

@@ -112,7 +112,9 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
     found["prefixes"] = zeros(len(lengths)) if prefixes is None else ints("prefixes", prefixes)
     for name, numbers in found.items():
         if len(numbers) != len(lengths):
-            raise wrong_numbers(f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}")
+            raise wrong_numbers(
+                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}",
+            )
         least = ALONE if name == "groups" else 0
         check_each(name, numbers, numbers < least, f"wanted at least {least}")
         check_each(name, numbers, numbers > np.iinfo(np.int64).max, "wanted 64 bits")

@@ -39,7 +39,8 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
     about = folder, mark_of(packing, len(works), whole), packing, schema
-    tasks = [task.remote(*about, name, *work, *held) for name, work, held in zip(names, works, parts, strict=True)]
+    of_shards = zip(names, works, parts, strict=True)
+    tasks = [task.remote(*about, name, *work, *held) for name, work, held in of_shards]
     del parts
     try:
         for each in tasks:

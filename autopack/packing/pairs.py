@@ -20,7 +20,11 @@ BLOCK = 64
 """Pairs that are collated at a time."""
 
 
-def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], shared: bool = False) -> np.ndarray:
+def pair_lengths(
+    dataset: Any,
+    collator: Callable[[list[Any]], Any],
+    shared: bool = False,
+) -> np.ndarray:
     """Return tokens of each pair, (pairs,) int64: of the chosen sequence and the rejected one.
 
     For `PackedBatchSampler`, which then makes batches of pairs by their tokens. All pairs are
@@ -43,7 +47,9 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], shared: boo
     for index, pair in enumerate(_sequences(dataset, collator)):
         for name, tokens in zip(("chosen", "rejected"), pair, strict=True):
             if not len(tokens):
-                raise unusable(f"pair {index}: found no tokens in its {name} sequence; leave such pairs out")
+                raise unusable(
+                    f"pair {index}: found no tokens in its {name} sequence; leave such pairs out",
+                )
         found.append(sum(map(len, pair)) - (common_beginning(*pair) if shared else 0))
     return np.array(found, np.int64)
 

@@ -161,7 +161,8 @@ class Folder:
     def shards(self, names: list[str], plan: Plan) -> Shards:
         """Return the shards in these files, with the rows of a plan."""
         tokens = int(plan.lengths.sum())
-        return Shards(tuple(map(self.address, names)), len(plan), tokens, plan.max_length, plan.counts)
+        files = tuple(map(self.address, names))
+        return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
 
 
 def mark_of(packing: Packing, count: int, plan: Plan) -> bytes:
@@ -185,7 +186,13 @@ def edges_of(plan: Plan, count: int | None) -> np.ndarray:
     return np.arange(count + 1, dtype=np.int64) * len(plan) // count
 
 
-def pack_own(dataset: Any, packing: Packing, folder: Folder, num_shards: int | None, shard: int | None) -> Shards:
+def pack_own(
+    dataset: Any,
+    packing: Packing,
+    folder: Folder,
+    num_shards: int | None,
+    shard: int | None,
+) -> Shards:
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
     documents = Documents.of_dataset(dataset, packing.drop_columns)

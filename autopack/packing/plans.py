@@ -22,7 +22,7 @@ Strategy = Literal["best_fit", "sequential"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Rows of documents: an immutable value of a few arrays.
+    """Rows of documents: a value of a few arrays.
 
     A *piece* is a document, or a part of one if documents were cut. `len(plan)` is the number of
     rows; `plan[r]` gives the documents of row r, (pieces,) int64, and a slice gives a plan of those
@@ -178,10 +178,13 @@ def plan(
         raise ValueError(
             f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out",
         )
-    found, max_length, ranks, seed = read(lengths, copy=False), int(max_length), int(ranks), int(seed)
+    max_length, ranks, seed = int(max_length), int(ranks), int(seed)
+    found = read(lengths, copy=False)
     grouped = read_groups(groups, prefixes, found)
     if grouped and (overflow == "split" or max_documents is not None):
-        raise ValueError("groups= go into a row together, whole: leave max_documents= and overflow='split' out")
+        raise ValueError(
+            "groups= go into a row together, whole: leave max_documents= and overflow='split' out",
+        )
     limit = max_length if max_documents is None else min(max_length, int(max_documents))
     units: np.ndarray | None = None
     bounds = np.zeros(1, np.int64)

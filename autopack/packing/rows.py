@@ -168,7 +168,8 @@ class Packing:
     @property
     def options(self) -> tuple[Any, ...]:
         """All that determines rows beside their plan."""
-        return self.max_length, self.drop_columns, self.first_position, self.mask_first_label, self.groups
+        columns = self.drop_columns, self.first_position, self.mask_first_label, self.groups
+        return self.max_length, *columns
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""
@@ -210,7 +211,9 @@ class Packing:
             columns = {name: batch[name] for name in batch}
             for name, values in columns.items():
                 if name not in self.drop_columns and all(value is None for value in values):
-                    raise unusable(f"column {name!r}: found no value; fill it, or name it in drop_columns")
+                    raise unusable(
+                        f"column {name!r}: found no value; fill it, or name it in drop_columns",
+                    )
             documents = self.documents(columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)

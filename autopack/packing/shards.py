@@ -71,7 +71,8 @@ def pack_shards(
             folder that is not empty. For one `shard`, others of the same set may be in it.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
+    planned["max_documents"] = max_documents
     packing = packing_of("autopack.packing.pack_shards")(
         max_length, planned, drop_columns, first_position, mask_first_label
     )
