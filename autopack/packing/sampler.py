@@ -50,9 +50,8 @@ class PackedBatchSampler:
     `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each document, as in `autopack.packing.plan`; or of each pair, as
-            `autopack.packing.pair_lengths` gives them: a batch of those is for the collator of
-            their trainer.
+        lengths: tokens of each document, as in `autopack.packing.plan`; or of each pair of
+            preference data, whose batches are for the collator of their trainer.
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.packing.plan`. `"sequential"` keeps its order in every epoch;

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autopack
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, refused
+from tests.packing.batches import ABC, KINDS, of_kind, refused
 from tests.packing.test_collator import same
+from tests.support.refusals import refused as refused_as
 
 # Examples that are packed already
 
@@ -235,3 +237,30 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, column
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autopack.packing.collator.merge", lambda *_: None)
         same(found, collate(examples))
+
+
+# Pairs are no documents
+
+
+TOKENS = [{"chosen_ids": [1, 2], "rejected_ids": [3, 4]}] * 2
+MIXED = [{"input_ids": [5, 6], "chosen": "good", "rejected": "bad"}] * 2
+LEGACY = [{"prompt_input_ids": [1], "chosen_input_ids": [1, 2], "rejected_input_ids": [1, 3]}] * 2
+TEXTS = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
+
+
+@pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, TEXTS])
+def test_pairs_are_no_documents_unless_they_are_named(examples):
+    with refused_as("pairs-are-no-documents", match=r"example 0, found 'chosen.*PackedBatchSampler.*both in drop_keys"):
+        PackingCollator()(examples)
+    for kind in KINDS:
+        with refused_as("pairs-are-no-documents", match=r"found 'chosen.*PackedBatchSampler.*both in drop_columns"):
+            list(autopack.pack(of_kind(examples, kind), 8))
+    names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
+    collate = PackingCollator(drop_keys=names)
+    if examples is MIXED:
+        assert collate(examples)["input_ids"].tolist() == [[5, 6, 5, 6]]
+        assert autopack.pack(examples, 8, drop_columns=names)[0]["input_ids"] == [5, 6, 5, 6]
+        return
+    for call in (collate, lambda given: autopack.pack(given, 8, drop_columns=names)):
+        with refused_as("unusable-data", match="tokenize first"):
+            call(examples)

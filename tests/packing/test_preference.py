@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import autopack
 from autopack import PackedBatchSampler, tiny
-from autopack.packing import PackingCollator, pair_lengths
+from autopack.packing import PackingCollator
 from autopack.runtime.padding_read import LOOKS
 from tests.engine import in_rows
 from tests.packing.batches import arguments, logged, tokenizer
@@ -25,11 +25,18 @@ CLOSE = {"rel": 1e-5, "abs": 1e-5}
 DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
 
 
+def lengths_of(trainer):
+    """Tokens of both sequences of each pair."""
+    made = [trainer.data_collator([pair]) for pair in trainer.train_dataset]
+    names = "attention_mask", "chosen_attention_mask", "rejected_attention_mask"
+    return [sum(int(batch[name].sum()) for name in names if name in batch) for batch in made]
+
+
 class Planned:
     """What the recipe adds to a trainer, with rows small enough for a few pairs."""
 
     def get_train_dataloader(self):
-        lengths = pair_lengths(self.train_dataset, self.data_collator)
+        lengths = lengths_of(self)
         sampler = PackedBatchSampler(lengths, max_length=CAPACITY, seed=self.args.seed)
         return self.accelerator.prepare(
             DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
@@ -42,7 +49,7 @@ class PlannedDPO(Planned, trl.DPOTrainer):
 
 def expected(trainer, losses, epochs=1):
     """The means over the pairs of each step, by the plan."""
-    lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
+    lengths = lengths_of(trainer)
     sampler = PackedBatchSampler(lengths, CAPACITY, seed=trainer.args.seed)
     found = []
     for epoch in range(epochs):
