@@ -46,7 +46,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None
         for each in tasks:
             _result(each)
     finally:
-        ray.wait(tasks, num_returns=len(tasks))
+        ray.wait(tasks, num_returns=len(tasks))  # none goes on writing
     if {*names} - {*folder.names()}:
         raise ValueError(
             f"path={folder.path!r}: workers wrote shards that are not here; name a folder that "

@@ -146,20 +146,3 @@ def test_a_worker_of_ray_is_killed(stage, corpus, start, tmp_path):
     (tmp_path / "go").touch()
     finish(driver)
     check(folder, corpus)
-
-
-@needs_ray
-@pytest.mark.exhaustive
-def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, tmp_path):
-    folder = tmp_path / "rows"
-    driver = start("ray", 0, COUNT, folder, "named")
-    until(lambda: list(tmp_path.glob("at-*")), driver)
-    kill(driver)
-    workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
-    with refused("bad-file", match="shards are missing"):
-        shard_files(folder)
-    assert start("ray", 0, COUNT, folder).wait(PATIENCE) == 1
-    assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()
-    finish(start("ray", 0, COUNT, tmp_path / "new"))
-    check(tmp_path / "new", corpus)
