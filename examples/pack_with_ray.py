@@ -47,8 +47,6 @@ def main() -> None:
 
         written = autopack.packing.pack_shards(corpus, 1024, path, num_shards=8)  # the one line
         print(written)
-        by_block = autopack.packing.pack_shards(corpus, 1024, Path(temporary) / "by_block", plan="shard", num_shards=8)
-        print(f"planned block by block: {by_block}")
         ray.shutdown()
 
         # One process, for comparison: it needs the whole corpus, and the same plan gives the same rows.

@@ -14,7 +14,7 @@ NAMES = {
     """,
     "autopack.packing": """
         CostModel HostBatch PackedBatchSampler PackedLayout PackingCollator Plan pack pack_shards
-        pair_lengths pair_prefixes plan shard_files shard_rows weighted_loss
+        plan shard_files shard_rows weighted_loss
     """,
     "autopack.registry": """
         Family families register

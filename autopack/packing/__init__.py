@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
 from autopack.packing.dataset import pack
-from autopack.packing.pairs import pair_lengths, pair_prefixes
 from autopack.packing.plans import Plan, plan
 from autopack.packing.sampler import PackedBatchSampler
 from autopack.packing.shards import pack_shards, shard_files
@@ -29,8 +28,6 @@ __all__ = [
     "Plan",
     "pack",
     "pack_shards",
-    "pair_lengths",
-    "pair_prefixes",
     "plan",
     "shard_files",
     "shard_rows",

@@ -44,17 +44,18 @@ class CostModel:
         self,
         lengths: np.ndarray,
         bounds: np.ndarray,
-        squares: np.ndarray | None = None,
+        shared: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
-        `bounds[r + 1]`.
+        `bounds[r + 1]`, whose `shared` tokens are computed with another one.
 
-        `squares` are the sums of the squared lengths of each document's sequences, if it has
-        several. Sums are of ints, and so the same on every machine: the order of rows of almost
-        equal cost depends on it.
+        Sums are of ints, and so the same on every machine: the order of rows of almost equal cost
+        depends on it.
         """
-        squares = lengths * lengths if squares is None else squares
-        return self.linear * sums(lengths, bounds) + self.quadratic * sums(squares, bounds)
+        computed, squares = lengths, lengths * lengths
+        if shared is not None:
+            computed, squares = lengths - shared, squares - shared * shared
+        return self.linear * sums(computed, bounds) + self.quadratic * sums(squares, bounds)
 
     @classmethod
     def for_model(cls, model: Any) -> CostModel:

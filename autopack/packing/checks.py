@@ -77,8 +77,7 @@ def check_columns(names: Collection[Any], option: str) -> None:
         raise InvalidPacking(
             f"found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. "
             "Leave them to the collator of their trainer, whose batches an enabled model runs "
-            "without padding, and plan these batches by "
-            "PackedBatchSampler(autopack.packing.pair_lengths(dataset, collator), ...). Or name "
+            "without padding, and plan these batches by PackedBatchSampler. Or name "
             f"both in {option} to pack the rest; PackingCollator(labels='completions') makes "
             "documents of a prompt and answers",
             code="pairs-are-no-documents",

@@ -11,7 +11,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -38,7 +38,7 @@ from autopack.packing.checks import (
     unusable,
 )
 from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
-from autopack.packing.lengths import aligned, bounds_of, numbered
+from autopack.packing.lengths import bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
 from autopack.packing.places import Places, place
 
@@ -52,7 +52,7 @@ _MADE_FOR = "_made_for"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class PackingCollator:
     """Collator that concatenates the examples of a mini-batch into packed rows.
 
@@ -110,9 +110,6 @@ class PackingCollator:
         overflow: treatment of an example of more than `max_length` tokens: `"error"`, or
             `"truncate"` its end.
         pad_to_multiple_of: pad the rows to a multiple of this.
-        align: pad every document to a multiple of so many columns, as sequence and context
-            parallelism require. Its positions run on through that padding, and `cu_seq_lens` counts
-            it as part of the document.
         max_documents: the most documents of a row of `max_length`.
         rows: give every batch exactly this many rows of exactly `max_length` columns, so that a
             compiled step sees one shape. With `max_documents` too, `cu_seq_lens_q` and
@@ -143,12 +140,11 @@ class PackingCollator:
     max_length: int | None = None
     overflow: Literal["error", "truncate"] = "error"
     pad_to_multiple_of: int | None = None
-    align: int = 1
     max_documents: int | None = None
     rows: int | None = None
     declare: Collection[str] = ("attention_mask",)
     loss_weights: Weighing | None = None
-    image_processor: Any = None
+    image_processor: Any = field(default=None, repr=False)
     drop_keys: Collection[str] = ()
     images_by_row: bool = field(default=False, init=False)
 
@@ -157,28 +153,19 @@ class PackingCollator:
             check_in(name, getattr(self, name), choices)
         optional = ("max_length", "pad_to_multiple_of", "max_documents", "rows")
         check_ints(True, **{name: getattr(self, name) for name in optional})
-        check_ints(align=self.align, first_position=self.first_position)
+        check_ints(first_position=self.first_position)
         for name, what in (("declare", "forms"), ("drop_keys", "keys")):
             check_names(name, getattr(self, name), what)
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for form in self.declare:
             check_in("declare", form, get_args(Declaration))
-        for name in ("pad_to_multiple_of", "align"):
-            if self.max_length and self.max_length % (getattr(self, name) or 1):
-                raise ValueError(
-                    f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}",
-                )
-        if self.align > 1 and MASK not in self.declare:
-            raise ValueError(f"align={self.align}: only {MASK!r} tells padding inside documents; declare it")
+        if self.max_length and self.max_length % (self.pad_to_multiple_of or 1):
+            raise ValueError(
+                f"max_length={self.max_length}: wanted a multiple of pad_to_multiple_of={self.pad_to_multiple_of}"
+            )
         for name in ("max_documents", "rows"):
             if getattr(self, name) and not self.max_length:
                 raise ValueError(f"{name}={getattr(self, name)}: is of rows of max_length, which is missing")
-
-    def __repr__(self) -> str:
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        if self.image_processor is not None:
-            changed["image_processor"] = type(self.image_processor)  # its own repr takes a screen
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @classmethod
     def for_model(cls, model: Any, **options: Any) -> PackingCollator:
@@ -248,15 +235,8 @@ class PackingCollator:
         media = [example.media for example in read]
         whole = joined(read, self.first_position)
         multiple = self.pad_to_multiple_of or 1
-        placed = place(
-            whole.lengths,
-            documents,
-            self.max_length,
-            multiple,
-            self.align,
-            self.max_documents,
-            self.rows,
-        )
+        limits = self.max_length, multiple, self.max_documents, self.rows
+        placed = place(whole.lengths, documents, *limits)
         batch = self._assemble(whole, placed)
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
@@ -296,15 +276,13 @@ class PackingCollator:
             completes,
         )
         found = f"{IDS!r}: found {len(read)} tokens"
-        columns = bounds_of(aligned(read.lengths, self.align))
-        if self.max_length and columns[-1] > self.max_length:
+        if self.max_length and len(read) > self.max_length:
             if self.overflow == "error":
-                of_columns = f" ({columns[-1]} with each document padded to a multiple of {self.align})"
-                found += of_columns * (self.align > 1) + f" for rows of at most max_length={self.max_length}"
+                found += f" for rows of at most max_length={self.max_length}"
                 raise unusable(f"{found}; raise it, or pass overflow='truncate'")
             if read.media:
                 raise unusable(f"{found} and {[*read.media]}, which are not cut with them; raise max_length")
-            read.truncate(int(np.clip(self.max_length - columns[:-1], 0, read.lengths).sum()))
+            read.truncate(self.max_length)
         if self.max_documents and len(read.starts) > self.max_documents:
             found = f"{IDS!r}: found {len(read.starts)} documents for rows of at most {self.max_documents}"
             raise unusable(f"{found}; raise max_documents, or pack with it")

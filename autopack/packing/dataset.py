@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import check_in, check_ints, check_names, no_examples, reworded
+from autopack.packing.checks import check_ints, no_examples, reworded
 from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Strategy, plan
+from autopack.packing.plans import Strategy
 from autopack.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def pack(
     seed: int = 0,
     overflow: Overflow = "error",
     max_documents: int | None = None,
-    align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
     mask_first_label: bool = True,
@@ -64,10 +63,8 @@ def pack(
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, align: see `autopack.packing.plan`. A part of a
-            document that was cut is a document of its own; everything cut off or left out is
-            logged. Rows leave room for the padding of `align`, which `PackingCollator(align=...)`
-            puts in.
+        strategy, seed, overflow, max_documents: see `autopack.packing.plan`. A part of a document
+            that was cut is a document of its own; everything cut off or left out is logged.
         drop_columns: columns to leave out.
         first_position: the first position of a document: 0, or `padding_idx + 1` for RoBERTa-like
             models.
@@ -89,20 +86,11 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
-    planned |= {"max_documents": max_documents, "align": align}
     check_ints(buffer_size=buffer_size)
-    if not isinstance(groups, (str, bool)):
-        raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    packing = prepare(
-        "autopack.pack",
-        max_length,
-        planned,
-        drop_columns,
-        first_position,
-        mask_first_label,
-        groups,
-    )
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
+    planned["max_documents"] = max_documents
+    columns = drop_columns, first_position, mask_first_label, groups
+    packing = packing_of("autopack.pack")(max_length, planned, *columns)
     if not any(derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
@@ -112,33 +100,13 @@ def pack(
     return type(dataset)(made)
 
 
-def prepare(
-    name: str,
-    max_length: int,
-    planned: dict[str, Any],
-    drop_columns: Collection[str],
-    first_position: int,
-    mask_first_label: bool,
-    groups: str | bool = False,
-) -> Packing:
-    """Return the options of the public function `name`; raise as `pack` does."""
+def packing_of(name: str) -> type[Packing]:
+    """Return the class of the options of the public function `name`, which needs pyarrow."""
     try:
         from autopack.packing.rows import Packing
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
-
-    check_ints(first_position=first_position)
-    check_in("mask_first_label", mask_first_label, (True, False))
-    check_names("drop_columns", drop_columns, "columns")
-    plan([1], max_length, **planned)  # checks them
-    return Packing(
-        int(max_length),
-        planned,
-        tuple(drop_columns),
-        int(first_position),
-        mask_first_label,
-        groups,
-    )
+    return Packing
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
@@ -146,23 +114,19 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
     from autopack.packing.documents import Documents, columns_of
 
     if derives_from(dataset, "IterableDataset", "datasets"):
-        from autopack.packing.streaming import pack_stream
-
-        return pack_stream(dataset, packing, buffer_size)
+        names = dataset.column_names or [*next(iter(dataset.take(1)), {})]
+        buffers = {"batched": True, "batch_size": buffer_size, "remove_columns": names}
+        return dataset.with_format(None).map(packing, **buffers)
     if derives_from(dataset, "Dataset", "datasets"):
-        return _write(
-            dataset,
-            packing,
-            packing.rows(Documents.of_dataset(dataset, packing.drop_columns)),
-            num_proc,
-        )
+        rows = packing.rows(Documents.of_dataset(dataset, packing.drop_columns))
+        return _write(dataset, packing, rows, num_proc)
     if not isinstance(dataset, (list, tuple)) or not all(isinstance(example, Mapping) for example in dataset):
         raise no_examples(
             "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "
             f"found {type(dataset).__name__}; pass list(...) of other collections of examples"
         )
-    rows = packing.rows(packing.documents(columns_of(dataset))).lists()
-    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    made = packing.rows(packing.documents(columns_of(dataset))).lists()
+    return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
 
 def features_of(dataset: Any, rows: WrittenRows) -> Any:

@@ -278,19 +278,12 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def from_columns(
     values: Mapping[str, Sequence[Any]], drop_columns: Collection[str] = (), read: str | bool = False
 ) -> pa.Table:
-    """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls.
-
-    Examples with `input_ids` of shape (1, T), as tokenizers give with `return_tensors`, lose that
-    axis.
-    """
-    rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in values.get(IDS, ())]
+    """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls."""
     made = {}
     for name, column in values.items():
         if name in drop_columns and name != read:
             made[str(name)] = pa.nulls(len(column))
             continue
-        if any(rows):
-            column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -50,35 +50,7 @@ def units_of(
     members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
     shared = np.repeat(np.repeat(prefixes, sizes)[begins[turn]], np.diff(bounds))
     shared[bounds[:-1]] = 0
-    squares = members.lengths * members.lengths - shared * shared
-    return members._replace(squares=squares, shared=shared), bounds
-
-
-def together(lengths: np.ndarray, prefixes: np.ndarray | None = None) -> Pieces:
-    """Return documents of several sequences as one piece each, by `lengths` (documents, sequences).
-
-    `shared` is the common beginning of a document's sequences; `squares` leave it out.
-    """
-    squares, shared = (lengths * lengths).sum(axis=1), None
-    if prefixes is not None:
-        more = lengths.shape[1] - 1
-        shared, squares = more * prefixes, squares - more * prefixes**2
-    return Pieces(np.arange(len(lengths)), zeros(len(lengths)), lengths.sum(axis=1), squares, shared)
-
-
-def check_whole(lengths: np.ndarray, overflow: str, align: int, max_documents: int | None) -> None:
-    """Raise `ValueError` for options with which groups, or documents of several sequences, cannot
-    be planned."""
-    is_grouped = lengths.ndim == 1
-    what = "groups= begin alike" if is_grouped else f"lengths {lengths.shape} are of several sequences each"
-    if overflow in (("split",) if is_grouped else ("truncate", "split")):
-        raise ValueError(f"{overflow=} cuts documents, and {what}: leave one out")
-    if align > 1:
-        raise ValueError(f"align={align}: pads documents of one sequence each, and {what}: leave one out")
-    if is_grouped and max_documents is not None:
-        raise ValueError(
-            "max_documents= is not kept for groups=, which go into a row together: leave one out",
-        )
+    return members._replace(shared=shared), bounds
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
@@ -127,33 +99,25 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
 
 
 def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the `groups` and `prefixes` of documents of these lengths, as far as they were given.
+    """Return the `groups` and `prefixes` of documents of these lengths; {} if none were given.
 
-    `lengths` are (documents,) or (documents, sequences). Groups have prefixes in any case, and
-    documents that are several sequences have no groups. Raises `InvalidPacking` unless there is an
-    int for each document, and a beginning of it; `ValueError` for groups of documents that are
-    several sequences, and for prefixes without groups of others.
+    Raises `InvalidPacking` unless there is an int for each document, and a beginning of it, and
+    `ValueError` for prefixes without groups.
     """
     if groups is None and prefixes is None:
         return {}
-    if groups is None and lengths.ndim == 1:
+    if groups is None:
         raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
-    if groups is not None and lengths.ndim > 1:
-        raise ValueError(
-            f"groups= is for documents of one sequence each; found lengths of shape {lengths.shape}",
-        )
-    found = {} if groups is None else {"groups": _of_each("groups", groups, len(lengths), ALONE)}
-    begun = _of_each("prefixes", prefixes if prefixes is not None else zeros(len(lengths)), len(lengths), 0)
-    shortest = lengths if lengths.ndim == 1 else lengths.min(axis=1)
-    check_each("prefixes", begun, begun > shortest, "wanted at most the tokens of its document")
-    return found | {"prefixes": begun}
-
-
-def _of_each(name: str, given: Any, count: int, least: int) -> np.ndarray:
-    """Return an argument with one number per document as (documents,) int64."""
-    found = ints(name, given)
-    if found.shape != (count,):
-        raise wrong_numbers(f"{name}: wanted {count} ints, one per document; found shape {found.shape}")
-    check_each(name, found, found < least, f"wanted at least {least}")
-    check_each(name, found, found > np.iinfo(np.int64).max, "wanted 64 bits")
-    return found.astype(np.int64)
+    found = {"groups": ints("groups", groups)}
+    found["prefixes"] = zeros(len(lengths)) if prefixes is None else ints("prefixes", prefixes)
+    for name, numbers in found.items():
+        if len(numbers) != len(lengths):
+            raise wrong_numbers(
+                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}",
+            )
+        least = ALONE if name == "groups" else 0
+        check_each(name, numbers, numbers < least, f"wanted at least {least}")
+        check_each(name, numbers, numbers > np.iinfo(np.int64).max, "wanted 64 bits")
+    too_long = found["prefixes"] > lengths
+    check_each("prefixes", found["prefixes"], too_long, "wanted at most the tokens of its document")
+    return {name: numbers.astype(np.int64) for name, numbers in found.items()}

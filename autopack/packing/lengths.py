@@ -15,7 +15,6 @@ from autopack.errors import InvalidPacking
 from autopack.packing.checks import LONGEST, does_not_fit, is_int, no_examples, unusable, wrong_numbers
 
 Overflow = Literal["error", "truncate", "split", "drop"]
-_SHORTER = "cut such documents into several, or leave them out"
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,12 @@ def nothing_left(counts: Counts) -> InvalidPacking:
 class Pieces(NamedTuple):
     """Documents, or parts of them: document, offset in it, and length of each, (pieces,) int64.
 
-    `squares`, (pieces,) int64, is the sum of the squared lengths of a piece's sequences, None if it
-    is one sequence. `shared` are the tokens that another piece or sequence begins with and
-    computes, whose squares are left out; None if there are none.
+    `shared` are the tokens that another piece begins with and computes; None if there are none.
     """
 
     documents: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
-    squares: np.ndarray | None = None
     shared: np.ndarray | None = None
 
     @property
@@ -148,47 +144,28 @@ def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.repeat(bounds[rows], sizes) + numbered(sizes)
 
 
-def aligned(lengths: np.ndarray, align: int) -> np.ndarray:
-    """Return lengths up to the next multiples of `align`; the very array if that is 1."""
-    return lengths if align == 1 else -(-lengths // align) * align
-
-
 def zeros(count: int) -> np.ndarray:
     """Return offsets of documents that are not cut: one number in memory, however many there
     are."""
     return np.broadcast_to(np.int64(0), (count,))
 
 
-def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray:
+def read(lengths: Any, copy: bool = True) -> np.ndarray:
     """Return lengths as (documents,) int64; raise `InvalidPacking` unless ints from 1 to `LONGEST`.
 
-    With `sequences` they may be (documents, sequences), for documents that are several sequences,
-    as pairs are. Lists of more than two numbers each are refused there, as lists of tokens look the
-    same. Without `copy` the given array itself is returned, if it is such an array.
+    Without `copy` the given array itself is returned, if it is such an array.
     """
     found = ints("lengths", lengths)
-    if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
-        raise wrong_numbers(
-            f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each",
-        )
-    if found.ndim == 2 and not hasattr(lengths, "__array__") and found.shape[1] > 2:
-        raise wrong_numbers(
-            f"lengths: wanted one int per document, found lists of {found.shape[1]} each, which "
-            "may be tokens; pass len() of each, or, where they are lengths of several "
-            "sequences, an array of numpy"
-        )
     if not len(found):
         raise no_examples("lengths: wanted at least one document, found none")
     check_each("lengths", found, found < 1, "wanted at least 1 token; leave empty documents out")
-    check_each("lengths", found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
-    found = found.astype(np.int64, copy=copy)
-    if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
-        raise does_not_fit(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}")
-    return found
+    way = "cut such documents into several, or leave them out"
+    check_each("lengths", found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {way}")
+    return found.astype(np.int64, copy=copy)
 
 
 def ints(name: str, given: Any) -> np.ndarray:
-    """Return an argument as an array of ints, Python's if one needs more than 64 bits. Raises
+    """Return an argument as (documents,) ints, Python's if one needs more than 64 bits. Raises
     `InvalidPacking`.
     """
     if isinstance(given, (str, bytes, dict)) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
@@ -203,11 +180,14 @@ def ints(name: str, given: Any) -> np.ndarray:
         raise wrong_numbers(
             f"{name}: wanted one int per document, found what is no array: {error}",
         ) from error
+    if found.ndim != 1:
+        raise wrong_numbers(
+            f"{name}: wanted one int per document, found shape {found.shape}; pass len() of each",
+        )
     if found.dtype.kind in "iu" or not found.size:
         return found
-    of_any = given if isinstance(given, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
-    values = np.array(of_any, object).reshape(found.shape)
-    is_other = np.array([not is_int(value) for value in of_any]).reshape(found.shape)
+    values = np.array(given if isinstance(given, (list, tuple)) else found.tolist(), object)
+    is_other = np.array([not is_int(value) for value in values])
     check_each(name, values, is_other, f"wanted an int; convert from {found.dtype}")
     return values  # ints of more than 64 bits
 
@@ -216,22 +196,15 @@ def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) ->
     """Raise `InvalidPacking` for the first of the values that is `wrong`."""
     if not (count := int(wrong.sum())):
         return
-    place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    where = "".join(f"[{int(index)}]" for index in place)
+    index = int(wrong.argmax())
     more = f" (and {count - 1:,} more)" if count > 1 else ""
-    raise wrong_numbers(f"{name}{where} is {values.item(place)!r}{more}: {wanted}")
+    raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}{more}: {wanted}")
 
 
-def fit(
-    lengths: np.ndarray, max_length: int, overflow: Overflow, rooms: np.ndarray | None = None
-) -> tuple[Pieces, Counts]:
-    """Return pieces that fit into a row, and the counts.
-
-    Documents take as much room as they have tokens, unless other `rooms` are given.
-    """
-    rooms = lengths if rooms is None else rooms
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
+    """Return pieces that fit into a row, and the counts."""
     count, tokens = len(lengths), int(lengths.sum())
-    documents, over = np.arange(count), rooms > max_length
+    documents, over = np.arange(count), lengths > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
     number = int(over.sum())
@@ -239,7 +212,7 @@ def fit(
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         raise does_not_fit(
-            f"lengths[{index}] is {rooms[index]}, over the {max_length} tokens of a row{more}; "
+            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}; "
             "raise max_length, or pass overflow='truncate', 'split' or 'drop'"
         )
     is_split = overflow == "split"

@@ -16,60 +16,43 @@ import pyarrow as pa
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, no_examples, unusable
+from autopack.packing.checks import in_the_whole, no_examples, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
-from autopack.packing.lengths import bounds_of, nothing_left
-from autopack.packing.parts import NAME, Folder, Shards, Work, edges_of, mark_of, plan_of, refuse_other
+from autopack.packing.lengths import bounds_of
+from autopack.packing.parts import NAME, Folder, Shards, edges_of, mark_of
+from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, WrittenRows
 
 
-def pack_ray(data: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
+def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None) -> Shards:
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     folder.prepare()
-    blocks, of_blocks, schema = _measured(data, packing, num_shards if plan == "shard" else None)
+    blocks, of_blocks, schema = _measured(data, packing)
     firsts, lengths = bounds_of([len(of_block) for of_block in of_blocks]), np.concatenate(of_blocks)
-    if plan == "shard":
-        works, parts, plans = [], [], []
-        for block, first, end in zip(blocks, firsts, firsts[1:], strict=False):
-            numbers = np.arange(first, end)
-            with in_the_whole(numbers):
-                plans.append(packing.plan(lengths[first:end]))
-            if len(plans[-1]):
-                works.append(Work(plans[-1], numbers, lengths[first:end]))
-                parts.append([block])
-        marked = mark_of(packing, num_shards, None)
-        if not works:
-            raise nothing_left(folder.shards([], plans).counts)
-        if num_shards is not None and len(works) != num_shards:
-            raise ValueError(
-                f"num_shards={num_shards}: only {len(works)} of so many blocks have documents; ask for fewer"
-            )
-    else:
-        whole, works = plan_of(lengths, packing, plan), []
-        plans = [whole]
-        for first, end in pairwise(edges_of(whole, num_shards)):
-            part = whole[first:end]
-            numbers, places = np.unique(part.documents, return_inverse=True)
-            works.append(Work(replace(part, documents=places), numbers, lengths[numbers]))
-        parts = _spread(blocks, firsts, [work.numbers for work in works], schema.names)
-        marked = mark_of(packing, len(works), whole)
+    whole = packing.plan(lengths)
+    works = []
+    for first, end in pairwise(edges_of(whole, num_shards)):
+        part = whole[first:end]
+        numbers, places = np.unique(part.documents, return_inverse=True)
+        works.append((replace(part, documents=places), numbers, lengths[numbers]))
+    parts = _spread(blocks, firsts, [numbers for _, numbers, _ in works], schema.names)
     del blocks  # so that Ray may forget those that have been spread
     task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
-    about = folder, marked, packing, schema
-    with folder.undone(marked):
-        tasks = [task.remote(*about, *each, *held) for *each, held in zip(names, works, parts, strict=True)]
-        del parts
-        try:
-            for each in tasks:
-                _result(each)
-        finally:
-            ray.wait(tasks, num_returns=len(tasks))  # before anything is undone
+    about = folder, mark_of(packing, len(works), whole), packing, schema
+    of_shards = zip(names, works, parts, strict=True)
+    tasks = [task.remote(*about, name, *work, *held) for name, work, held in of_shards]
+    del parts
+    try:
+        for each in tasks:
+            _result(each)
+    finally:
+        ray.wait(tasks, num_returns=len(tasks))  # none goes on writing
     if {*names} - {*folder.names()}:
         raise ValueError(
             f"path={folder.path!r}: workers wrote shards that are not here; name a folder that "
             "all workers and this process reach"
         )
-    return folder.shards(names, plans)
+    return folder.shards(names, whole)
 
 
 def _result(task: Any, before: int = 0) -> Any:
@@ -86,13 +69,8 @@ def _result(task: Any, before: int = 0) -> Any:
             raise error.cause from None
 
 
-def _measured(
-    data: Any,
-    packing: Packing,
-    count: int | None,
-) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
-    """Return the blocks that have documents, of so many, the lengths of those, and the schema of
-    all."""
+def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
+    """Return the blocks that have documents, the lengths of those, and the schema of all."""
     task = ray.remote(measure)
     blocks, lengths, schemas, before = [], [], [], 0
     try:
@@ -104,7 +82,7 @@ def _measured(
                 options = context.execution_options
                 stack.callback(setattr, options, "preserve_order", options.preserve_order)
                 options.preserve_order = True
-            given = (data if count is None else data.repartition(count)).materialize().to_arrow_refs()
+            given = data.materialize().to_arrow_refs()
         for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
             found, schema = _result(measured, before)
             if len(found):
@@ -162,18 +140,26 @@ def write_shard(
     packing: Packing,
     schema: pa.Schema,
     name: str,
-    work: Work,
+    plan: Plan,
+    numbers: np.ndarray,
+    lengths: np.ndarray,
     *parts: pa.Table,
 ) -> None:
-    """Write the rows of a shard, whose documents are in these parts, in order.
+    """Write the rows of a shard: `plan`, of documents with these `numbers` in the data and these
+    `lengths`, which are in these parts, in order.
 
     Columns have the types of all blocks together. A part without values in a column has none.
     """
     given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]
-    with in_the_whole(work.numbers):
+    with in_the_whole(numbers):
         documents = Documents(pa.concat_tables(given, promote_options="permissive"))
-        refuse_other(documents.lengths != work.lengths, documents.lengths, work.lengths)
-        folder.write(WrittenRows(documents, work.plan, packing).tables(), marked, name)
+        if (wrong := documents.lengths != lengths).any():
+            index = int(wrong.argmax())
+            raise other_data(
+                f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
+                f"{lengths[index]}; Ray made a block again, and it was another one"
+            )
+        folder.write(WrittenRows(documents, plan, packing).tables(), marked, name)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

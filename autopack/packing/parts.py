@@ -6,22 +6,22 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from autopack.packing.checks import bad_file, in_the_whole, other_data
+from autopack.packing.checks import bad_file
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents
 from autopack.packing.lengths import Counts, nothing_left
-from autopack.packing.plans import ARRAYS, Plan
+from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, WrittenRows
 from autopack.version import __version__
 
@@ -129,18 +129,6 @@ class Folder:
         except pa.ArrowException as error:
             raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
-    @contextmanager
-    def undone(self, marked: bytes) -> Iterator[None]:
-        """Delete the shards of a whole set that is written inside if that fails, so that it can be
-        repeated."""
-        try:
-            yield
-        except BaseException:
-            for name in self.names():
-                if NAMED.fullmatch(name) and self.mark(name) == marked:
-                    self.forget(name)
-            raise
-
     def write(
         self,
         tables: Iterable[pa.Table],
@@ -162,127 +150,61 @@ class Folder:
                     to.write_table(table)
             self.publish(hidden, name)
         except BaseException:
-            self.forget(hidden)
+            with suppress(OSError):
+                self.system.delete_file(f"{self.base}/{hidden}")
             raise
 
     def publish(self, hidden: str, name: str) -> None:
         """Give a hidden file its name."""
         self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
 
-    def forget(self, hidden: str) -> None:
-        """Delete a hidden file, if it is there."""
-        with suppress(OSError):
-            self.system.delete_file(f"{self.base}/{hidden}")
-
-    def shards(self, names: list[str], plans: list[Plan]) -> Shards:
-        """Return the shards in these files, with the rows of these plans."""
-        rows, tokens = sum(map(len, plans)), sum(int(plan.lengths.sum()) for plan in plans)
-        counts = Counts(*map(sum, zip(*(astuple(plan.counts) for plan in plans), strict=True)))
-        return Shards(tuple(map(self.address, names)), rows, tokens, plans[0].max_length, counts)
+    def shards(self, names: list[str], plan: Plan) -> Shards:
+        """Return the shards in these files, with the rows of a plan."""
+        tokens = int(plan.lengths.sum())
+        files = tuple(map(self.address, names))
+        return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
 
 
-def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> bytes:
-    """Return a digest of everything that the shards of a set share.
-
-    It covers the plan, and everything else that determines the contents of rows.
-    """
-    planned = packing.planned if plan is None else None
-    found = hashlib.sha256(repr((__version__, count, packing.options, planned)).encode())
-    for name in ARRAYS if plan is not None else ():
-        found.update(np.ascontiguousarray(getattr(plan, name)).data)
+def mark_of(packing: Packing, count: int, plan: Plan) -> bytes:
+    """Return a digest of everything that determines the contents of a set of so many shards."""
+    found = hashlib.sha256(repr((__version__, count, packing.options)).encode())
+    for array in (plan.documents, plan.offsets, plan.lengths, plan.bounds):
+        found.update(np.ascontiguousarray(array).data)
     return found.hexdigest().encode()
 
 
 def edges_of(plan: Plan, count: int | None) -> np.ndarray:
     """Return the bounds of `count` shards of rows, as even as possible: (count + 1,) int64.
 
-    Raises if the plan cannot have so many.
+    By default there is one for about `SHARD_TOKENS` tokens. Raises if there are too few rows.
     """
     if not len(plan):
         raise nothing_left(plan.counts)
     if count is not None and count > len(plan):
         raise ValueError(f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}")
-    count = count or min(len(plan), count_by_tokens(plan.lengths))
+    count = count or max(1, min(len(plan), round(int(plan.lengths.sum()) / SHARD_TOKENS)))
     return np.arange(count + 1, dtype=np.int64) * len(plan) // count
 
 
-class Work(NamedTuple):
-    """Rows of a shard: `plan`, of documents with these `numbers` in the data, which have these
-    `lengths` there."""
-
-    plan: Plan
-    numbers: np.ndarray
-    lengths: np.ndarray
-
-
-def count_by_tokens(lengths: np.ndarray) -> int:
-    """Return the default number of shards."""
-    return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
-
-
-def plan_of(lengths: np.ndarray, packing: Packing, plan: Plan | Literal["all"]) -> Plan:
-    """Return the plan of documents of these lengths; raise `InvalidPacking` for one of others."""
-    if isinstance(plan, str):
-        return packing.plan(lengths)
-    if plan.counts.documents != len(lengths):
-        raise other_data(
-            f"the plan is of {plan.counts.documents:,} documents, and the dataset has "
-            f"{len(lengths):,}; make the plan of the same data again"
-        )
-    planned = np.zeros_like(lengths)
-    np.maximum.at(planned, plan.documents, plan.offsets + plan.lengths)
-    wanted = lengths
-    if plan.counts.truncated or plan.counts.dropped:
-        wanted = np.where(lengths > plan.max_length, plan.max_length if plan.counts.truncated else 0, lengths)
-    refuse_other(planned != wanted, lengths, planned)
-    return plan
-
-
-def refuse_other(wrong: np.ndarray, lengths: np.ndarray, planned: np.ndarray) -> None:
-    """Raise `InvalidPacking` for the first document whose length is not the one planned."""
-    if wrong.any():
-        index = int(wrong.argmax())
-        raise other_data(
-            f"example {index} has {lengths[index]} tokens, of which the plan has "
-            f"{planned[index]}; make the plan of the same data again"
-        )
-
-
 def pack_own(
-    dataset: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
+    dataset: Any,
+    packing: Packing,
+    folder: Folder,
+    num_shards: int | None,
+    shard: int | None,
 ) -> Shards:
     """Write shards of a `datasets.Dataset`, one after the other; see
     `autopack.packing.pack_shards`."""
-    if plan == "shard":
-        whole, count = None, num_shards
-        if count is None:
-            count = count_by_tokens(Documents.of_dataset(dataset, packing.drop_columns).lengths)
-        if count > len(dataset):
-            raise ValueError(
-                f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}",
-            )
-        size, larger = divmod(len(dataset), count)
-        shards = np.arange(count + 1)
-        edges = shards * size + np.minimum(shards, larger)  # as dataset.shard has them
-    else:
-        documents = Documents.of_dataset(dataset, packing.drop_columns)
-        whole = plan_of(documents.lengths, packing, plan)
-        edges = edges_of(whole, num_shards)
-        count = len(edges) - 1
+    documents = Documents.of_dataset(dataset, packing.drop_columns)
+    whole = packing.plan(documents.lengths)
+    edges = edges_of(whole, num_shards)
+    count = len(edges) - 1
     marked = mark_of(packing, count, whole)
     numbers = range(count) if shard is None else [shard]
     names = [NAME.format(number, count) for number in numbers]
     folder.prepare(None if shard is None else names[0], marked)
-    planned: list[Plan] = []
-    with folder.undone(marked) if shard is None else nullcontext():
-        for name, number in zip(names, numbers, strict=True):
-            first, end = edges[number : number + 2]
-            with in_the_whole(range(first if whole is None else 0, len(dataset))):
-                if whole is None:
-                    documents = Documents.of_dataset(dataset.select(range(first, end)), packing.drop_columns)
-                    planned.append(packing.plan(documents.lengths))
-                else:
-                    planned = [whole[first:end]]
-                rows = WrittenRows(documents, planned[-1], packing)
-                folder.write(rows.tables(), marked, name, features_of(dataset, rows).arrow_schema.metadata)
-    return folder.shards(names, planned if whole is None or shard is not None else [whole])
+    metadata = features_of(dataset, WrittenRows(documents, whole, packing)).arrow_schema.metadata
+    for name, number in zip(names, numbers, strict=True):
+        part = whole[edges[number] : edges[number + 1]]
+        folder.write(WrittenRows(documents, part, packing).tables(), marked, name, metadata)
+    return folder.shards(names, whole if shard is None else part)

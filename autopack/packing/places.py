@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopack.packing.checks import POSITIONS, does_not_fit, invalid
-from autopack.packing.lengths import aligned, bounds_of, numbered, sums
+from autopack.packing.lengths import bounds_of, numbered, sums
 from autopack.packing.strategies import next_fit
 
 
@@ -17,9 +17,9 @@ class Places:
 
     `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the
     flattened rows, in the order of the documents. Documents, and the padding after the last of each
-    row as documents of its own, begin at `starts` and take `lengths` columns each, with their own
-    padding. `is_filler` is True for documents that are only padding. `ends` (examples,) are the
-    tokens up to the end of each example.
+    row as documents of its own, begin at `starts` and take `lengths` columns each. `is_filler` is
+    True for documents that are only padding. `ends` (examples,) are the tokens up to the end of
+    each example.
     """
 
     real: np.ndarray
@@ -69,7 +69,6 @@ def place(
     documents: np.ndarray,
     max_length: int | None,
     multiple: int,
-    align: int,
     max_documents: int | None,
     rows: int | None,
 ) -> Places:
@@ -78,8 +77,8 @@ def place(
     Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`. Options have the names
     of `PackingCollator`; rows are padded to a `multiple` of so many columns.
     """
-    taken, count = aligned(lengths, align), len(documents) - 1
-    columns = sums(taken, documents)
+    count = len(documents) - 1
+    columns = sums(lengths, documents)
     most: int | np.ndarray = count  # of a row that begins with each example
     if max_documents is not None:
         most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(count)
@@ -95,7 +94,7 @@ def place(
     else:
         width = int(used.max()) + -int(used.max()) % multiple
 
-    before = np.cumsum(taken) - taken  # columns of all documents before
+    before = np.cumsum(lengths) - lengths  # columns of all documents before
     # of the documents of each row
     moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]
     firsts = before + np.repeat(moved, np.diff(documents[bounds]))
@@ -106,7 +105,7 @@ def place(
     # Padding is cut into documents as well, none of them longer than the longest real one.
     # columns after the last document of the row; negative in them
     past_end = np.arange(width) - used[:, None]
-    fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0))
+    fillers = np.flatnonzero((past_end >= 0) & (past_end % lengths.max() == 0))
     starts = np.concatenate([firsts, fillers])
     order = np.argsort(starts, kind="stable")
     starts = starts[order]

@@ -5,34 +5,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from os import PathLike
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.checks import check_in, check_ints, other_data
-from autopack.packing.groups import check_whole, read_groups, together, units_of
-from autopack.packing.lengths import Counts, Overflow, Pieces, aligned, fit, numbered, read, sums, zeros
+from autopack.packing.checks import check_in, check_ints
+from autopack.packing.groups import read_groups, units_of
+from autopack.packing.lengths import Counts, Overflow, Pieces, fit, read, sums
 from autopack.packing.strategies import best_fit, next_fit
 
 Strategy = Literal["best_fit", "sequential"]
-FORMAT = 1
-_LENGTH = "capacity"
-"""Name of `max_length` in files."""
-ARRAYS = ("documents", "offsets", "lengths", "bounds")
-OPTIONAL = ("squares", "shared")
-"""Arrays of a plan that may be None."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Rows of documents: an immutable value of a few arrays.
+    """Rows of documents: a value of a few arrays.
 
     A *piece* is a document, or a part of one if documents were cut. `len(plan)` is the number of
     rows; `plan[r]` gives the documents of row r, (pieces,) int64, and a slice gives a plan of those
@@ -48,14 +38,8 @@ class Plan:
         strategy, seed: how documents were chosen, and the seed of all that was random.
         counts: documents and tokens given, and the effect of `overflow` on documents longer than a
             row.
-        align: every piece takes a multiple of so many columns of its row; the last of them are
-            padding.
-        squares: (pieces,) int64, the sum of the squared lengths of each document's sequences, if
-            documents are several sequences or begin alike; else None. Squares of shared tokens are
-            left out.
         shared: (pieces,) int64, the tokens of each piece that are computed with another piece of
-            its row, or another sequence of the document, since they begin alike; None if no common
-            beginnings were given.
+            its row, since they begin alike; None if no groups were given.
     """
 
     documents: np.ndarray
@@ -66,19 +50,7 @@ class Plan:
     strategy: str
     seed: int
     counts: Counts
-    align: int = 1
-    squares: np.ndarray | None = None
     shared: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        for name in self._arrays:
-            object.__setattr__(self, name, getattr(self, name).view())
-            getattr(self, name).flags.writeable = False
-
-    @property
-    def _arrays(self) -> tuple[str, ...]:
-        """The names of the plan's arrays, without optional ones that are None."""
-        return (*ARRAYS, *(name for name in OPTIONAL if getattr(self, name) is not None))
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -96,26 +68,19 @@ class Plan:
             return NotImplemented
         return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
-
     def __repr__(self) -> str:
         did = "".join(f", {name} {value:,}" for name, value in self.counts.overflow.items())
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
         rows = f"{len(self):,} rows of {self.max_length:,} tokens"
-        if self.align > 1:
-            rows += f", documents padded to multiples of {self.align}"
         if self.shared is not None:
             rows += f" to compute, beside {int(self.shared.sum()):,} that others begin with as well"
         return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
 
     def pieces(self, row: int) -> slice:
         """Return the pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
-        wanted = row + len(self) if row < 0 else row
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"row {row} of a plan of {len(self)} rows")
-        return slice(int(self.bounds[wanted]), int(self.bounds[wanted + 1]))
+        row = range(len(self))[row]
+        return slice(int(self.bounds[row]), int(self.bounds[row + 1]))
 
     def select(self, rows: Any) -> Plan:
         """Return the plan of these rows alone, in this order: (rows,) ints, each at most once.
@@ -133,14 +98,13 @@ class Plan:
 
     @property
     def columns_per_row(self) -> np.ndarray:
-        """Columns that a row's documents take, (rows,) int64: with the padding of `align`, shared
-        ones once."""
-        return sums(aligned(self._pieces.computed, self.align), self.bounds)
+        """Columns that a row's documents take, (rows,) int64: shared ones once."""
+        return sums(self._pieces.computed, self.bounds)
 
     @property
     def _pieces(self) -> Pieces:
         """The documents of the plan, or the pieces of those that were cut."""
-        return Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
+        return Pieces(self.documents, self.offsets, self.lengths, self.shared)
 
     @property
     def fill(self) -> float:
@@ -158,57 +122,7 @@ class Plan:
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, in the units of the model."""
-        return cost.of_rows(self._pieces.computed, self.bounds, self.squares)
-
-    def position_ids(self, row: int) -> np.ndarray:
-        """Return positions of a row's columns, (columns,) int64, which restart at every piece."""
-        return numbered(aligned(self.lengths[self.pieces(row)], self.align))
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
-        meta = {name: getattr(self, name) for name in ("strategy", "seed", "align")}
-        meta |= {_LENGTH: self.max_length, "counts": asdict(self.counts)}
-        arrays = {name: getattr(self, name) for name in self._arrays if name != "offsets" or self.offsets.any()}
-        with open(path, "wb") as file:
-            np.savez(
-                file,
-                allow_pickle=False,
-                meta=np.array(json.dumps({"format": FORMAT, **meta})),
-                **arrays,
-            )
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Plan:
-        """Read a plan that `save` wrote. Raises `InvalidPacking` for other files; nothing is
-        unpickled."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                meta = json.loads(str(file["meta"]))
-                arrays = {name: file[name] for name in (*ARRAYS, *OPTIONAL) if name in file}
-            if meta.pop("format", None) != FORMAT:
-                raise other_data(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
-            arrays.setdefault("offsets", zeros(len(arrays["documents"])))
-            meta |= {"max_length": meta.pop(_LENGTH), "counts": Counts(**meta["counts"])}
-            check_ints(max_length=meta["max_length"], align=meta["align"])
-            found, bounds = cls(**arrays, **meta), arrays["bounds"]
-            contradicts = [
-                *(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()),
-                *((arrays[name] < (name == "lengths")).any() for name in arrays),
-                *(len(arrays[name]) != bounds[-1] for name in arrays if name != "bounds"),
-                bounds[0] != 0,
-                (np.diff(bounds) < 1).any(),
-                (found._pieces.computed < 0).any(),
-                (found.columns_per_row > found.max_length).any(),
-            ]
-        except (InvalidPacking, OSError, MemoryError):
-            raise
-        except Exception as error:  # of numpy, zipfile, zlib and json
-            raise other_data(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
-        if any(contradicts):
-            raise other_data(
-                f"{Path(path)}: the arrays of this plan contradict each other; make the plan again",
-            )
-        return found
+        return cost.of_rows(self.lengths, self.bounds, self.shared)
 
 
 def plan(
@@ -221,18 +135,13 @@ def plan(
     max_documents: int | None = None,
     cost: CostModel | None = None,
     ranks: int = 1,
-    align: int = 1,
     groups: Any = None,
     prefixes: Any = None,
 ) -> Plan:
     """Choose documents that share a row of at most `max_length` tokens.
 
     Args:
-        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or
-            (documents, sequences) of them, for documents that are several sequences and stay
-            together, such as pairs (see `pair_lengths`): a row has room for their sum, and the
-            squares of a cost are those of sequences. More than two sequences come as an array,
-            since lists of them look like tokens.
+        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column.
         max_length: the most tokens of a row.
         strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"sequential"`: in order,
             with a new row if the next document does not fit.
@@ -247,17 +156,13 @@ def plan(
         ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks`
             are step s. Some rows are split between documents so that the last step is complete. If
             there are too few documents for that, `len(plan)` is no multiple of `ranks`.
-        align: pad every document to a multiple of so many columns, as sequence and context
-            parallelism require that cut documents into equal parts: 2 * ranks for zigzag rings.
-            `max_length` must be a multiple, too. The collator adds the padding
-            (`PackingCollator(align=...)`); lengths stay those of tokens.
         groups: an int for each document: those of one number begin alike (completions of one
             prompt) and share a row, or as few as hold them; -1 is for documents by themselves.
             `max_length`, fill and costs count computed tokens (`enable(model, share=...)`): a
             group's common beginning counts once in each row, so that rows may have more tokens than
             that.
         prefixes: an int for each document: how many tokens its group begins with in common; the
-            least of a group counts. Or, of documents that are several sequences, how many these do.
+            least of a group counts.
 
     Every document (or every one of its tokens, if documents are cut) is in the plan once. Raises
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for
@@ -265,37 +170,28 @@ def plan(
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
-    check_ints(max_length=max_length, seed=seed, ranks=ranks, align=align)
+    check_ints(max_length=max_length, seed=seed, ranks=ranks)
     check_ints(True, max_documents=max_documents)
-    if max_length % align:
-        raise ValueError(f"align={align}: wanted it to divide {max_length=}")
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
     if cost is not None and strategy == "sequential":
         raise ValueError(
             f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out",
         )
-    found, max_length, ranks, seed = (
-        read(lengths, sequences=True, copy=False),
-        int(max_length),
-        int(ranks),
-        int(seed),
-    )
+    max_length, ranks, seed = int(max_length), int(ranks), int(seed)
+    found = read(lengths, copy=False)
     grouped = read_groups(groups, prefixes, found)
-    if found.ndim == 2 or grouped:
-        check_whole(found, overflow, align, max_documents)
+    if grouped and (overflow == "split" or max_documents is not None):
+        raise ValueError(
+            "groups= go into a row together, whole: leave max_documents= and overflow='split' out",
+        )
     limit = max_length if max_documents is None else min(max_length, int(max_documents))
     units: np.ndarray | None = None
     bounds = np.zeros(1, np.int64)
-    if found.ndim == 2:
-        whole = together(found, **grouped)
-        pieces, counts = fit(whole.lengths, max_length, overflow, whole.computed)
-        pieces = whole.take(pieces.documents)
-    else:
-        pieces, counts = fit(found, max_length, overflow)
-        if grouped and len(pieces.lengths):
-            pieces, units = units_of(pieces, max_length=max_length, **grouped)
-    rooms = aligned(pieces.computed, align) if units is None else sums(pieces.computed, units)
+    pieces, counts = fit(found, max_length, overflow)
+    if grouped and len(pieces.lengths):
+        pieces, units = units_of(pieces, max_length=max_length, **grouped)
+    rooms = pieces.computed if units is None else sums(pieces.computed, units)
     if len(rooms):
         if strategy == "best_fit":
             order, bounds = best_fit(rooms, max_length, limit, seed)
@@ -307,5 +203,5 @@ def plan(
         else:
             pieces, ends = pieces.rows(units, order)
             bounds = ends[bounds]
-    made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, int(align), *pieces[3:])
+    made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, *pieces[3:])
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))

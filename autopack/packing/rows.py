@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,18 @@ import pyarrow as pa
 
 from autopack.inspection.media import PICTURES
 from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
-from autopack.packing.checks import IDS, LENGTHS, POSITIONS, invalid, labels_of, reworded, unusable
+from autopack.packing.checks import (
+    IDS,
+    LENGTHS,
+    POSITIONS,
+    check_in,
+    check_ints,
+    check_names,
+    invalid,
+    labels_of,
+    reworded,
+    unusable,
+)
 from autopack.packing.documents import Documents, Values, carried, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import bounds_of, nothing_left
@@ -138,19 +149,27 @@ class Packing:
 
     max_length: int
     planned: dict[str, Any]
-    drop_columns: tuple[str, ...]
+    drop_columns: Collection[str]
     first_position: int
     mask_first_label: bool
     groups: str | bool = False
     warned: bool = False
-    kinds: dict[str, str] | None = None
-    """Kind of each column in the first buffer of a stream: "per token" or "per document"."""
+
+    def __post_init__(self) -> None:
+        check_ints(first_position=self.first_position)
+        check_in("mask_first_label", self.mask_first_label, (True, False))
+        check_names("drop_columns", self.drop_columns, "columns")
+        if not isinstance(self.groups, (str, bool)):
+            raise ValueError(f"groups={self.groups!r}: wanted the name of a column, True or False")
+        plan([1], self.max_length, **self.planned)  # checks them
+        self.max_length, self.first_position = int(self.max_length), int(self.first_position)
+        self.drop_columns = sorted(self.drop_columns, key=str)
 
     @property
     def options(self) -> tuple[Any, ...]:
         """All that determines rows beside their plan."""
-        columns = sorted(self.drop_columns)
-        return self.max_length, columns, self.first_position, self.mask_first_label, self.groups
+        columns = self.drop_columns, self.first_position, self.mask_first_label, self.groups
+        return self.max_length, *columns
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""
@@ -190,8 +209,12 @@ class Packing:
         count = len(next(iter(batch.values())))
         with reworded(partial("in a buffer of {} examples, counted from its start: {}".format, count)):
             columns = {name: batch[name] for name in batch}
+            for name, values in columns.items():
+                if name not in self.drop_columns and all(value is None for value in values):
+                    raise unusable(
+                        f"column {name!r}: found no value; fill it, or name it in drop_columns",
+                    )
             documents = self.documents(columns)
-            self._check_kinds(documents, columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.planned_rows(documents, seed=seed)
             if made.counts.level == logging.WARNING and not self.warned:
@@ -205,22 +228,3 @@ class Packing:
             if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
             return WrittenRows(documents, made, self).lists()
-
-    def _check_kinds(self, documents: Documents, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Raise if columns differ in type from the first buffer, or if a column has no value."""
-        for name, values in columns.items():
-            if name not in self.drop_columns and all(value is None for value in values):
-                raise unusable(
-                    f"column {name!r}: found no value in a buffer of {len(values)} examples; whether "
-                    "it is a column of rows would depend on the buffer; fill it, or name it in "
-                    "drop_columns"
-                )
-        found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
-        self.kinds = self.kinds or found
-        for name in sorted(found.keys() | self.kinds.keys()):
-            now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
-            if now != before:
-                raise unusable(
-                    f"column {name!r}: found {now}, and {before} in the first buffer; make them alike, "
-                    "or name it in drop_columns"
-                )

@@ -50,9 +50,8 @@ class PackedBatchSampler:
     `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each document, as in `autopack.packing.plan`, or of each of its
-            sequences: of pairs, as `autopack.packing.pair_lengths` gives them. A batch of pairs is
-            for the collator of their trainer.
+        lengths: tokens of each document, as in `autopack.packing.plan`; or of each pair of
+            preference data, whose batches are for the collator of their trainer.
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.packing.plan`. `"sequential"` keeps its order in every epoch;
@@ -65,7 +64,6 @@ class PackedBatchSampler:
         cost: the cost of a row, so that all ranks have like work in every step. `None` leaves steps
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
-        align: as in `autopack.packing.plan`; the collator must have the same.
         groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than
             `max_length`, of which the model computes as many: collate a batch into one row, by a
             collator without a `max_length`.
@@ -93,7 +91,6 @@ class PackedBatchSampler:
         cost: CostModel | Literal["auto"] | None = "auto",
         num_replicas: int | None = None,
         rank: int | None = None,
-        align: int = 1,
         groups: Any = None,
         prefixes: Any = None,
     ) -> None:
@@ -104,13 +101,12 @@ class PackedBatchSampler:
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
             cost = None if strategy == "sequential" else CostModel()
-        options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
-        options |= {"cost": cost, "align": align}
-        plan([1], max_length, seed=seed, **options)  # checks them
-        self._options = options | {"max_documents": max_documents and int(max_documents), "align": int(align)}
+        options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
+        plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them
+        self._options = options | {"max_documents": max_documents and int(max_documents)}
         self.max_length, self.rows_per_batch = int(max_length), int(rows_per_batch)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
-        self._lengths, self._seed = read(lengths, sequences=True), int(seed)
+        self._lengths, self._seed = read(lengths), int(seed)
         self._grouped = read_groups(groups, prefixes, self._lengths)
         self._draw(0)
         counts = self.plan.counts
@@ -234,14 +230,16 @@ class PackedBatchSampler:
 
     def _made_of(self) -> dict[str, Any]:
         """Return the options that a plan depends on, to tell others when a run is resumed."""
-        found: dict[str, Any] = {"rows": "of 0.3", "lengths": self._digest, "max_length": self.max_length}
-        found |= {
+        cost = self._options["cost"]
+        return self._options | {
+            "rows": "of 0.3",
+            "lengths": self._digest,
+            "max_length": self.max_length,
             "rows_per_batch": self.rows_per_batch,
             "seed": self._seed,
             "num_replicas": self.num_replicas,
+            "cost": cost and [cost.linear, cost.quadratic],
         }
-        cost = self._options["cost"]
-        return found | self._options | {"cost": cost and [cost.linear, cost.quadratic]}
 
     def _asked_ranks(self) -> Sequence[int]:
         """Return the ranks whose batches are asked for: this one, or all for accelerate's

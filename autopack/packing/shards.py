@@ -10,15 +10,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from autopack.integrations.trainers import derives_from
 from autopack.packing.checks import bad_file, check_ints, no_examples
-from autopack.packing.dataset import prepare
+from autopack.packing.dataset import packing_of
 from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Plan
-from autopack.packing.plans import plan as make
+from autopack.packing.plans import Strategy
 
 if TYPE_CHECKING:
     from autopack.packing.parts import Shards
@@ -30,14 +28,13 @@ def pack_shards(
     dataset: Any,
     max_length: int,
     path: str | os.PathLike[str],
+    strategy: Strategy = "best_fit",
     *,
-    plan: Plan | Literal["all", "shard"] = "all",
     num_shards: int | None = None,
     shard: int | None = None,
     seed: int = 0,
     overflow: Overflow = "error",
     max_documents: int | None = None,
-    align: int = 1,
     drop_columns: Collection[str] = (),
     first_position: int = 0,
     mask_first_label: bool = True,
@@ -60,36 +57,24 @@ def pack_shards(
             them.
         max_length: the most tokens of a row.
         path: a folder, which all workers reach: a path, or an address that `pyarrow.fs` knows.
-        plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by
-            themselves, which needs no shuffle and fills rows less: the documents of
-            `dataset.shard(num_shards, shard, contiguous=True)`, or of a block of Ray. A `Plan` of
-            all documents, as `Plan.load` gives it, is kept as it is: for other strategies, ranks
-            and costs, make one by `autopack.packing.plan`.
-        num_shards: the number of files; by default, about 34 million tokens make one (of Ray, with
-            `plan="shard"`, a block).
+        num_shards: the number of files; by default, about 34 million tokens make one.
         shard: the one of `num_shards` to write, for a `datasets.Dataset`; all by default.
-        seed, overflow, max_documents, align: see `autopack.packing.plan`;
-            not beside a `Plan`.
+        strategy, seed, overflow, max_documents: see `autopack.packing.plan`.
         drop_columns, first_position, mask_first_label: see `autopack.pack`.
 
     Returns a `Shards`: the files that were written, their rows, tokens and fill.
 
     Raises:
         InvalidPacking: for examples that cannot be packed, as `autopack.pack` does, by their number
-            in the dataset, and for a plan of other documents.
+            in the dataset.
         ValueError: for options that are out of range, unknown, or contradict each other, and for a
-            folder that is not empty. For one `shard`, others of the same set may be in it. If
-            anything fails, no shard of this call is left.
+            folder that is not empty. For one `shard`, others of the same set may be in it.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {
-        "seed": seed,
-        "overflow": overflow,
-        "max_documents": max_documents,
-        "align": align,
-    }
-    packing = prepare(
-        "autopack.packing.pack_shards", max_length, planned, drop_columns, first_position, mask_first_label
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
+    planned["max_documents"] = max_documents
+    packing = packing_of("autopack.packing.pack_shards")(
+        max_length, planned, drop_columns, first_position, mask_first_label
     )
     from autopack.packing.parts import Folder, pack_own
 
@@ -97,16 +82,6 @@ def pack_shards(
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     num_shards = None if num_shards is None else int(num_shards)
-    if isinstance(plan, Plan):
-        for name, value in planned.items():
-            if value != signature(make).parameters[name].default:
-                raise ValueError(f"{name}={value!r}: a plan is given, which has its own; leave it out")
-        if max_length != plan.max_length:
-            raise ValueError(f"{max_length=}: the plan is of rows of {plan.max_length} tokens")
-    elif not isinstance(plan, str) or plan not in ("all", "shard"):
-        raise ValueError(
-            f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
-        )
     folder = Folder(path)
     if derives_from(dataset, "Dataset", "ray.data"):
         from autopack.packing.on_ray import pack_ray
@@ -115,9 +90,9 @@ def pack_shards(
             raise ValueError(
                 f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
             )
-        made = pack_ray(dataset, packing, folder, plan, num_shards)
+        made = pack_ray(dataset, packing, folder, num_shards)
     elif derives_from(dataset, "Dataset", "datasets"):
-        made = pack_own(dataset, packing, folder, plan, num_shards, shard)
+        made = pack_own(dataset, packing, folder, num_shards, shard)
     else:
         found = f"found {type(dataset).__name__}"
         if derives_from(dataset, "DatasetDict", "datasets"):

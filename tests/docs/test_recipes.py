@@ -40,7 +40,7 @@ def recipe(*marks):
 
 
 RECIPES = {
-    "plan": ("plan.fill", "plan.save"),
+    "plan": ("plan.fill",),
     "ranks": ("CostModel.for_model",),
     "loop": ("for epoch in range(3)", "sampler.set_epoch"),
     "resume": ("again.load_state_dict(saved)",),

@@ -1,7 +1,7 @@
 """Programs of test_kills.py: a job of an array and a driver of Ray that stop somewhere for whoever kills them.
 
     python -m tests.packing.killed job SHARD COUNT FOLDER [STAGE]
-    python -m tests.packing.killed ray PLAN COUNT FOLDER [STAGE]
+    python -m tests.packing.killed ray 0 COUNT FOLDER [STAGE]
 
 At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `FOLDER/../go` is there. What is run
 again does not stop.
@@ -66,7 +66,7 @@ def job(shard, count, folder):
         autopack.packing.pack_shards(dataset, MAX_LENGTH, folder, num_shards=count, shard=shard)
 
 
-def drive(plan, count, folder):
+def drive(count, folder):
     """A program that packs with two workers of Ray."""
     import datasets
 
@@ -75,7 +75,7 @@ def drive(plan, count, folder):
     ray = ray_started()
     made = datasets.load_from_disk(Path(folder).parent / "corpus").to_list()
     data = blocks_of(ray)(made, len(made) // 2)
-    autopack.packing.pack_shards(data, MAX_LENGTH, folder, plan=plan, num_shards=count)
+    autopack.packing.pack_shards(data, MAX_LENGTH, folder, num_shards=count)
     ray.shutdown()
 
 
@@ -89,7 +89,7 @@ def main(kind, *arguments):
     if kind == "job":
         job(int(arguments[0]), int(arguments[1]), arguments[2])
     else:
-        drive(arguments[0], int(arguments[1]), arguments[2])
+        drive(int(arguments[1]), arguments[2])
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autopack
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, refused
+from tests.packing.batches import ABC, KINDS, of_kind, refused
 from tests.packing.test_collator import same
+from tests.support.refusals import refused as refused_as
 
 # Examples that are packed already
 
@@ -48,7 +50,6 @@ COLLATED = [
         [{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}],
         {"position_ids": [[5, 6, 7, 0, 1, 0, 1]], "labels": [[-100, 2, 3, -100, 5, -100, 7]]},
     ),
-    ({"align": 4}, [ABC[0], OWN], {"position_ids": [[0, 1, 2, 3, 0, 1, 2, 3]]}),
     # Labels per document, of other names, left out.
     ({}, [ROW | {"labels": [7, 8]}, OWN | {"labels": 9}], {"labels": [7, 8, 9]}),
     (
@@ -135,7 +136,6 @@ REFUSED = [
     # Positions that run on into the next document.
     ({}, [ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], ["'position_ids'", "end at 2", "drop_keys"]),
     ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", "starts at 2"]),
-    ({"align": 4}, [ABC[0], {"input_ids": [4, 5], "position_ids": [4, 5]}], ["end at 2", "starts at 4"]),
     # Keys that only some examples have.
     ({}, [WEIGHED, OWN], ["example 1, 'weight'", "example 0 has it"]),
     ({}, [OWN, WEIGHED], ["example 0, 'weight'", "example 1 has it"]),
@@ -153,7 +153,7 @@ REFUSED = [
     ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
     ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0", "'label'", "'labels'", "drop_keys"]),
     ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
-    ({"max_length": 8, "rows": 1, "align": 2}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
+    ({"max_length": 8, "rows": 1}, ABC, ["3 documents of 9 tokens take 2 rows of 8"]),
     ({}, [OWN | {"image_id": 7}], ["'image_id': found shape ()"]),
     ({}, [ABC[1] | PATCHES, {"input_ids": [3], "image_token_pooling": [[0, 1]]}],
      ["example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"]),
@@ -237,3 +237,30 @@ def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, column
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autopack.packing.collator.merge", lambda *_: None)
         same(found, collate(examples))
+
+
+# Pairs are no documents
+
+
+TOKENS = [{"chosen_ids": [1, 2], "rejected_ids": [3, 4]}] * 2
+MIXED = [{"input_ids": [5, 6], "chosen": "good", "rejected": "bad"}] * 2
+LEGACY = [{"prompt_input_ids": [1], "chosen_input_ids": [1, 2], "rejected_input_ids": [1, 3]}] * 2
+TEXTS = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
+
+
+@pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, TEXTS])
+def test_pairs_are_no_documents_unless_they_are_named(examples):
+    with refused_as("pairs-are-no-documents", match=r"example 0, found 'chosen.*PackedBatchSampler.*both in drop_keys"):
+        PackingCollator()(examples)
+    for kind in KINDS:
+        with refused_as("pairs-are-no-documents", match=r"found 'chosen.*PackedBatchSampler.*both in drop_columns"):
+            list(autopack.pack(of_kind(examples, kind), 8))
+    names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
+    collate = PackingCollator(drop_keys=names)
+    if examples is MIXED:
+        assert collate(examples)["input_ids"].tolist() == [[5, 6, 5, 6]]
+        assert autopack.pack(examples, 8, drop_columns=names)[0]["input_ids"] == [5, 6, 5, 6]
+        return
+    for call in (collate, lambda given: autopack.pack(given, 8, drop_columns=names)):
+        with refused_as("unusable-data", match="tokenize first"):
+            call(examples)

@@ -1,28 +1,23 @@
 """Packed batches in models, padded inside or all of one shape, and what `for_model` takes from a model."""
 
-import json
 import pickle
 import types
 
-import numpy as np
 import peft
 import pytest
 import torch
 import transformers
-from torch.utils.data import DataLoader
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator, registry, tiny
-from tests.conftest import FLOAT64, LEAK, error
+from autopack import PackingCollator, registry, tiny
 from tests.engine import Call, Result, check, ids
-from tests.packing.batches import Documents
 from tests.subjects import build
 from tests.support.refusals import refused
 
 LENGTHS = (7, 12, 2, 9, 4, 8)
 DOCUMENTS = ids(lengths=LENGTHS)[0].split(LENGTHS)
 MASKED = ("bert", "roberta", "fnet")
-SHAPE = {"align": 8, "max_length": 24, "rows": 3}
+SHAPE = {"max_length": 24, "rows": 3}
 
 
 @pytest.mark.sampled(6)
@@ -153,58 +148,9 @@ def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wr
     autopack.disable(held)
 
 
-# Documents padded to a multiple of columns, and batches that all have one shape
+# Batches that all have one shape
 
 
-def test_without_the_mask_padding_inside_documents_is_seen():
-    """Negative control: what the refusal of `declare=()` is for."""
-    model, stock = build("bert", "masked-lm"), build("bert", "masked-lm")
-    batch = PackingCollator.for_model(model, align=8, labels="none")([{"input_ids": DOCUMENTS[0]}] * 2)
-    alone = stock(input_ids=DOCUMENTS[0][None]).logits[0]
-    autopack.enable(model)
-    batch.pop("attention_mask")
-    assert error(model(**batch).logits[0, :7], alone) > LEAK
-
-
-def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
-    model, stock = (build("llama", "sequence-classification") for _ in range(2))
-    documents = [*DOCUMENTS, DOCUMENTS[0][:1]]
-    examples = [{"input_ids": d, "label": i % 2} for i, d in enumerate(documents)]
-    batch = PackingCollator.for_model(model, align=8, max_length=24)(examples)
-    autopack.enable(model)
-    expected = torch.cat([stock(input_ids=d[None]).logits for d in documents])
-    assert error(model(**batch).logits, expected) < FLOAT64
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "sequential"])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
-    lengths = np.random.default_rng(1).integers(1, 60, 200).tolist()
-    declare = ("attention_mask", "cu_seq_lens")
-    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, declare=declare)
-    options = {"rows_per_batch": 2, "strategy": strategy, "max_documents": 5, "align": 4, "num_replicas": ranks}
-    shapes, tokens = set(), 0
-    for rank in range(ranks):
-        sampler = PackedBatchSampler(lengths, 64, rank=rank, **options)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            for batch in DataLoader(Documents(lengths), batch_sampler=sampler, collate_fn=collate):
-                real = batch.pop("attention_mask", torch.ones_like(batch["input_ids"]))  # not where there is no padding
-                tokens += int(real.sum())
-                shapes.add(json.dumps({name: getattr(value, "shape", value) for name, value in batch.items()}))
-    assert len(shapes) == 1
-    assert tokens == 2 * sum(lengths)
-
-
-def test_a_packed_row_is_as_long_as_its_padded_documents():
-    rows = autopack.pack([{"input_ids": [5] * n} for n in (7, 9, 3)], 24, align=8)
-    collate = PackingCollator(max_length=24, align=8)
-    assert sorted(len(row["input_ids"]) for row in rows) == [7, 12]  # one row of 19 if nothing were padded
-    assert {collate([row])["input_ids"].shape[1] for row in rows} == {8, 24}
-    too_long = {"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}
-    with refused("unusable-data", match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
-        collate([too_long])
-    cut = PackingCollator(max_length=24, align=8, overflow="truncate")([too_long])
-    assert int(cut["attention_mask"].sum()) == 16
+def test_a_packed_row_of_more_documents_than_a_row_may_have():
     with refused("unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"):
-        PackingCollator(max_length=24, max_documents=2)([too_long])
+        PackingCollator(max_length=24, max_documents=2)([{"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}])

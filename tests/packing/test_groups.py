@@ -1,6 +1,5 @@
 """Documents that begin alike share rows, in which their beginning counts once; and such rows train as documents do."""
 
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -8,13 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Trainer
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator, tiny
-from autopack.packing import CostModel, pack, pair_lengths, pair_prefixes, plan
-from tests.packing.batches import KINDS, arguments, documents_of, logged, of_kind
-from tests.packing.preference import dpo
+from autopack import PackingCollator
+from autopack.packing import CostModel, pack, plan
+from tests.packing.batches import KINDS, documents_of, of_kind
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
 from tests.support.refusals import refused
@@ -72,14 +69,6 @@ class TestPlans:
         assert together.padding == len(together) * 400 - together.columns_per_row.sum()
         assert "that others begin with as well" in repr(together)
 
-    def test_of_several_sequences(self):
-        lengths = np.array([[30, 40], [25, 50], [60, 20]])
-        made = plan(lengths, 100, prefixes=[10, 20, 5])
-        assert len(made) == 3
-        assert len(plan(lengths, 115, prefixes=[10, 20, 5])) == 2 < len(plan(lengths, 115))
-        assert made.lengths.sum() == lengths.sum() == made.counts.tokens
-        assert made.costs(CostModel(0, 1)).sum() == (lengths**2).sum() - 100 - 400 - 25
-
     def test_too_long(self):
         groups = {"groups": [0, 0, 0], "prefixes": [40, 40, 40]}
         with refused("does-not-fit", match="is 120, over the 100 tokens of a row"):
@@ -88,20 +77,6 @@ class TestPlans:
             assert sorted(plan([50, 120, 60], 100, **groups, overflow=overflow).lengths.tolist()) == left
         equal = plan([100, 100, 100], 100, groups=[0] * 3, prefixes=[100] * 3)  # the prefix is all there is
         assert len(equal) == 1 or (equal.columns_per_row <= 100).all()
-
-    def test_the_least_beginning_of_a_group_counts(self):
-        of_least, of_each = (plan([7, 8, 9], 20, groups=[0, 0, 1], prefixes=[3, n, 1]) for n in (3, 4))
-        assert of_each == of_least
-
-
-class TestSamplers:
-    @pytest.mark.parametrize("ranks", [1, 3])
-    def test_epochs_of_all_ranks(self, ranks):
-        samplers = [PackedBatchSampler(**grouped(), max_length=400, num_replicas=ranks, rank=r) for r in range(ranks)]
-        for epoch in (0, 1):
-            for sampler in samplers:
-                sampler.set_epoch(epoch)
-            assert sorted(chain(*chain(*samplers))) == list(range(120))
 
 
 def completions(prompts=6):
@@ -155,20 +130,6 @@ class TestPackedData:
                 assert handle.tally.training.columns - before <= 200
             assert handle.tally.training.shared > 300
 
-    def test_a_trainer(self, tmp_path):
-        """The recipe: rows of groups, one per batch, and the plain collator; losses do not depend on what is shared."""
-        rows = pack(of_kind(completions(12), "Dataset"), 200, groups="prompt")
-        options = {"per_device_train_batch_size": 1, "max_steps": 4, "learning_rate": 1e-3}
-        losses = []
-        for share in (True, False):
-            model, args = build("llama").train(), arguments(tmp_path, **options)
-            trainer = Trainer(model, args, train_dataset=rows, data_collator=PackingCollator())
-            handle = autopack.enable(trainer, share=share).models["model"]
-            trainer.train()
-            losses.append(logged(trainer))
-            assert (handle.tally.training.shared > 0) == share
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
 
 GROUP = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}
 OF_GROUP = [([3, 4, 9], [9], 0.1), ([3, 4, 2, 2], [2, 2], 0.2)]
@@ -205,16 +166,6 @@ class TestCollator:
             assert batch["completion_mask"].shape == batch["input_ids"].shape
             assert batch["advantages"].tolist() == pytest.approx(numbers)
 
-    def test_a_model_computes_the_prompt_once_beside_plain_examples_and_empty_completions(self):
-        stock, model = twins(build("llama").eval())
-        prompt, *rests = (tiny.tokens(None, 1, n, seed=n)[0].tolist() for n in (40, 7, 3, 12))
-        example = {"prompt_ids": prompt, "completion_ids": rests}
-        empty = [{"prompt_ids": prompt, "completion_ids": [rests[0], []]}, {"input_ids": rests[1], "labels": rests[1]}]
-        with autopack.enable(model) as handle:
-            agree(stock, model, PackingCollator(labels="completions")([example]))
-            assert handle.tally.training.shared == 80
-            agree(stock, model, PackingCollator(labels="completions")(empty))
-
     @pytest.mark.parametrize(
         ("example", "message"),
         [
@@ -230,27 +181,3 @@ class TestCollator:
     def test_what_is_refused(self, example, message):
         with refused("unusable-data", match=message):
             PackingCollator(labels="completions")([example])
-
-
-class TestPairs:
-    def test_prompts_of_a_trainer(self, tmp_path):
-        trainer = dpo(tmp_path)
-        lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
-        prefixes = pair_prefixes(trainer.train_dataset, trainer.data_collator)
-        assert prefixes.tolist() == [len(ids) for ids in trainer.train_dataset["prompt_ids"]]
-        assert (prefixes > 0).all()
-        assert (prefixes <= lengths.min(axis=1)).all()
-        apart = PackedBatchSampler(lengths, 80)
-        together = PackedBatchSampler(lengths, 80, prefixes=prefixes)
-        assert together.plan.columns_per_row.sum() + prefixes.sum() == apart.plan.columns_per_row.sum()
-
-    def test_whole_sequences_and_a_collator_that_cuts(self):
-        data = [{"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 9]}, {"chosen_ids": [5], "rejected_ids": [6, 5]}]
-
-        def collate(keep, examples):
-            rows = [torch.tensor(e[name][keep]) for name in ("chosen_ids", "rejected_ids") for e in examples]
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            return {"input_ids": ids, "attention_mask": (ids > 0).long()}
-
-        for keep, wanted in ((slice(None), [2, 0]), (slice(-2, None), [0, 0])):
-            assert pair_prefixes(data, partial(collate, keep)).tolist() == wanted

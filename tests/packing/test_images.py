@@ -12,7 +12,7 @@ import autopack
 from autopack import PackingCollator, tiny
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
-from tests.engine import in_rows, mean_loss
+from tests.engine import mean_loss
 from tests.multimodal.models import twins_with_images, with_images
 from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
@@ -148,24 +148,6 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
         trainer.train()
 
 
-def test_a_collator_that_reads_no_pictures_is_not_asked_about_them(twins, tmp_path):
-    """Pictures of data sets that are not packed are the business of whoever collates them."""
-    _, model = twins
-    asked = []
-
-    def collate(rows):
-        asked.append(len(rows))
-        batch = in_rows([torch.tensor(row["input_ids"]) for row in rows])
-        return {"input_ids": batch, "attention_mask": (batch != 0).long(), "labels": batch}
-
-    data = datasets.Dataset.from_list(pictured(model)[:4])
-    options = {"per_device_train_batch_size": 2, "remove_unused_columns": False}
-    trainer = trainer_of(model, tmp_path, data, collate, **options)
-    with autopack.enable(trainer):
-        trainer.train()
-    assert 1 not in asked
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
@@ -232,12 +214,6 @@ def test_documents_that_are_cut_keep_no_pictures(overflow):
     assert len(autopack.pack(examples, 8, overflow=overflow, drop_columns=["images"])) >= 1
     with refused("unusable-data", match="9 tokens and \\['images'\\], which are not cut with them"):
         PackingCollator(max_length=8, overflow="truncate", image_processor=PROCESSOR)(examples)
-
-
-def test_the_collator_is_shown_by_what_its_processor_is():
-    shown = repr(PackingCollator(image_processor=PROCESSOR))
-    assert "Qwen2VLImageProcessorPil" in shown
-    assert len(shown) < 200
 
 
 @pytest.mark.parametrize("model_type", ["idefics3", "granite_docling", "llava_next", "llama"])

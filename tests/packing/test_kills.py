@@ -6,7 +6,6 @@ known place for its end; others are killed wherever they happen to be.
 
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -90,24 +89,11 @@ def bytes_of(folder):
     return {Path(file).name: Path(file).read_bytes() for file in shard_files(folder)}
 
 
-def undisturbed(corpus, folder):
-    """What one process writes that nobody disturbs; it has the same groups of rows as killed.py makes."""
-    from autopack.packing import rows
-
-    before, rows.BLOCK = rows.BLOCK, 4 * MAX_LENGTH
-    try:
-        autopack.packing.pack_shards(corpus, MAX_LENGTH, folder, num_shards=COUNT)
-    finally:
-        rows.BLOCK = before
-    return bytes_of(folder)
-
-
-def check(folder, corpus, alone, plan="all"):
-    """All shards are those that nobody disturbed, and have every document once, in the rows of `pack`."""
-    assert bytes_of(folder) == alone
+def check(folder, corpus):
+    """The shards have every document once, in the rows of `pack`."""
     rows = load(shard_files(folder))
     assert sorted(documents_of(rows)) == sorted(corpus["input_ids"])
-    assert plan == "shard" or rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
+    assert rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
 
 
 @pytest.mark.exhaustive
@@ -126,7 +112,7 @@ def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_pat
         with refused("bad-file", match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
             shard_files(folder)
     finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))  # the whole array again
-    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
+    check(folder, corpus)
     assert {*os.listdir(folder)} - {*visible(folder)} == left  # nobody reads it
 
 
@@ -140,54 +126,23 @@ def test_a_job_that_was_given_up_and_still_runs_does_no_harm(corpus, start, tmp_
     (tmp_path / "go").touch()
     finish(slow)
     assert sorted(os.listdir(folder)) == sorted(before)
-    check(folder, corpus, undisturbed(corpus, tmp_path / "alone"))
+    check(folder, corpus)
     assert bytes_of(folder) == before
 
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 
-@pytest.fixture
-def of_ray(corpus, start, tmp_path):
-    """The files that Ray writes when nobody disturbs it."""
-
-    def run(plan):
-        folder = tmp_path / "alone" / "rows"
-        folder.parent.mkdir()
-        shutil.copytree(tmp_path / "corpus", folder.parent / "corpus")
-        finish(start("ray", plan, COUNT, folder))
-        return bytes_of(folder)
-
-    return run
-
-
 @needs_ray
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("plan", "stage"), [*(("all", stage) for stage in STAGES), ("shard", "within")])
-def test_a_worker_of_ray_is_killed(plan, stage, corpus, start, of_ray, tmp_path):
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_worker_of_ray_is_killed(stage, corpus, start, tmp_path):
     folder = tmp_path / "rows"
-    driver = start("ray", plan, COUNT, folder, stage)
-    for number in range(2 if plan == "all" else 1):  # two shards, each at whichever worker has it
+    driver = start("ray", 0, COUNT, folder, stage)
+    for number in range(2):  # two shards, each at whichever worker has it
         until(lambda number=number: len(list(tmp_path.glob("at-*"))) > number, driver)
         flag = sorted(tmp_path.glob("at-*"), key=lambda path: path.stat().st_mtime)[number]
         os.kill(pid_at(flag), signal.SIGKILL)
     (tmp_path / "go").touch()
     finish(driver)
-    check(folder, corpus, of_ray(plan), plan)
-
-
-@needs_ray
-@pytest.mark.exhaustive
-def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, of_ray, tmp_path):
-    folder = tmp_path / "rows"
-    driver = start("ray", "all", COUNT, folder, "named")
-    until(lambda: list(tmp_path.glob("at-*")), driver)
-    kill(driver)
-    workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
-    with refused("bad-file", match="shards are missing"):
-        shard_files(folder)
-    assert start("ray", "all", COUNT, folder).wait(PATIENCE) == 1
-    assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()
-    finish(start("ray", "all", COUNT, tmp_path / "new"))
-    check(tmp_path / "new", corpus, of_ray("all"))
+    check(folder, corpus)

@@ -9,7 +9,6 @@ from autopack.packing import CostModel, plan
 EXAMPLES = [{"input_ids": [1, 2, 3]}, {"input_ids": [4]}]
 STREAM = datasets.Dataset.from_list(EXAMPLES).to_iterable_dataset()
 GROUPS = {"lengths": [7, 8, 9], "max_length": 20, "groups": [0, 0, 1]}
-PAIRS = {"lengths": [[7, 8], [9, 3]], "max_length": 20}
 PLAN = {"lengths": [3, 1], "max_length": 8}
 
 REFUSED = {
@@ -26,23 +25,15 @@ REFUSED = {
             ({"ranks": True}, "ranks=True"),
             ({"cost": 1.0}, "cost=1.0: wanted an autopack.packing.CostModel"),
             ({"strategy": "sequential", "cost": CostModel()}, "has an order"),
-            ({"align": 0}, "align=0: wanted an int of at least 1"),
-            ({"align": 5}, "align=5: wanted it to divide max_length=8"),
             ({"prefixes": [1, 1]}, "pass groups=, too"),
-            (GROUPS | {"groups": [0, 0]}, "wanted 3 ints, one per document"),
+            (GROUPS | {"groups": [0, 0]}, "groups: wanted 3 ints, one per document; found 2"),
             (GROUPS | {"groups": [0, 0, -2]}, r"groups\[2\] is -2: wanted at least -1"),
             (GROUPS | {"groups": ["a", "b", "a"]}, r"groups\[0\] is 'a' \(and 2 more\): wanted an int"),
             (GROUPS | {"groups": 3}, "groups: wanted one int per document, found int"),
             (GROUPS | {"groups": [0, 0, 2**63]}, r"groups\[2\] is 9223372036854775808: wanted 64 bits"),
             (GROUPS | {"prefixes": [3, 3, 99]}, r"prefixes\[2\] is 99: wanted at most the tokens of its document"),
-            (GROUPS | {"overflow": "split"}, "cuts documents"),
-            (GROUPS | {"align": 2}, "align=2: pads documents of one sequence each, and groups="),
-            (GROUPS | {"max_documents": 2}, "max_documents= is not kept"),
-            (PAIRS | {"groups": [0, 0]}, "groups= is for documents of one sequence each"),
-            (PAIRS | {"overflow": "truncate"}, "cuts documents, and lengths"),
-            (PAIRS | {"overflow": "split"}, "cuts documents, and lengths"),
-            (PAIRS | {"align": 2}, "align=2: pads documents of one sequence each, and lengths"),
-            (PAIRS | {"max_length": 14}, r"lengths\[0\] is 15, over the 14 tokens of a row; raise max_length"),
+            (GROUPS | {"overflow": "split"}, "leave max_documents= and overflow='split' out"),
+            (GROUPS | {"max_documents": 2}, "leave max_documents= and overflow='split' out"),
         ],
     ),
     "sampler": (
@@ -60,7 +51,6 @@ REFUSED = {
             ({"num_replicas": 2}, "wanted both or neither"),
             ({"num_replicas": 2, "rank": 2}, "rank=2: wanted an int below num_replicas=2"),
             ({"num_replicas": 2, "rank": -1}, "rank=-1"),
-            (PAIRS | {"overflow": "truncate"}, "cuts documents, and lengths"),
         ],
     ),
     "collator": (
@@ -75,8 +65,6 @@ REFUSED = {
             ({"first_position": -1}, "first_position=-1"),
             ({"drop_keys": "text"}, "drop_keys='text'"),
             ({"max_length": 10, "pad_to_multiple_of": 4}, "multiple"),
-            ({"align": 8, "max_length": 20}, "max_length=20: wanted a multiple of align=8"),
-            ({"align": 8, "declare": ()}, "only 'attention_mask' tells padding inside documents"),
             ({"rows": 2}, "rows=2: is of rows of max_length, which is missing"),
             ({"max_documents": 2}, "max_documents=2: is of rows of max_length, which is missing"),
             ({"rows": 0, "max_length": 8}, "rows=0: wanted an int of at least 1 or None"),

@@ -8,14 +8,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from tests.conftest import gradient_error, gradients, llama
-from tests.packing.batches import KINDS, arguments, logged, loss_alone, of_kind, pieces, tokenizer
+from tests.packing.batches import KINDS, of_kind, pieces
 from tests.support.refusals import refused
 
 LENGTHS = (3, 9, 1, 4, 4, 7, 8)
@@ -153,7 +151,7 @@ def test_empty_data_and_data_of_other_kinds_are_refused():
 def test_tensors_and_arrays_are_packed_as_lists_are():
     lists = [{"input_ids": [1, 2, 3], "kind": 1}, {"input_ids": [4, 5], "kind": 2}]
     wanted = autopack.pack(lists, 5)
-    for form in (torch.tensor, np.array, lambda ids: torch.tensor([ids])):
+    for form in (torch.tensor, np.array):
         assert autopack.pack([{**e, "input_ids": form(e["input_ids"])} for e in lists], 5) == wanted
 
 
@@ -197,51 +195,6 @@ def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch)
     assert written(autopack.pack(dataset, 10, num_proc=2)) == written(both)
 
 
-def answered(count):
-    """Documents of random tokens, whose labels are those behind the first third."""
-    draw = np.random.default_rng(0)
-    made = []
-    for n in draw.integers(20, 150, count).tolist():
-        ids = draw.integers(2, 64, n).tolist()
-        made.append({"input_ids": ids, "labels": [-100] * (n // 3) + ids[n // 3 :]})
-    return made
-
-
-def sft_trainer(folder, **given):
-    """TRL's trainer, which takes rows that are tokenized and packed as they are."""
-    trl = pytest.importorskip("trl")
-    options = {name: given.pop(name) for name in [*given] if name not in ("model", "train_dataset", "data_collator")}
-    args = arguments(folder, trl.SFTConfig, max_length=None, **options)
-    return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
-
-
-@pytest.mark.parametrize("columns", ["all", "those of the model"])
-def test_trainers_take_packed_rows_and_their_steps_are_those_of_the_documents(columns, tmp_path):
-    made = answered(8)
-    rows = autopack.pack(datasets.Dataset.from_list(made), 512)
-    stock, model = llama(), llama()
-    wanted = loss_alone(stock, made)
-    wanted.backward()
-    before = [p.detach().clone() for p in model.parameters()]
-    options = {
-        "max_steps": 1,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": len(rows),
-        "optim": "sgd",  # a step of rate 1 is the gradient itself
-        "learning_rate": 1.0,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-    }
-    given = {"model": model, "train_dataset": rows, "data_collator": PackingCollator()}
-    args = arguments(tmp_path, remove_unused_columns=columns != "all", **options)
-    trainer = transformers.Trainer(args=args, **given)
-    autopack.enable(trainer)
-    trainer.train()
-    found = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
-    assert logged(trainer)[0] == pytest.approx(wanted.item(), rel=1e-4)  # as logged
-    assert gradient_error(found, gradients(stock)) < 1e-5
-
-
 def test_classes_of_documents_come_out_one_per_document_in_every_row():
     made = [{"input_ids": list(range(1, n + 1)), "label": n % 2, "target": 0} for n in (5, 3, 2, 6)]
     rows = autopack.pack(made, 6, drop_columns=("target",))
@@ -252,9 +205,3 @@ def test_classes_of_documents_come_out_one_per_document_in_every_row():
     batch = PackingCollator()(autopack.pack(scores, 6))
     assert batch["labels"].dtype == torch.float32
     assert batch["labels"].shape == (4,)
-
-
-def test_weights_of_rows_are_those_of_their_documents():
-    rows = autopack.pack([{**d, "document_weight": 2.5} for d in answered(12)], 512)
-    weights = PackingCollator(loss_weights="document")(rows)["loss_weights"]
-    assert weights.sum().item() == pytest.approx(12 * 2.5, rel=1e-6)  # float32

@@ -1,6 +1,5 @@
 """Plans: every document once, no row over its max_length, best fit as the textbook has it, and bad input by name."""
 
-import copy
 import pickle
 
 import numpy as np
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from autopack import InvalidPacking
-from autopack.packing import CostModel, Plan, plan
+from autopack.packing import CostModel, plan
 from autopack.packing.balance import complete
-from autopack.packing.strategies import next_fit, permutation
+from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused
@@ -40,16 +39,14 @@ def asked(draw, over=1):
 @given(
     asked(over=2),
     st.sampled_from(["truncate", "split", "drop"]),
-    st.sampled_from([1, 1, 2, 4]),
     st.integers(0, 3),
     st.sampled_from([None, 1, 2, 5]),
     st.integers(1, 5),
     st.sampled_from([None, CostModel(), ATTENTION]),
 )
-def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, align, seed, limit, ranks, cost):
+def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, seed, limit, ranks, cost):
     lengths, max_length = given
     options = {"overflow": overflow, "seed": seed, "max_documents": limit}
-    options["align"] = align if max_length % align == 0 else 1
     rows = len(plan(lengths, max_length, strategy, **options))
     options |= {"ranks": ranks} if strategy == "sequential" else {"ranks": ranks, "cost": cost}
     found = plan(lengths, max_length, strategy, **options)
@@ -73,17 +70,14 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
         with refused("does-not-fit", match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {max_length}"):
             plan(lengths, max_length, strategy)
 
-    columns = -(-found.lengths // options["align"]) * options["align"]
-    of_rows = [int(columns[found.pieces(row)].sum()) for row in range(len(found))]
-    assert of_rows == found.columns_per_row.tolist()
+    of_rows = [int(found.lengths[found.pieces(row)].sum()) for row in range(len(found))]
+    assert of_rows == found.columns_per_row.tolist() == found.tokens_per_row.tolist()
     assert all(0 < each <= max_length for each in of_rows)
     assert len(found) * max_length == found.padding + found.lengths.sum()
-    assert max(np.diff(found.bounds), default=0) <= (limit or len(columns))
-    if max_length <= 64 and of_rows:
-        assert len(found.position_ids(0)) == of_rows[0]
+    assert max(np.diff(found.bounds), default=0) <= (limit or len(found.lengths))
     # Steps are complete wherever there are pieces enough to make them so.
     steps = -(-rows // ranks)
-    assert len(found) == (steps * ranks if len(columns) >= steps * ranks else rows)
+    assert len(found) == (steps * ranks if len(found.lengths) >= steps * ranks else rows)
     if strategy == "sequential":
         assert (np.diff(found.documents) >= 0).all()
 
@@ -99,18 +93,6 @@ def test_sequential_is_next_fit(given, limit):
     assert next_fit(np.array(lengths), max_length, limit).tolist() == [*wanted, len(lengths)]
     found = plan(lengths, max_length, "sequential", max_documents=limit)
     assert (found.bounds.tolist(), found.documents.tolist()) == ([*wanted, len(lengths)], [*range(len(lengths))])
-
-
-def test_orders_are_those_of_the_drawn_bits_that_there_is_room_for():
-    lengths = np.ones(20_000, np.int64)
-    lengths[::5000] = 1 << 31  # 31 bits of length, 15 of the index: of the drawn bits of 20,000, many agree in 18
-    for seed in range(3):
-        bits = np.random.PCG64(seed).random_raw(len(lengths))
-        index_bits = (len(lengths) - 1).bit_length()
-        few = bits >> np.uint64(31 + index_bits)
-        assert len(np.unique(few)) < len(lengths) - 500
-        assert np.array_equal(permutation(len(lengths), seed, lengths), np.lexsort((few, -lengths)))
-        assert np.array_equal(permutation(len(lengths), seed), np.argsort(bits >> np.uint64(index_bits), kind="stable"))
 
 
 @given(asked())
@@ -197,58 +179,19 @@ def test_cost_model():
 # The value
 
 
-@pytest.fixture
-def small():
-    return PLANS["cut"]
-
-
-def test_rows_slices_and_iteration(small):
+def test_rows_slices_and_iteration():
+    small = plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split")
     assert [row.tolist() for row in small] == [[0, 1], [2], [3], [3, 4]]
     assert small[-1].tolist() == [3, 4]
     assert small[0].dtype == np.int64
-    assert len(small[1:3]) == 2
     assert [row.tolist() for row in small[1:]] == [[2], [3], [3, 4]]
     assert small[3:].offsets.tolist() == [8, 0]
     assert small.select([3, 0]).tokens_per_row.tolist() == [5, 8]
-    assert small.tokens_per_row.tolist() == [8, 3, 8, 5]
     for row in (4, -5):
-        with pytest.raises(IndexError, match="a plan of 4 rows"):
+        with pytest.raises(IndexError, match="range"):
             small[row]
-
-
-def test_repr_says_what_was_done(small):
     assert "6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1" in repr(small)
-    assert "documents padded to multiples of 8" in repr(PLANS["of padded documents"])
-
-
-PLANS = {
-    "cut": plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split"),
-    "of whole documents": plan(flan_like(100), 4096),
-    "of few": plan([5, 6, 7], 16),
-    "of padded documents": plan([5, 6, 7], 16, align=8),
-    "of groups": plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1]),
-    "of pairs": plan([[2, 3], [1, 5], [3, 4]], 16),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_a_plan_is_kept_whole_and_cannot_be_changed(name, tmp_path):
-    made = PLANS[name]
-    assert [other for other, plan in PLANS.items() if plan == made] == [name]
-    made.save(tmp_path / "plan")
-    for again in (made, Plan.load(tmp_path / "plan"), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert again == made
-        assert again.costs(CostModel()).tolist() == made.costs(CostModel()).tolist()
-        assert (again[::-1].columns_per_row == made.columns_per_row[::-1]).all()
-        with pytest.raises(ValueError, match="read-only"):
-            again.documents[0] = 3
-        with pytest.raises(AttributeError):
-            again.max_length = 3
-
-
-def test_offsets_of_documents_that_are_not_cut_take_no_memory():
-    found = plan(flan_like(1000), 4096, ranks=8, cost=CostModel())
-    assert found.offsets.strides == (0,)
+    assert pickle.loads(pickle.dumps(small)) == small != small[::-1]
 
 
 # Bad input
@@ -264,20 +207,13 @@ def test_offsets_of_documents_that_are_not_cut_take_no_memory():
         ([1, None], r"lengths\[1\] is None"),
         ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
-        ([[1, 2, 3]], r"found shape \(1, 3\)"),
         ([[1, 2], [3]], "no array"),
         ([1, 2**32], r"lengths\[1\] is 4294967296: wanted at most 2,147,483,647 tokens; cut such documents"),
         ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808 \(and 1 more\): wanted at most"),
         ("123", "found str"),
         ({0: 1}, "found dict"),
         (5, "found int"),
-        ([[[1, 2]]], r"found shape \(1, 1, 2\)"),
-        ([[1, 2], [3, 0]], r"lengths\[1\]\[1\] is 0: wanted at least 1"),
-        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0 \(and 3 more\): wanted an int"),
-        ([[2**31 - 1, 1], [1, 1]], r"lengths\[0\] sum to over"),
-        ([[5, 6, 7]] * 3, "found lists of 3 each, which may be tokens; pass len"),
-        (tuple(torch.ones(4, 4, dtype=torch.int64)), "found lists of 4 each, which may be tokens"),
-        (Dataset.from_dict({"ids": [[5, 6, 7]] * 3})["ids"], "found lists of 3 each, which may be tokens"),
+        (Dataset.from_dict({"ids": [[5, 6, 7]] * 3})["ids"], r"found shape \(3, 3\); pass len"),
     ],
 )
 def test_bad_lengths_are_named(lengths, message):
@@ -299,7 +235,3 @@ def test_bad_lengths_are_named(lengths, message):
 )
 def test_lengths_in_any_container(lengths):
     assert plan(lengths, 8) == plan([3, 1], 8)
-
-
-def test_three_sequences_of_a_document_are_an_array():
-    assert plan(np.array([[5, 6, 7]] * 3), 36).tokens_per_row.tolist() == [36, 18]

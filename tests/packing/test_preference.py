@@ -4,16 +4,15 @@ import re
 from pathlib import Path
 
 import numpy as np
-import peft
 import pytest
 import torch
 import trl
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM
 
 import autopack
 from autopack import PackedBatchSampler, tiny
-from autopack.packing import PackingCollator, pair_lengths
+from autopack.packing import PackingCollator
 from autopack.runtime.padding_read import LOOKS
 from tests.engine import in_rows
 from tests.packing.batches import arguments, logged, tokenizer
@@ -26,11 +25,18 @@ CLOSE = {"rel": 1e-5, "abs": 1e-5}
 DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
 
 
+def lengths_of(trainer):
+    """Tokens of both sequences of each pair."""
+    made = [trainer.data_collator([pair]) for pair in trainer.train_dataset]
+    names = "attention_mask", "chosen_attention_mask", "rejected_attention_mask"
+    return [sum(int(batch[name].sum()) for name in names if name in batch) for batch in made]
+
+
 class Planned:
     """What the recipe adds to a trainer, with rows small enough for a few pairs."""
 
     def get_train_dataloader(self):
-        lengths = pair_lengths(self.train_dataset, self.data_collator)
+        lengths = lengths_of(self)
         sampler = PackedBatchSampler(lengths, max_length=CAPACITY, seed=self.args.seed)
         return self.accelerator.prepare(
             DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
@@ -43,7 +49,7 @@ class PlannedDPO(Planned, trl.DPOTrainer):
 
 def expected(trainer, losses, epochs=1):
     """The means over the pairs of each step, by the plan."""
-    lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
+    lengths = lengths_of(trainer)
     sampler = PackedBatchSampler(lengths, CAPACITY, seed=trainer.args.seed)
     found = []
     for epoch in range(epochs):
@@ -107,51 +113,6 @@ def test_options_of_dpo(name, tmp_path):
     compare(lambda: dpo(tmp_path, "llama", PlannedDPO, **LOSSES[name]))
 
 
-def _lora():
-    return peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-
-
-@pytest.mark.parametrize("given_by", ["trainer", "user"])
-def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
-    def make():
-        model, extra = tiny.build("llama"), {"peft_config": _lora()}
-        if given_by == "user":
-            model, extra = peft.get_peft_model(model, _lora()), {}
-        args = arguments(tmp_path, trl.DPOConfig)
-        return PlannedDPO(model, args=args, train_dataset=pairs(), processing_class=tokenizer(), **extra)
-
-    handle = compare(make)
-    assert list(handle.models) == ["model"]
-    batches = len(make().get_train_dataloader())
-    assert handle.models["model"].tally.batches == 2 * batches, "the policy and its base"
-
-
-def _reward(folder, model_type, kind=trl.RewardTrainer, **options):
-    config = tiny.build(model_type).config
-    config.num_labels = 1
-    torch.manual_seed(0)
-    model = moved(AutoModelForSequenceClassification.from_config(config), 0.1)
-    data = pairs().map(lambda pair: {"margin": float(len(pair["prompt"])) / 50})
-    args = arguments(folder, trl.RewardConfig, **options)
-    return kind(model, args=args, train_dataset=data, processing_class=tokenizer())
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bloom", "gpt_neox"])
-def test_reward_is_stocks_and_that_of_every_pair_alone(model_type, tmp_path):
-    class Kind(Planned, trl.RewardTrainer):
-        pass
-
-    compare(lambda: _reward(tmp_path, model_type, Kind, center_rewards_coefficient=0.1))
-    trainer, stock = _reward(tmp_path, model_type, Kind), _reward(tmp_path, model_type).model.eval()
-    losses = []
-    for pair in trainer.train_dataset:
-        with torch.no_grad():
-            both = [stock(input_ids=torch.tensor([pair[f"{name}_ids"]])).logits for name in ("chosen", "rejected")]
-        losses.append(float(-torch.nn.functional.logsigmoid(both[0] - both[1] - pair["margin"])))
-    autopack.enable(trainer)
-    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(expected(trainer, np.array(losses)), **CLOSE)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["orpo", "cpo"])
 def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
@@ -164,14 +125,6 @@ def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
         return kind(tiny.build("llama"), args=args, train_dataset=pairs(), processing_class=tokenizer())
 
     compare(make)
-
-
-def test_evaluation(tmp_path):
-    stock, enabled = (dpo(tmp_path, eval_dataset=pairs(7, seed=1), per_device_eval_batch_size=3) for _ in range(2))
-    autopack.enable(enabled)
-    wanted, found = stock.evaluate(), enabled.evaluate()
-    names = [name for name in wanted if not re.search("runtime|per_second", name)]
-    assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, **CLOSE)
 
 
 # Rows of several documents in a trainer of pairs
@@ -229,29 +182,3 @@ def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
     alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)
     assert logged(trainer) == pytest.approx(expected(trainer, alone, epochs=3), **CLOSE)
-
-
-@pytest.fixture
-def _precision(monkeypatch):
-    """Trainers leave theirs to all that come after them in a process."""
-    from accelerate.state import AcceleratorState
-
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.usefixtures("_precision")
-@pytest.mark.parametrize(("bf16", "close"), [(False, CLOSE), (None, {"rel": 2e-2})], ids=["float32", "bfloat16"])
-def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
-    """TRL trains in bfloat16 unless told otherwise, which has three digits."""
-    found = _run(_recipe(), "llama", tmp_path, bf16=bf16)
-    stock = _run(_recipe().replace("autopack.enable(trainer)\n", ""), "llama", tmp_path, bf16=bf16)
-    assert not autopack.is_enabled(stock.model)
-    assert logged(found) == pytest.approx(logged(stock), **close)
-    handle = autopack.enable(found)
-    assert list(handle.models) == ["model", "ref_model"]
-    for of_model in handle.models.values():
-        assert of_model.tally.batches == len(logged(found))
-        assert not of_model.tally.left

@@ -19,8 +19,7 @@ pytestmark = pytest.mark.exhaustive
 
 
 def test_files_are_numbered_in_their_order(ray, tmp_path):
-    made = examples(LENGTHS)
-    whole = dataset_of(made)
+    whole = dataset_of(examples(LENGTHS))
     for number, (a, b) in enumerate([(0, 5), (5, 40), (40, 60)]):
         whole.select(range(a, b)).to_parquet(tmp_path / f"part-{number}.parquet")
     data = ray.data.read_parquet(str(tmp_path), override_num_blocks=5)
@@ -28,25 +27,26 @@ def test_files_are_numbered_in_their_order(ray, tmp_path):
     assert load(written.files)[:] == autopack.pack(whole, 32)[:]
 
 
-def test_what_ray_made_of_arrays_is_packed_as_lists_are(ray, tmp_path):
+def test_what_ray_made_of_arrays_and_of_pandas_is_packed_as_lists_are(ray, tmp_path):
     ids = [[1, 2, 3], [4, 5], [6]]
     plain = [{"input_ids": i, "pair": [[t, t] for t in i], "text": str(i)} for i in ids]
 
     def tokenize(batch):
         found = [plain[i] for i in batch["id"]]
         arrays = {name: [np.array(each[name]) for each in found] for name in ("input_ids", "pair")}
-        vectors = np.ones((len(found), 2)) * batch["id"][:, None]
-        return arrays | {"vector": vectors, "matrix": np.ones((len(found), 2, 2)), "text": [e["text"] for e in found]}
+        return arrays | {"matrix": np.ones((len(found), 2, 2)), "text": [e["text"] for e in found]}
 
     data = ray.data.range(3, override_num_blocks=1).map_batches(tokenize)
-    dropped = ("vector", "matrix")
-    found = load(pack_shards(data, 4, tmp_path / "a", drop_columns=dropped).files)
+    found = load(pack_shards(data, 4, tmp_path / "a", drop_columns=("matrix",)).files)
     assert found[:] == autopack.pack(dataset_of(plain), 4)[:]
-    with refused("unusable-data", match="example 0, column 'vector': found 2 values for 3 tokens"):
-        pack_shards(data, 4, tmp_path / "b", drop_columns=("matrix",))
+    with refused("unusable-data", match="example 0, column 'matrix': found 2 values for 3 tokens"):
+        pack_shards(data, 4, tmp_path / "b")
     same = ray.data.from_numpy(np.arange(12).reshape(3, 4)).rename_columns({"data": "input_ids"})
-    found = load(pack_shards(same, 4, tmp_path / "c", plan=autopack.packing.plan([4] * 3, 4, "sequential")).files)
+    found = load(pack_shards(same, 4, tmp_path / "c", "sequential").files)
     assert found["input_ids"][:] == np.arange(12).reshape(3, 4).tolist()
+    table = pa.table({"input_ids": [[1, 2], [3], [4]], "text": ["a", "b", "c"]})
+    made = pack_shards(ray.data.from_pandas(table.to_pandas()), 2, tmp_path / "d", num_shards=2)
+    assert load(made.files)[:] == autopack.pack(datasets.Dataset(table), 2)[:]
 
 
 def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
@@ -54,11 +54,12 @@ def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
     tables = [pa.Table.from_pylist(made[:4]), pa.Table.from_pylist(made[4:])]
     found = load(pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "a", num_shards=4).files)
     assert found[:] == autopack.pack(dataset_of(made), 2)[:]
-    written = pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "b", plan="shard")
-    assert load(written.files)["source"][:] == [[None, None], [None, None], ["s7", "s6"], ["s5", "s4"]]
     unlike = [pa.table({"input_ids": [[1]], "a": [1]}), pa.table({"input_ids": [[1]], "a": ["b"]})]
     with refused("unusable-data", match="blocks have unlike values in a column: .*'?a'?"):
-        pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "c")
+        pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "b")
+    objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
+    with refused("unusable-data", match="column 'object': found values that make no column .*name it in drop_columns"):
+        pack_shards(objects, 2, tmp_path / "c")
 
 
 def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
@@ -74,35 +75,14 @@ def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
         pack_shards(ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows")
 
 
-def test_shards_with_a_plan_each_may_be_more_than_blocks_and_some_are_dropped(blocks, tmp_path):
-    made = pack_shards(blocks(examples(LENGTHS), 20), 32, tmp_path / "a", plan="shard", num_shards=4)
-    assert len(made.files) == 4
-    short = blocks(examples([9, 9, 3]), 2)
-    made = pack_shards(short, 4, tmp_path / "b", plan="shard", overflow="drop")
-    assert (len(made.files), made.counts.dropped, made.rows) == (1, 2, 1)
-
-
 def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     """A task looks whether each document is as long as it was when it was planned."""
     plan, numbers, folder = autopack.packing.plan([3] * 2, 6), np.array([2, 3]), parts.Folder(tmp_path)
-    blocks, work = [[[2, 2, 2]], [[3]]], parts.Work(plan, numbers, np.array([3, 3]))
-    tables = [pa.table({"input_ids": block}) for block in blocks]
+    tables = [pa.table({"input_ids": block}) for block in ([[2, 2, 2]], [[3]])]
     about = folder, b"", 0, tables[0].schema, "rows-00000-of-00001.parquet"
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
-        on_ray.write_shard(*about, work, *tables)
+        on_ray.write_shard(*about, plan, numbers, np.array([3, 3]), *tables)
     assert not os.listdir(tmp_path)
-
-
-def test_blocks_may_be_of_pandas_and_hold_no_objects(ray, tmp_path):
-    plain = pa.table({"input_ids": [[1, 2], [3], [4]], "text": ["a", "b", "c"]})
-    made = pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
-    assert load(made.files)[:] == autopack.pack(datasets.Dataset(plain), 2)[:]
-    objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
-    with refused(
-        "unusable-data",
-        match="column 'object': found values that make no column .*name it in drop_columns",
-    ):
-        pack_shards(objects, 2, tmp_path / "b")
 
 
 def test_the_example_runs(tmp_path):

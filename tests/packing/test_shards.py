@@ -2,9 +2,6 @@
 
 import logging
 import os
-import pickle
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import datasets
@@ -16,7 +13,7 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack.errors import InvalidPacking
-from autopack.packing import CostModel, Plan, documents, pack_shards, parts, plan, rows, shard_files
+from autopack.packing import documents, pack_shards, parts, plan, rows, shard_files
 from tests.packing.batches import pieces
 from tests.packing.engines import LENGTHS, dataset_of, load, visible
 from tests.packing.test_pack import examples, featured
@@ -29,23 +26,20 @@ def dataset():
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "cuts", "planned"),
+    ("options", "count", "cuts"),
     [
-        ({}, 4, (20, 21, 21, 50), False),
-        ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30), True),
-        ({"max_length": 16, "overflow": "truncate", "drop_columns": ("kind",), "first_position": 2}, 2, (7,), False),
-        ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60), False),
-        ({"strategy": "sequential", "max_length": 9, "overflow": "split"}, 22, tuple(range(0, 60, 3)), True),
-        ({"max_documents": 3}, 2, (7,), False),
+        ({}, 4, (20, 21, 21, 50)),
+        ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30)),
+        ({"max_length": 16, "overflow": "truncate", "drop_columns": ("kind",), "first_position": 2}, 2, (7,)),
+        ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60)),
+        ({"strategy": "sequential", "max_length": 9, "overflow": "split"}, 22, tuple(range(0, 60, 3))),
+        ({"max_documents": 3}, 2, (7,)),
     ],
 )
-def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, planned, tmp_path):
+def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp_path):
     options = {"max_length": 32, **options}
     wanted = autopack.pack(dataset, **options)
-    data = engine(examples(LENGTHS), *cuts)
-    if planned:
-        options = {"max_length": options["max_length"], "plan": plan(LENGTHS, **options)}
-    made = pack_shards(data, path=tmp_path / "rows", num_shards=count, **options)
+    made = pack_shards(engine(examples(LENGTHS), *cuts), path=tmp_path / "rows", num_shards=count, **options)
     assert made.files == tuple(shard_files(tmp_path / "rows"))
     names = [f"rows-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
     assert visible(tmp_path / "rows") == sorted(os.listdir(tmp_path / "rows")) == names
@@ -79,70 +73,44 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_ar
     if picked:
         chosen = np.random.default_rng(seed).permutation(len(ids))[: max(1, len(ids) // 2)]
         data, ids = data.select(chosen), [ids[i] for i in chosen]
-    options = {"overflow": overflow, "seed": seed}
-    made = plan([*map(len, ids)], 16, strategy, **options)
+    options = {"strategy": strategy, "overflow": overflow, "seed": seed}
+    made = plan([*map(len, ids)], 16, **options)
     if not len(made):
-        for write in (autopack.pack, partial(pack_shards, path=folder / "rows", num_shards=1)):
+        for write in (lambda: autopack.pack(data, 16, **options), lambda: pack_shards(data, 16, folder, **options)):
             with refused("does-not-fit", match="no document is left"):
-                write(data, max_length=16, **options)
+                write()
         return
-    packed = autopack.pack(data, 16, strategy, **options)
+    packed = autopack.pack(data, 16, **options)
     assert len(packed) == len(made)
     for number, row in enumerate(packed):
         piece = made.pieces(number)
         wanted = zip(made.documents[piece], made.offsets[piece], made.lengths[piece], strict=True)
         assert pieces(row) == [ids[d][o : o + n] for d, o, n in wanted]
         assert pieces(row, "labels") == [[-100, *part[1:]] for part in pieces(row)]
-        assert row["position_ids"] == made.position_ids(number).tolist()
+        assert row["position_ids"] == [t for n in made.lengths[piece] for t in range(n)]
     assert data["labels"][:] == ids, "what was packed has not been written to"
 
-    made.save(folder / "plan")
     count = min(count, len(made))
     for shard in np.random.default_rng(seed).permutation(count).tolist():
-        # Jobs that plan, and that are given it.
-        given = {"plan": Plan.load(folder / "plan")} if shard % 2 or strategy == "sequential" else options
-        written = pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
-        assert written.files == (str(folder / "rows" / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
-    assert load(shard_files(folder / "rows"))[:] == packed[:]
+        written = pack_shards(data, 16, folder, num_shards=count, shard=shard, **options)
+        assert written.files == (str(folder / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
+    assert load(shard_files(folder))[:] == packed[:]
 
 
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):
-    made = plan(LENGTHS, 32)
-    read = []
+    made, read = plan(LENGTHS, 32), []
     values = documents.Documents.values
 
     def spied(self, numbers, *rest):
-        read.extend(numbers.tolist())
+        read.append({*numbers.tolist()})
         return values(self, numbers, *rest)
 
     monkeypatch.setattr(documents.Documents, "values", spied)
-    pack_shards(dataset, 32, tmp_path, plan=made, num_shards=4, shard=1)
+    pack_shards(dataset, 32, tmp_path, num_shards=4, shard=1)
     edges = np.arange(5) * len(made) // 4
-    assert {*read} == {*made[edges[1] : edges[2]].documents.tolist()}
-
-
-def test_a_plan_for_ranks_is_kept_as_it_is(engine, dataset, tmp_path):
-    made = plan(LENGTHS, 32, ranks=2, cost=CostModel(0, 1), max_documents=3)
-    files = pack_shards(engine(examples(LENGTHS), 7), 32, tmp_path, plan=made, num_shards=2).files
-    ids = dataset["input_ids"]
-    assert load(files)["input_ids"][:] == [[token for number in row for token in ids[number]] for row in made]
-
-
-def test_a_plan_per_shard_is_that_of_the_shard_alone(engine, dataset, tmp_path):
-    is_own = engine is dataset_of
-    cuts, options = ((15, 30, 45), {"num_shards": 4}) if is_own else ((20, 21), {})
-    alone = [autopack.pack(dataset.select(range(a, b)), 32) for a, b in pairwise([0, *cuts, 60])]
-    made = pack_shards(engine(examples(LENGTHS), *cuts), 32, tmp_path / "all", plan="shard", **options)
-    assert list(made.files) == shard_files(tmp_path / "all")
-    assert load(made.files)[:] == datasets.concatenate_datasets(alone)[:]
-    assert (made.counts, made.rows) == (plan(LENGTHS, 32).counts, sum(map(len, alone)))
-    if is_own:
-        one = pack_shards(dataset, 32, tmp_path / "one", plan="shard", shard=2, **options)
-        assert load(one.files)[:] == alone[2][:]
-        assert (one.counts.documents, one.rows) == (15, len(alone[2]))
-    with refused("does-not-fit", match=f"no document is left of {15 if is_own else 60}"):
-        pack_shards(engine(examples([5] * 60), 30), 4, tmp_path / "d", plan="shard", overflow="drop", **options)
-    assert not visible(tmp_path / "d")
+    of_features, *of_rows = read
+    assert of_features == {*made[0].tolist()}
+    assert set.union(*of_rows) == {*made[edges[1] : edges[2]].documents.tolist()}
 
 
 def test_features_stay_padding_is_removed_and_formats_are_of_documents(tmp_path):
@@ -151,22 +119,18 @@ def test_features_stay_padding_is_removed_and_formats_are_of_documents(tmp_path)
         "attention_mask": [[0, 1, 1], [1, 0, 0]],
         "other": [["a"], ["b", "c"]],
     }
-    padded = datasets.Dataset.from_dict(padded)
-    for name, data in (("classes", featured()), ("padded", padded)):
+    for name, data in (("classes", featured()), ("padded", datasets.Dataset.from_dict(padded))):
         wanted = autopack.pack(data, 2)
         for form in (None, "torch", "numpy"):
             found = load(pack_shards(data.with_format(form), 2, tmp_path / f"{name}-{form}", num_shards=2).files)
             assert found.features == wanted.features
             assert found[:] == wanted[:]
-    with refused("other-data", match="example 0 has 2 tokens, of which the plan has 3"):
-        pack_shards(padded, 4, tmp_path / "wrong", plan=plan([3, 3], 4))
 
 
 def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch):
     assert len(pack_shards(dataset, 32, tmp_path / "few").files) == 1
     monkeypatch.setattr(parts, "SHARD_TOKENS", 100)
-    for of in ("all", "shard"):
-        assert len(pack_shards(dataset, 32, tmp_path / of, plan=of).files) == round(sum(LENGTHS) / 100)
+    assert len(pack_shards(dataset, 32, tmp_path / "many").files) == round(sum(LENGTHS) / 100)
 
 
 REFUSED = [
@@ -175,12 +139,6 @@ REFUSED = [
     ({"shard": True, "num_shards": 3}, "shard=True"),
     ({"num_shards": 0}, "num_shards=0"),
     ({"num_shards": 1000}, "num_shards=1000: wanted at most as many as there are rows"),
-    ({"plan": "each"}, "plan='each': wanted 'all', 'shard' or an autopack.packing.Plan"),
-    ({"plan": plan(LENGTHS, 32), "seed": 1}, "seed=1: a plan is given"),
-    ({"plan": plan(LENGTHS, 40)}, "max_length=32: the plan is of rows of 40 tokens"),
-    ({"plan": plan(LENGTHS[1:], 32)}, "the plan is of 59 documents, and the dataset has 60"),
-    ({"plan": plan(LENGTHS[::-1], 32)}, ", of which the plan has"),
-    ({"plan": plan([min(n, 9) for n in LENGTHS], 32)}, "tokens, of which the plan has 9"),
     ({"overflow": "best"}, "overflow='best'"),
     ({"drop_columns": "labels"}, "drop_columns='labels': wanted several"),
     ({"drop_columns": ("none",)}, "found no column 'none'"),
@@ -188,20 +146,12 @@ REFUSED = [
     ({"path": ""}, "wanted a folder"),
     ({"path": "nothing://here"}, "wanted a folder"),
 ]
-OF_ONE_ENGINE = {
-    "datasets": [
-        ({"num_shards": 61, "plan": "shard"}, "num_shards=61: wanted at most as many as there are examples, 60")
-    ],
-    "ray": [
-        ({"shard": 0, "num_shards": 2}, "shard=0: Ray shares the shards of its dataset out by itself"),
-        ({"num_shards": 61, "plan": "shard"}, "num_shards=61: only 60 of so many blocks have documents"),
-    ],
-}
 
 
-def test_what_cannot_be_written_is_refused(engine, tmp_path, request):
+def test_what_cannot_be_written_is_refused(engine, tmp_path):
     data = engine(examples(LENGTHS), 20, 21)
-    for options, words in (*REFUSED, *OF_ONE_ENGINE[request.node.callspec.params["engine"]]):
+    of_ray = [({"shard": 0, "num_shards": 2}, "shard=0: Ray shares the shards of its dataset out by itself")]
+    for options, words in REFUSED + of_ray * (engine is not dataset_of):
         with pytest.raises(ValueError, match=".") as refusal:
             pack_shards(data, **{"max_length": 32, "path": tmp_path / "rows", **options})
         assert words in str(refusal.value)
@@ -217,16 +167,12 @@ def test_data_of_other_kinds_are_refused_with_a_way_out(dataset, tmp_path):
         (dataset.to_iterable_dataset(), "autopack.pack"),
         (dataset.to_list(), "found list"),
         (dataset.select([]), "empty dataset"),
-        (dataset.remove_columns("input_ids"), "tokenize first"),
     ):
         with pytest.raises(InvalidPacking, match=words):
             pack_shards(data, 32, tmp_path)
 
 
-@pytest.mark.parametrize("of", ["all", "shard"])
-def test_errors_name_examples_by_their_number_in_the_whole(engine, of, tmp_path):
-    """And nothing of the set stays, whose first shards may have been written."""
-
+def test_errors_name_examples_by_their_number_in_the_whole(engine, tmp_path):
     def with_a_wrong_one(**columns):
         made = examples(LENGTHS)
         made[41] |= columns
@@ -244,15 +190,10 @@ def test_errors_name_examples_by_their_number_in_the_whole(engine, of, tmp_path)
          "are cut into pieces, and 'label' is one per document"),
         ([{"text": "a"}] * 30, {}, "unusable-data", "tokenize first"),
     ]  # fmt: skip
-    for made, options, code, words in wrong:
-        options = {"max_length": 32, "path": tmp_path, "plan": of, "num_shards": 3, **options}
+    for number, (made, options, code, words) in enumerate(wrong):
         with refused(code, match=words):
-            pack_shards(engine(made, 20, 21), **options)
-        assert visible(tmp_path) == []
-    if engine is dataset_of:  # where documents are read that were planned elsewhere
-        with refused("unusable-data", match="example 41, column 'input_ids': found no tokens"):
-            pack_shards(engine(empty), 32, tmp_path, plan=plan(LENGTHS, 32, "sequential"), num_shards=4)
-        assert os.listdir(tmp_path) == []
+            pack_shards(engine(made, 20, 21), path=tmp_path / str(number), **{"max_length": 32, **options})
+        assert not (tmp_path / str(number)).exists() or os.listdir(tmp_path / str(number)) == []
 
 
 def test_a_folder_holds_one_set(dataset, tmp_path):
@@ -268,14 +209,13 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
         ({}, "wanted a new folder, or an empty one"),
         ({"shard": 0, "seed": 1}, of_another),
         ({"shard": 0, "max_length": 40}, of_another),
-        ({"shard": 0, "plan": "shard"}, of_another),
         ({"shard": 0, "drop_columns": ("kind",)}, of_another),
         ({"shard": 0, "num_shards": 4}, "wanted a new folder"),
     ):
         with pytest.raises(ValueError, match=words):
             write(**options)
     write(shard=0, max_length=np.int64(32), num_shards=np.int32(3))
-    write(shard=2, plan=plan(LENGTHS, 32))
+    write(shard=2)
     (tmp_path / ".hidden").touch()
     (file, *others) = shard_files(str(tmp_path))
     assert len(others) == 2
@@ -285,7 +225,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
         shard_files(tmp_path)
     Path(file).write_bytes(whole)
 
-    pack_shards(dataset, 32, tmp_path / "other", num_shards=3, seed=1)
+    write(path=tmp_path / "other", seed=1)
     os.replace(tmp_path / "other" / "rows-00002-of-00003.parquet", tmp_path / "rows-00002-of-00003.parquet")
     with refused("bad-file", match="'rows-00002-of-00003.parquet' is of another plan"):
         shard_files(tmp_path)
@@ -301,8 +241,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
 
 def test_a_job_that_is_interrupted_leaves_nothing(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "BLOCK", 64)
-    made, calls = plan(LENGTHS, 32), []
-    written = pq.ParquetWriter.write_table
+    calls, written = [], pq.ParquetWriter.write_table
 
     def interrupted(self, table, *rest, **options):
         calls.append(table)
@@ -314,7 +253,7 @@ def test_a_job_that_is_interrupted_leaves_nothing(dataset, tmp_path, monkeypatch
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pack_shards(dataset, 32, tmp_path, plan=made, num_shards=2, shard=0)
+        pack_shards(dataset, 32, tmp_path, num_shards=2, shard=0)
     assert os.listdir(tmp_path) == []
 
 
@@ -338,4 +277,3 @@ def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog
         made = pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
     assert "truncated=" in caplog.text
     assert repr(made).startswith(f"Shards({made.rows:,} rows of 16 tokens in 2 files, fill 0.")
-    assert pickle.loads(pickle.dumps(made)) == made

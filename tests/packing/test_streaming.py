@@ -1,17 +1,15 @@
 """Packed streams: rows as the stream goes, no more held than a buffer, and the same rows after a stop."""
 
 import pickle
-from itertools import count, islice
+from itertools import islice
 
 import datasets
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import autopack
 from tests.packing.batches import pieces
-from tests.support.refusals import refused
 
 LONGEST, CAPACITY, BUFFER = 12, 24, 20
 
@@ -75,59 +73,17 @@ def test_rows_follow_the_stream_and_are_mixed_in_a_buffer():
     assert numbers_of(rows_of(stream(), seed=1)) != numbers
 
 
-def test_shuffling_is_kept_and_changes_with_the_epoch():
-    rows = rows_of(stream(shuffled=True))
-    first = documents_of(rows)
-    rows.set_epoch(1)
-    second = documents_of(rows)
-    assert documents_of(rows_of(stream())) != first != second
-    assert sorted(second) == sorted(first) == EVERY
-
-
-class Ids(list):
-    """Tokens that are counted while they are held."""
-
-    held = 0
-
-    def __init__(self, values):
-        super().__init__(values)
-        Ids.held += 1
-
-    def __del__(self):
-        Ids.held -= 1
-
-
-def test_of_an_endless_stream_no_more_than_a_buffer_is_drawn_or_held():
-    drawn = 0
-
-    def endless():
-        nonlocal drawn
-        for number in count():
-            drawn += 1
-            yield {"input_ids": Ids(document(number)), "kind": 0}
-
-    rows = rows_of(datasets.IterableDataset.from_generator(endless))
-    Ids.held, drawn, given, most = 0, 0, 0, 0
-    for row in islice(rows, 400):
-        given += len(row["seq_lengths"])
-        most = max(most, Ids.held)
-        assert drawn - given <= BUFFER
-    assert drawn > 40 * BUFFER
-    # A window that is being read beside the one before it, and the example at hand.
-    assert most <= 2 * BUFFER + 1
-
-
-@given(shuffled=st.booleans(), stop=st.integers(1, 40), again=st.integers(1, 12), epoch=st.integers(0, 1))
+@given(stop=st.integers(1, 40), again=st.integers(1, 12), epoch=st.integers(0, 1))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
-def test_a_stream_that_is_stopped_goes_on_with_the_same_rows(shuffled, stop, again, epoch):
-    rows = rows_of(stream(shuffled))
+def test_a_stream_that_is_stopped_goes_on_with_the_same_rows(stop, again, epoch):
+    rows = rows_of(stream())
     rows.set_epoch(epoch)
     whole = list(rows)
     stop = min(stop, len(whole))
     found = list(islice(rows, stop))
     state = pickle.loads(pickle.dumps(rows.state_dict()))
     for part in (again, None):  # stopped twice
-        rows = rows_of(stream(shuffled))
+        rows = rows_of(stream())
         rows.set_epoch(epoch)
         rows.load_state_dict(state)
         found += islice(rows, part)
@@ -135,24 +91,6 @@ def test_a_stream_that_is_stopped_goes_on_with_the_same_rows(shuffled, stop, aga
     assert found == whole
     rows.set_epoch(epoch + 1)  # the epoch after the one that was resumed is whole
     assert len(documents_of(rows)) == len(EVERY)
-
-
-def test_a_state_of_another_stream_is_refused():
-    with refused("other-data", match="wanted a state of this stream"):
-        rows_of(stream(shuffled=True)).load_state_dict(rows_of(stream()).state_dict())
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_workers_of_a_loader_and_ranks_share_the_documents(shuffled):
-    from datasets.distributed import split_dataset_by_node
-
-    rows = rows_of(stream(shuffled, shards=4))
-    every = sorted(e["input_ids"][0] // 100 for e in stream(shards=4))
-    loader = torch.utils.data.DataLoader(rows, batch_size=1, num_workers=2, collate_fn=lambda batch: batch[0])
-    assert sorted(numbers_of(loader)) == every
-    one, two = (numbers_of(split_dataset_by_node(rows, rank, 2)) for rank in range(2))
-    assert sorted(one + two) == every
-    assert abs(len(one) - len(two)) <= 2
 
 
 def test_streams_of_a_dataset_and_of_several_splits_are_packed():
@@ -167,17 +105,3 @@ def test_documents_that_are_dropped_leave_a_buffer_empty_and_the_stream_goes_on(
     rows = rows_of(datasets.IterableDataset.from_generator(lambda: iter(made)), overflow="drop", buffer_size=2)
     assert sorted(n for ids, _ in documents_of(rows) for n in set(ids)) == [5, 6, 7, 8]
     assert caplog.text.count("dropped 2") == 1
-
-
-def test_a_column_is_of_one_kind_in_the_whole_stream():
-    def examples():
-        for number in range(2 * BUFFER):
-            late = number >= BUFFER
-            yield {"input_ids": [1, 2, 3], "label": [4, 5, 6] if late else 1}
-
-    given = datasets.IterableDataset.from_generator(examples)
-    rows = iter(rows_of(given))
-    assert next(rows)["label"]
-    with refused("unusable-data", match="column 'label': found per token, and per document in the first buffer"):
-        list(rows)
-    assert len(list(rows_of(given, drop_columns=["label"]))) >= 2

@@ -12,8 +12,7 @@ from transformers import DataCollatorWithFlattening, Trainer, default_data_colla
 import autopack
 from autopack.integrations.boundaries import what_is_lost
 from autopack.packing import PackingCollator
-from tests.packing.batches import KINDS, arguments, in_training, logged, loss_alone, of_kind, pieces
-from tests.packing.test_pack import sft_trainer
+from tests.packing.batches import KINDS, arguments, in_training, logged, loss_alone, of_kind, pieces, tokenizer
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -37,6 +36,14 @@ def _rows(kind="Dataset", **columns):
 def _trainer(model, tmp_path, rows, kind=Trainer, keep=False, **given):
     args = arguments(tmp_path, remove_unused_columns=not keep, **STEP)
     return kind(model, args, train_dataset=rows, **({"data_collator": PackingCollator()} | given))
+
+
+def _sft_trainer(folder, **given):
+    """TRL's trainer, which takes rows that are tokenized and packed as they are."""
+    trl = pytest.importorskip("trl")
+    options = {name: given.pop(name) for name in [*given] if name not in ("model", "train_dataset", "data_collator")}
+    args = arguments(folder, trl.SFTConfig, max_length=None, **options)
+    return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
 
 
 def _first_loss(trainer):
@@ -126,14 +133,14 @@ def test_a_collator_that_takes_no_row_alone(tmp_path):
 @pytest.mark.parametrize("model_type", ["llama", "bloom"])
 def test_trls_collator_takes_rows_for_documents(model_type, tmp_path):
     model, rows = in_training(model_type), _rows()
-    trainer = sft_trainer(tmp_path, model=model, train_dataset=rows, **STEP)
+    trainer = _sft_trainer(tmp_path, model=model, train_dataset=rows, **STEP)
     with refused("trainer-loses-documents", match="makes one document of a row of"):
         autopack.enable(trainer)
     with autopack.enable(model), refused("trainer-loses-documents", match="makes one document of a row of"):
         trainer.train()
     expected = _alone(model, _trainer(model, tmp_path, rows, keep=True), rows)
     collator = PackingCollator()
-    trainer = sft_trainer(tmp_path, model=model, train_dataset=rows, data_collator=collator, **STEP)
+    trainer = _sft_trainer(tmp_path, model=model, train_dataset=rows, data_collator=collator, **STEP)
     with autopack.enable(trainer):
         assert _first_loss(trainer) == pytest.approx(expected, rel=ROUNDING)
 
@@ -224,8 +231,3 @@ class TestTargets:
         with autopack.enable(trainer) as handle:
             assert handle.kept == (key,)
             assert (next(iter(trainer.get_train_dataloader()))["labels"] != -100).sum() == 2
-
-    def test_weights_count_them(self, key):
-        for row in _rows(**{key: _last_two}):
-            weights = PackingCollator(loss_weights="document")([row])["loss_weights"]
-            assert (weights > 0).sum() == 2 * len(row["seq_lengths"])
