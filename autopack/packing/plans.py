@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.checks import check_in, check_ints
+from autopack.packing.checks import check_in, check_ints, other_data
 from autopack.packing.groups import read_groups, units_of
 from autopack.packing.lengths import Counts, Overflow, Pieces, fit, read, sums
 from autopack.packing.strategies import best_fit, next_fit
 
 Strategy = Literal["best_fit", "sequential"]
+_FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,6 +127,44 @@ class Plan:
     def costs(self, cost: CostModel) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, in the units of the model."""
         return cost.of_rows(self.lengths, self.bounds, self.shared)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        meta = {"strategy": self.strategy, "seed": self.seed, "capacity": self.max_length}
+        meta |= {"format": _FORMAT, "counts": asdict(self.counts)}
+        with open(path, "wb") as file:
+            np.savez(file, allow_pickle=False, meta=np.array(json.dumps(meta)), **arrays)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote. Raises `InvalidPacking` for other files; nothing is
+        unpickled."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+            meta = json.loads(str(arrays.pop("meta")))
+            if meta.pop("format") != _FORMAT or meta.pop("align", 1) != 1:
+                raise other_data(f"{path}: this release has no such plans; make the plan again")
+            arrays.setdefault("offsets", np.zeros_like(arrays["documents"]))
+            meta["max_length"], meta["counts"] = meta.pop("capacity"), Counts(**meta["counts"])
+            check_ints(max_length=meta["max_length"])
+            found, bounds = cls(**arrays, **meta), arrays["bounds"]
+            contradicts = [
+                *(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()),
+                *((array < (name == "lengths")).any() for name, array in arrays.items()),
+                *(len(array) != bounds[-1] for name, array in arrays.items() if name != "bounds"),
+                bounds[0] != 0 or (np.diff(bounds) < 1).any(),
+                (found.columns_per_row > found.max_length).any(),
+            ]
+        except (InvalidPacking, OSError, MemoryError):
+            raise
+        except Exception as error:  # of numpy, zipfile, zlib and json
+            raise other_data(f"{path}: wanted a plan that Plan.save wrote, found {error!r}") from error
+        if any(contradicts):
+            raise other_data(f"{path}: the arrays of this plan contradict each other; make the plan again")
+        return found
 
 
 def plan(

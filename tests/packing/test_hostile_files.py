@@ -1,5 +1,6 @@
 """Files and states from elsewhere: what is broken or hostile is an `InvalidPacking`, and nothing in it is run."""
 
+import json
 import pickle
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import autopack
 from autopack import InvalidPacking
 from autopack.bench.sources import FILES
+from autopack.packing import Plan
 from tests.support.refusals import refused
 
 RAN = []
@@ -72,6 +74,66 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path, value):
     for name in ("objects", "of-torch", "link"):
         with refused("bad-file"):
             estimate(tmp_path / f"{name}.npy")
+
+
+def saved(tmp_path, **changes):
+    """A plan in a file, some of whose parts are others."""
+    plan = autopack.packing.plan([3, 5, 2, 7], 8)
+    path = tmp_path / "plan.npz"
+    plan.save(path)
+    with np.load(path) as file:
+        parts = dict(file)
+    meta = json.loads(str(parts["meta"]))
+    for name, value in changes.items():
+        (parts if name in parts else meta)[name] = value
+    if "meta" not in changes:
+        parts["meta"] = np.array(json.dumps(meta))
+    np.savez(path, **{name: value for name, value in parts.items() if value is not None})
+    return path
+
+
+BROKEN = {
+    "no documents": {"documents": None},
+    "objects": {"documents": np.array([Runs()], object)},
+    "floats": {"lengths": np.array([3.0, np.nan, 2.0, 7.0])},
+    "negative": {"lengths": np.array([3, -5, 2, 7])},
+    "negative documents": {"documents": np.array([-1, 0, 1, 2])},
+    "too many axes": {"lengths": np.ones((4, 1), np.int64)},
+    "no bounds": {"bounds": np.zeros(0, np.int64)},
+    "bounds beyond": {"bounds": np.array([0, 1 << 40])},
+    "rows over their length": {"bounds": np.array([0, 4])},
+    "lengths over their rows": {"lengths": np.array([9, 9, 9, 9])},
+    "capacity": {"capacity": "a lot"},
+    "capacity below": {"capacity": -1},
+    "capacity above": {"capacity": 1 << 70},
+    "align": {"align": 0},
+    "counts": {"counts": {"documents": 4, "what": 1}},
+    "counts are none": {"counts": None},
+    "an unknown field": {"what": 1},
+    "meta is no object": {"meta": np.array("[1]")},
+    "meta is nested": {"meta": np.array("[" * 100_000)},
+    "meta is cut off": {"meta": np.array(json.dumps({"format": 1})[:-2])},
+}
+
+
+@pytest.mark.parametrize("changes", BROKEN.values(), ids=BROKEN.keys())
+def test_plans(tmp_path, changes):
+    assert len(Plan.load(saved(tmp_path))) > 0
+    with refused("other-data"):
+        Plan.load(saved(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("content", [*CONTENTS.values(), b"PK\x03\x04" + b"\x00" * 60])
+def test_files_that_hold_no_plan(tmp_path, content):
+    path = tmp_path / "plan.npz"
+    path.write_bytes(content)
+    with refused("other-data"):
+        Plan.load(path)
+    whole = saved(tmp_path).read_bytes()
+    for end in range(0, len(whole), 97):
+        path.write_bytes(whole[:end])
+        with refused("other-data"):
+            Plan.load(path)
 
 
 NUMBERS = [-1, 1.5, float("nan"), "3", None, [1], True, 1 << 70]

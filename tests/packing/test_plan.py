@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from autopack import InvalidPacking
-from autopack.packing import CostModel, plan
+from autopack.packing import CostModel, Plan, plan
 from autopack.packing.balance import complete
 from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
@@ -192,6 +192,21 @@ def test_rows_slices_and_iteration():
             small[row]
     assert "6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1" in repr(small)
     assert pickle.loads(pickle.dumps(small)) == small != small[::-1]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split"),
+        plan(flan_like(100), 4096),
+        plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1]),
+    ],
+)
+def test_a_plan_is_kept_whole(made, tmp_path):
+    made.save(tmp_path / "plan")
+    again = Plan.load(tmp_path / "plan")
+    assert again == made
+    assert (again[::-1].columns_per_row == made.columns_per_row[::-1]).all()
 
 
 # Bad input

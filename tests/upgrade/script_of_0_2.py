@@ -1,6 +1,6 @@
 """A training script as it was written for autopack 0.2.
 
-Arguments: where it keeps the state of its sampler, and whether it makes them ("write") or takes up what
+Arguments: where it keeps its plan and the state of its sampler, and whether it makes them ("write") or takes up what
 another release has written ("read").
 
 Prints what it found as JSON: losses, the batches that it trained on, and the largest difference to documents alone.
@@ -28,13 +28,15 @@ generator = np.random.default_rng(0)
 lengths = generator.integers(3, 30, 64)
 documents = [generator.integers(1, 64, length).tolist() for length in lengths]
 
-# The state of a sampler, kept from one run to the next.
+# A plan and the state of a sampler, kept from one run to the next.
 sampler = autopack.PackedBatchSampler(lengths, max_length=64, rows_per_batch=2, seed=1)
 if does == "write":
+    plan = autopack.packing.plan(lengths, max_length=64)
+    plan.save(folder / "plan.npz")
     batches = iter(sampler)
     next(batches), next(batches)
     (folder / "state.json").write_text(json.dumps(sampler.state_dict()))
-plan = autopack.packing.plan(lengths, max_length=64)
+plan = autopack.packing.Plan.load(folder / "plan.npz")
 assert plan.max_length == 64
 sampler.load_state_dict(json.loads((folder / "state.json").read_text()))
 

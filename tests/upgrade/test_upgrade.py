@@ -1,6 +1,6 @@
 """A script of autopack 0.2, and what that release has left on disk: both still work.
 
-`state.json` and `printed.json` were made by `script_of_0_2.py FOLDER write` with the code of 0.2.0
+`plan.npz`, `state.json` and `printed.json` were made by `script_of_0_2.py FOLDER write` with the code of 0.2.0
 (transformers 5.23.0, torch 2.13.0).
 """
 
@@ -23,7 +23,8 @@ def run(folder, does):
 
 
 def test_the_script_goes_on_where_0_2_left_off(tmp_path):
-    (tmp_path / "state.json").write_bytes((HERE / "state.json").read_bytes())
+    for name in ("plan.npz", "state.json"):
+        (tmp_path / name).write_bytes((HERE / name).read_bytes())
     now = run(tmp_path, "read")
     assert now["trained"] == THEN["trained"], "a sampler's state goes on with other batches"
     assert now["rows"] == THEN["rows"]
