@@ -1,7 +1,6 @@
 """Generators of random numbers are put back: torch's on every kind of device, each with functions of its own, Python's
 and numpy's."""
 
-import inspect
 import random
 from types import SimpleNamespace
 
@@ -55,20 +54,6 @@ def test_generators_are_left_as_found(monkeypatch, numbered):
         last = state_of(module)
         change()
         assert state_of(module) != last
-
-
-def test_devices_with_generators_of_their_own_are_those_of_the_parameters():
-    assert randomness._devices_of(nn.Linear(2, 2)) == []  # the CPU's is asked in any case
-    assert randomness._devices_of(nn.Linear(2, 2, device="meta")) == []
-
-
-def test_functions_of_torch_have_one_of_those_forms():
-    """A number is handed on where there is a parameter of that name."""
-    for kind in ("cuda", "xpu", "mps"):
-        for name in ("get_rng_state", "set_rng_state"):
-            parameters = list(inspect.signature(getattr(getattr(torch, kind), name)).parameters)
-            own = ["new_state"] * (name == "set_rng_state")
-            assert parameters in (own, [*own, "device"])
 
 
 def test_an_audit_draws_nothing_of_pythons_and_numpys_generators():

@@ -218,8 +218,3 @@ def test_a_long_data_set_is_sampled():
     report = audited(lambda: _trainer.trainer(data=rows))
     assert report.exact
     assert ("handed", "documents", "256 of 256", False, []) in report.rows
-
-
-def test_the_report_has_a_page():
-    page = audited(lambda: _trainer.trainer(collator=lambda f: _trainer.packed(f, None)))._repr_html_()
-    assert "first tokens, which others predict" in page

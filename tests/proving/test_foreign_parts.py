@@ -34,43 +34,6 @@ class Part(nn.Module):
 # Token by token.
 
 
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate, up):
-        ctx.save_for_backward(gate, up)
-        return F.silu(gate) * up
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gate, up = ctx.saved_tensors
-        sigmoid = gate.sigmoid()
-        return gradient * up * sigmoid * (1 + gate * (1 - sigmoid)), gradient * gate * sigmoid
-
-
-class FusedSwiglu(Part):
-    """A gated feed-forward network in one module, with a backward of its own."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(2 * width_in, width_out)
-        self.gate_up = nn.Parameter(torch.randn(4 * width_in, width_in) / width_in**0.5)
-
-    def before(self, states):
-        return _Swiglu.apply(*(states @ self.gate_up.T).chunk(2, -1))
-
-
-class Adapter(Part):
-    """A linear layer with a low-rank one beside it, behind dropout."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(width_in, width_out)
-        self.base = nn.Linear(width_in, width_out).requires_grad_(False)
-        self.down, self.up = nn.Linear(width_in, 4, bias=False), nn.Linear(4, width_out, bias=False)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, states):
-        return self.base(states) + 2.0 * self.up(self.down(self.dropout(states)))
-
-
 class _Rounded(torch.autograd.Function):
     """Rounds to eight bits by a given scale; its backward does as if it had not."""
 
@@ -98,13 +61,6 @@ class EightBits(Part):
     def forward(self, states):
         scale = states.detach().abs().amax(self.over, keepdim=True).clamp(min=1e-9) / 127
         return _Rounded.apply(states, scale) @ (self.codes.to(states.dtype) * self.scale).T + self.bias
-
-
-class Flattens(Part):
-    """A layer that knows no rows: it works on (rows * tokens, width)."""
-
-    def forward(self, states):
-        return F.gelu(super().forward(states.flatten(0, -2))).unflatten(0, states.shape[:-1])
 
 
 class InPieces(Part):
@@ -204,7 +160,7 @@ def _mean(states):
     return states + states.mean(1, keepdim=True)
 
 
-TOKEN_WISE = {kind.__name__: kind for kind in (Part, FusedSwiglu, Adapter, EightBits, Flattens, InPieces, Routed)}
+TOKEN_WISE = {kind.__name__: kind for kind in (Part, EightBits, InPieces, Routed)}
 FORM = {"rows": 2, "tokens": 24, "dtype": torch.float64, "train": True}
 MIXING = {
     "over the tokens of a row": (having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)), {}),
