@@ -25,13 +25,10 @@ def branching(takes, change=None):
 TAKEN = {
     "a number below": lambda: torch.rand(()) < RARE,
     "a number above": lambda: torch.rand(1).item() > 1 - RARE,
-    "like another": lambda: bool(torch.rand_like(torch.zeros(1)) < RARE),
     "in place": lambda: bool(torch.empty(1).uniform_() < RARE),
     "in place, of a range": lambda: bool(torch.empty(1).uniform_(-1, 3) > 3 - 4 * RARE),
-    "in place, of a range by name": lambda: bool(torch.empty(1).uniform_(to=4) < 4 * RARE),
     "a normal number": lambda: torch.randn(()) > 3.43,
     "a coin": lambda: bool(torch.bernoulli(torch.full((1,), RARE))),
-    "a coin's method": lambda: bool(torch.full((1,), RARE).bernoulli()),
 }
 
 

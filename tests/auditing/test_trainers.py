@@ -134,7 +134,6 @@ SOUND = {
     "stream": lambda: _trainer.trainer(data=_trainer.examples().to_iterable_dataset(), max_steps=4),
     "dropout": lambda: _trainer.trainer(net=_trainer.model(attention_dropout=0.3)),
     "half precision": lambda: _trainer.trainer(net=_trainer.model().bfloat16()),
-    "double precision": lambda: _trainer.trainer(net=_trainer.model().double()),
     "less than a step": lambda: _trainer.trainer(gradient_accumulation_steps=50),
 }
 

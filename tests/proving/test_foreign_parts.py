@@ -171,9 +171,6 @@ MIXING = {
     "BatchStatistics": (BatchStatistics, {}),
     "ClipsBack": (ClipsBack, {}),
     "Capacity": (Capacity, {"tokens": 130}),
-    "more than 64 tokens": (mixing_where(lambda _, x: x.shape[1] > 64), {"tokens": 65}),
-    "three rows": (mixing_where(lambda _, x: x.shape[0] >= 3), {"rows": 3}),
-    "the fourth row": (having(lambda _, x: torch.cat([x[:3], _mean(x[3:])])), {"rows": 4}),
     "single precision": (mixing_where(lambda _, x: x.dtype == torch.float32), {"dtype": torch.float32}),
     "evaluation": (mixing_where(lambda part, _: not part.training), {"train": False}),
 }

@@ -14,7 +14,7 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
 from autopack.watching import influence
 from autopack.watching.schedule import CannotTell
-from tests.conftest import FLOAT32, LEAK, error
+from tests.conftest import FLOAT32, LEAK
 from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
 from tests.multimodal.test_media_by_twin import documents as documents_of
 from tests.support.refusals import refused
@@ -159,16 +159,6 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
 
 
-def test_what_gives_no_gradients_is_said_to_be_unchecked():
-    base = type(tiny.build("llava", task="image-text-to-text"))
-    without = type("Without", (base,), {"forward": torch.inference_mode()(base.forward)})
-    model = without(tiny.build("llava", task="image-text-to-text", pad_token_id=0).config).eval()
-    found = [images.document(model, (IMAGE, n), seed=n) for n in (3, 4)]
-    with autopack.enable(model, verify=False, check_every=1) as handle:
-        model(**media_rows.packed(model, found))
-        assert "no result of it that has something for each token has a gradient" in repr(handle)
-
-
 def test_images_that_become_codes_are_said_to_be_unchecked():
     model = tiny.build("emu3", task="image-text-to-text", pad_token_id=0).eval()
     with autopack.enable(model) as handle:
@@ -207,13 +197,3 @@ def test_no_alarm(model_type, task, monkeypatch):
     else:
         found = documents_of(model)[:2]  # all have images
     assert _answers(model, found, monkeypatch) == [None]
-
-
-def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
-    model = tiny.build("pix2struct", task="image-text-to-text", pad_token_id=0).eval()
-    found = documents_of(model)[:2]
-    with autopack.enable(model) as handle:
-        logits = model(**media_rows.packed(model, found)).logits[0]
-        assert handle.checked.checks == 1
-    alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found])
-    assert error(logits.detach(), alone.detach()) <= FLOAT32
