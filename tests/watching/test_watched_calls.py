@@ -121,15 +121,6 @@ def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
         assert "1 skipped: no part of its output can be divided among its documents" in repr(handle)
 
 
-def test_transforms_are_left_alone():
-    model = build("llama")
-    parameters = dict(model.named_parameters())
-    with autopack.enable(model, check_every=1) as handle:
-        given = row(0)
-        torch.func.grad(lambda p: torch.func.functional_call(model, p, (), given).loss)(parameters)
-        assert handle.checked.checks == 0
-
-
 def test_threads_that_train_one_model_leave_its_dropout_on():
     """A check switches dropout off; another one that began meanwhile would take that for the model's own rate."""
     model = noisy(build("llama"))
