@@ -213,6 +213,7 @@ class Audit(Measuring):
 
     def _measured(self, training: tuple[bool, ...], gradients: bool) -> Iterator[ModeResult]:
         """Yield the result of every mode that is run, in eval and in train."""
+        trains, replaces = (any(getattr(FORMS[name], part) for name in self.modes) for part in ("trains", "replaces"))
         for train in training:
             is_last, is_first = train == max(training), train == min(training)
             for name in self.modes:
@@ -221,8 +222,11 @@ class Audit(Measuring):
                     continue
                 self.model.train(train)
                 try:
-                    replaces = is_first and (form.replaces or not self.all)
-                    yield self._routers() if name == ROUTER else self.measure(name, gradients and is_last, replaces)
+                    if name == ROUTER:
+                        yield self._routers()
+                        continue
+                    differentiate = gradients and is_last and form.trains == trains
+                    yield self.measure(name, differentiate, is_first and form.replaces == replaces)
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
 

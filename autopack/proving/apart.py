@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from torch import nn
+
+from autopack.errors import UnsupportedModel
+
 _T = TypeVar("_T")
 _CONFIGURED = "_hf_deepspeed_config_weak_ref"
 
@@ -29,13 +33,20 @@ def apart(function: Callable[[], _T]) -> _T:
     """Call a function without default devices, modes, autocast, transforms, ZeRO-3.
 
     It runs in a thread of its own, for torch keeps nearly all of these by thread. Its exceptions are
-    raised here. An interrupt waits until it has ended.
+    raised here. An interrupt waits until it has ended. Raises `UnsupportedModel` where constructors of
+    the whole process make parameters without values.
     """
     context = contextvars.copy_context()
 
     def run() -> _T:
         _here.apart = True
         with _without_zero():
+            if nn.LayerNorm(1).weight.is_meta:
+                raise UnsupportedModel(
+                    "models are made without weights here (init_empty_weights), the tiny copy too by which this "
+                    "one is proven. Enable it outside of that context",
+                    code="not-proven",
+                )
             return context.run(function)
 
     with ThreadPoolExecutor(1, thread_name_prefix="autopack") as pool:

@@ -17,7 +17,7 @@ from autopack.proving import alike, configuration, twin
 from autopack.proving.apart import apart
 from tests.conftest import FLOAT32, LENGTHS, alone, error, positions, token_ids
 from tests.proving.untouched import Doubled, Mine, built, left_alone
-from tests.support.refusals import refused_by_its_first_call
+from tests.support.refusals import refused, refused_by_its_first_call
 
 
 class Rolled(nn.Linear):
@@ -177,8 +177,11 @@ def _default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-def _init_empty_weights(**options):
-    return pytest.importorskip("accelerate").init_empty_weights(**options)
+def test_where_models_are_made_without_weights_none_is_enabled():
+    model = tiny.build("llama")
+    with pytest.importorskip("accelerate").init_empty_weights(), refused("not-proven"):
+        autopack.enable(model)
+    assert source(model) == "twin"
 
 
 class _Doubling(torch.overrides.TorchFunctionMode):
@@ -190,8 +193,6 @@ class _Doubling(torch.overrides.TorchFunctionMode):
 IN_FORCE = {
     "a default device": lambda: torch.device("meta"),
     "a default dtype": lambda: _default_dtype(torch.bfloat16),
-    "init_empty_weights": _init_empty_weights,
-    "init_empty_weights with buffers": lambda: _init_empty_weights(include_buffers=True),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
@@ -206,15 +207,12 @@ def test_whatever_is_in_force_where_a_model_is_enabled(name, layer):
     model = built()
     if layer:
         model.model.layers[1].mlp.down_proj = like(Doubled, model.model.layers[1].mlp.down_proj)
-    register, state = nn.Module.register_parameter, torch.get_rng_state()
+    state = torch.get_rng_state()
     with left_alone(model, model.model.layers[1].mlp.down_proj), IN_FORCE[name]():
-        inside = nn.Module.register_parameter
         handle = autopack.enable(model)
-        assert nn.Module.register_parameter is inside
     with handle:
         assert handle.enabled.proof.source == ("part" if layer else "twin")
         assert "e-1" in handle.verified  # float64
-    assert nn.Module.register_parameter is register
     assert torch.equal(state, torch.get_rng_state())
     assert packed_error(model) < FLOAT32
 
