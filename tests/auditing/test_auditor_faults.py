@@ -211,15 +211,6 @@ def test_a_shape_that_padding_should_have_is_found(monkeypatch):
     assert "logits has shape (1, 33, 128); stock gives (4, 12, 128)" in autopack.audit(model, modes=PADDED).padded
 
 
-def test_whether_a_batch_ran_without_padding_is_told():
-    report = autopack.audit(enabled(tiny.build("llama")), modes=PADDED)
-    ran = {result.name: result.unpadded for result in report.results}
-    assert ran["right-padded, train"]
-    assert not ran["right-padded, no labels, eval"], "evaluation may want the cache"
-    assert "exact, without padding" in str(report)
-    assert "exact, left as it came" in str(report)
-
-
 def leaks_past(column):
     """Mixes each token into the next one, in columns of the row past a number."""
 
@@ -298,11 +289,3 @@ def test_gradients_of_padded_batches_are_compared():
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None
-
-
-def test_gradients_of_padded_batches_are_compared_where_a_forward_writes_to_its_arguments():
-    """Splinter bounds the positions that it is given, in place."""
-    model = enabled(tiny.build("splinter", task="question-answering"))
-    report = autopack.audit(model, modes=("right-padded",), training=(True,))
-    assert report.exact, report
-    assert [result.gradient is not None for result in report.results] == [True]

@@ -13,26 +13,15 @@ from autopack.inspection import randomness
 from autopack.inspection.randomness import drawing_nothing, state_of
 
 
-def _accelerator(states, numbered):
-    """A device's module of torch: with numbers of devices, or without as that of MPS in earlier releases."""
-
-    def get_rng_state(device=0):
-        return states[device].clone()
+def test_generators_are_left_as_found(monkeypatch):
+    states = {number: torch.arange(number, number + 4, dtype=torch.uint8) for number in range(2)}
 
     def set_rng_state(new_state, device=0):
         states[device] = new_state.clone()
 
-    if numbered:
-        return SimpleNamespace(get_rng_state=get_rng_state, set_rng_state=set_rng_state)
-    return SimpleNamespace(get_rng_state=lambda: get_rng_state(), set_rng_state=lambda state: set_rng_state(state))
-
-
-@pytest.mark.parametrize("numbered", [True, False], ids=["many devices", "one device"])
-def test_generators_are_left_as_found(monkeypatch, numbered):
-    states = {number: torch.arange(number, number + 4, dtype=torch.uint8) for number in range(2)}
-    monkeypatch.setattr(torch, "some_accelerator", _accelerator(states, numbered), raising=False)
-    devices = [("some_accelerator", number) for number in range(1 + numbered)]
-    monkeypatch.setattr(randomness, "_devices_of", lambda module: devices)
+    kind = SimpleNamespace(get_rng_state=lambda device=0: states[device].clone(), set_rng_state=set_rng_state)
+    monkeypatch.setattr(torch, "some_accelerator", kind, raising=False)
+    monkeypatch.setattr(randomness, "_devices_of", lambda module: [("some_accelerator", 0), ("some_accelerator", 1)])
     module = nn.Linear(2, 2)
     before = state_of(module)
 

@@ -80,10 +80,7 @@ def test_text_has_a_line_per_mode_and_its_verdict():
     assert lines["two rows"].endswith("exact")
     assert lines["all-ones mask"].endswith("LEAK")
     assert lines["segment ids"].endswith("raised")
-    assert "9.0e-01" in lines["all-ones mask"]
-    assert "Documents of 7, 12 tokens" in text
     assert "raised: ValueError: <no> segments" in text
-    assert repr(_report(EXACT)) == str(_report(EXACT))
     assert str(_report(LEAK)).splitlines()[0].endswith("LEAKS")
 
 

@@ -60,13 +60,6 @@ class TestSpeaks:
         with autopack.enable(model) as handle:
             assert handle.enabled.proof.labels is not None
 
-    def test_with_the_hooks_that_are_on_the_model(self):
-        model = built()
-        model.model.layers[2].register_forward_hook(lambda *_: None)
-        with autopack.enable(model) as handle:
-            model(input_ids=token_ids(), position_ids=positions(LENGTHS))
-            assert handle.enabled.proof.source == "twin"
-
 
 class TestParts:
     def test_a_layer_of_ones_own_is_proven_by_itself(self):
