@@ -131,7 +131,8 @@ class Audit(Measuring):
             loss_tolerance=bounds.losses,
             results=[],
         )
-        super().__init__(model, _begun_alike(model, lengths) if alike else Case(model, lengths), report)
+        case = _begun_alike(model, lengths) if alike else Case(model, lengths)
+        super().__init__(model, case, report)
         longer = threshold_lengths(model, lengths)
         if longer is not None:
             self.others[LONGER] = Case(model, longer)
@@ -151,7 +152,8 @@ class Audit(Measuring):
         with torch.set_grad_enabled(self._find_reference()):
             self.labels = self._labels(training)
             results = list(self._measured(training, gradients and torch.is_grad_enabled()))
-        self.report.results.extend(sorted(results, key=lambda result: self.modes.index(result.mode)))
+        in_order = sorted(results, key=lambda result: self.modes.index(result.mode))
+        self.report.results.extend(in_order)
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
             self.model.train(worst.training)
@@ -213,7 +215,8 @@ class Audit(Measuring):
 
     def _measured(self, training: tuple[bool, ...], gradients: bool) -> Iterator[ModeResult]:
         """Yield the result of every mode that is run, in eval and in train."""
-        trains, replaces = (any(getattr(FORMS[name], part) for name in self.modes) for part in ("trains", "replaces"))
+        trains = any(FORMS[name].trains for name in self.modes)
+        replaces = any(FORMS[name].replaces for name in self.modes)
         for train in training:
             is_last, is_first = train == max(training), train == min(training)
             for name in self.modes:
@@ -232,19 +235,20 @@ class Audit(Measuring):
 
     @torch.no_grad()
     def _routers(self) -> ModeResult:
-        """Compare the losses of routers, and all other numbers beside results, in packed rows and a padded batch.
+        """Compare the losses of routers, and all other numbers beside results, of rows and a padded batch.
 
-        The reference is stock's padded batch: a router is balanced over all tokens of a batch, so documents alone say
-        nothing of it. Raise `NoReference` if stock counts padding in them.
+        The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
+        documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
         """
-        case, labels, model = self.case, self.labels, self.model
+        case, labels, model, form = self.case, self.labels, self.model, FORMS[ROUTER]
         if labels is None:
             raise NoReference("there are no labels that its loss takes")
-        batch = case.call(FORMS[ROUTER])
+        batch = case.call(form)
         wanted: dict[str, Any] = {"output_router_logits": True}
-        given, other = (self.of_batch(batch, FORMS[ROUTER], filler) | wanted for filler in (None, case.other_filler))
+        fillers = None, case.other_filler
+        given, other = (self.of_batch(batch, form, filler) | wanted for filler in fillers)
         try:
-            expected, changed = (_numbers(run_as_stock(model, arguments)) for arguments in (given, other))
+            expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
         except Exception as error:
             raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
         if not expected or not all(map(torch.isfinite, expected.values())):

@@ -112,7 +112,8 @@ class Measuring:
         try:
             wanted = gradients_of(other, given)
         except Exception as error:
-            if self.model.training and not is_padded:  # some models have gradients in train mode alone
+            # Some models have gradients in train mode alone.
+            if self.model.training and not is_padded:
                 why = f"not measured, because stock has none: {type(error).__name__}: {error}"
                 self.report.notes["gradients"] = why
             return None
@@ -164,7 +165,8 @@ class Measuring:
             self._note_unknown(unknown, form)
         influence = self._influence(case, call, alone, found, scales_of(expected)) if replaces else None
         errors = self._errors(_Results(found), _Results(expected), differentiate, is_padded=False)
-        return ModeResult(name, self.model.training, influence=influence, loss=loss, loss_refused=refused, **errors)
+        told = {"influence": influence, "loss": loss, "loss_refused": refused, **errors}
+        return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
         """Note fields that nobody can divide.

@@ -118,7 +118,8 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
         because = f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"
     if enabled.options.verify == "strict":
         return _unproven(because)
-    # What its own forward makes of a part is compared with nothing; it is handed the form that it knows.
+    # What its own forward makes of a part is compared with nothing; it is handed the form that it
+    # knows.
     unasked = why_padding_is_unknown(model, callable_part(enabled))
     if because not in enabled.logged:
         enabled.logged.add(because)

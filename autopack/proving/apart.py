@@ -43,8 +43,8 @@ def apart(function: Callable[[], _T]) -> _T:
         with _without_zero():
             if nn.LayerNorm(1).weight.is_meta:
                 raise UnsupportedModel(
-                    "models are made without weights here (init_empty_weights), the tiny copy too by which this "
-                    "one is proven. Enable it outside of that context",
+                    "models are made without weights here (init_empty_weights), the tiny copy too by "
+                    "which this one is proven. Enable it outside of that context",
                     code="not-proven",
                 )
             return context.run(function)

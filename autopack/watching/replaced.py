@@ -78,7 +78,8 @@ def _worst(
     count = sides.count if call.part is None else len(call.part[0].lengths)
     if count < 2:
         raise CannotTell("it has one document")
-    changed = [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves_of(count, turn)]
+    halves = halves_of(count, turn)
+    changed = [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves]
     first = fields_of(runs(call.arguments))
     gone: Fields = {}
     moved: list[tuple[Difference, np.ndarray, dict[str, Any]]] = []
