@@ -42,7 +42,6 @@ def audit(
     modes: tuple[str, ...] | None = None,
     training: tuple[bool, ...] = (False, True),
     gradients: bool = True,
-    seed: int = 0,
 ) -> LeakReport:
     """Measure whether documents that share a row see each other, on this very model, where it is.
 
@@ -60,7 +59,6 @@ def audit(
         training: Modes to run among eval (False) and train (True). Dropout and router noise are off
             in both. Of all modes, those that differ the most are run in both; named modes in each.
         gradients: True to compare all trainable parameters' gradients; costs 4 times their memory.
-        seed: Seed of the documents.
 
     Returns:
         A report with `.exact`, `.worst` (relative to the standard deviation of a field alone), the
@@ -78,7 +76,7 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    return audited(base, bounds_of(dtype_of(base)), lengths, modes, training, gradients, seed)
+    return audited(base, bounds_of(dtype_of(base)), lengths, modes, training, gradients)
 
 
 def audited(
@@ -88,18 +86,15 @@ def audited(
     modes: tuple[str, ...] | None = None,
     training: tuple[bool, ...] = (False, True),
     gradients: bool = True,
-    seed: int = 0,
 ) -> LeakReport:
     """Return the report of a model, held to some bounds; the other arguments are those of `audit`."""
     check_can_be_audited(base)
-    with left_as_found(base) as enabled:
-        if enabled is not None:
-            enabled.live = None  # what is watched is the user's training
-        report = Audit(base, bounds, lengths, modes, seed).run(training, gradients)
+    with left_as_found(base):
+        report = Audit(base, bounds, lengths, modes).run(training, gradients)
         if report.exact or report.dtype != "float32" or not can_be_doubled(base):
             return report
         with in_double(base):
-            again = Audit(base, bounds, lengths, modes, seed).run(training, gradients)
+            again = Audit(base, bounds, lengths, modes).run(training, gradients)
     if not again.exact or report.measured - again.measured:
         return report
     again.notes["precision"] = "measured in float64, since rounding of float32 decided a choice or a kink"
@@ -110,7 +105,7 @@ _BEGINNING = LEAST_SHARED + 2
 """Number of common tokens of documents with one beginning: rows are worth taking together."""
 
 
-class Audit:
+class Audit(Measuring):
     """One audit of one model: the modes that it runs, and their results."""
 
     def __init__(
@@ -119,31 +114,14 @@ class Audit:
         bounds: Bounds,
         lengths: tuple[int, ...],
         modes: tuple[str, ...] | None = None,
-        seed: int = 0,
         alike: bool = False,
     ):
         """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common.
 
         Errors within the `bounds` count as rounding.
         """
-        self.model = model
-        self.case = _begun_alike(model, lengths, seed) if alike else Case(model, lengths, seed)
-        self.others: dict[str, Case] = {}
-        """The documents of modes that have some of their own."""
-        longer = threshold_lengths(model, lengths)
-        if longer is not None:
-            self.others[LONGER] = Case(model, longer, seed)
-        self.enabled = enabled = enabled_in(model)
-        if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
-            self.others[ALIKE] = _begun_alike(model, lengths, seed)
-        pads = enabled is not None and enabled.options.unpad
-        there = {
-            name: name in self.others if form.own_documents else pads or not form.is_padded
-            for name, form in FORMS.items()
-        } | {ROUTER: self.case.has_router}
-        self.all = modes is None
-        self.modes = tuple(name for name in modes or FORMS if there[name])
-        self.report = LeakReport(
+        enabled = enabled_in(model)
+        report = LeakReport(
             model=f"{type(model).__name__} ({model.config.model_type})",
             implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
             enabled=enabled is not None,
@@ -153,43 +131,54 @@ class Audit:
             gradient_tolerance=bounds.gradients,
             loss_tolerance=bounds.losses,
             results=[],
-            left_out={name: "it has none" for name in modes or () if not there[name]},
         )
-        self.measuring = Measuring(model, self.case, self.others, self.report)
+        case = _begun_alike(model, lengths) if alike else Case(model, lengths)
+        super().__init__(model, case, report)
+        longer = threshold_lengths(model, lengths)
+        if longer is not None:
+            self.others[LONGER] = Case(model, longer)
+        if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
+            self.others[ALIKE] = _begun_alike(model, lengths)
+        pads = enabled is not None and enabled.options.unpad
+        there = {
+            name: name in self.others if form.own_documents else pads or not form.is_padded
+            for name, form in FORMS.items()
+        } | {ROUTER: self.case.has_router}
+        self.all = modes is None
+        self.modes = [name for name in modes or FORMS if there[name]]
+        report.left_out.update({name: "it has none" for name in modes or () if not there[name]})
 
     def run(self, training: tuple[bool, ...] = (False, True), gradients: bool = True) -> LeakReport:
         """Run all modes and fill in the report."""
         with torch.set_grad_enabled(self._find_reference()):
-            self.measuring.labels = self._labels(training)
+            self.labels = self._labels(training)
             results = list(self._measured(training, gradients and torch.is_grad_enabled()))
-        self.report.results.extend(result for name in self.modes for result in results if result.mode == name)
-        worst = None if self.enabled is None else self.report.worst_packed
-        if worst is not None and worst.failure is None and worst.mode in FORMS:
+        in_order = sorted(results, key=lambda result: self.modes.index(result.mode))
+        self.report.results.extend(in_order)
+        worst = self.report.worst_packed
+        if worst is not None and worst.failure is None:
             self.model.train(worst.training)
-            place = self.place(worst)
+            case = self.case_of(worst.mode)
+            call = case.call(FORMS[worst.mode])
+            runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
+            place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if place:
                 self.report.notes["place"] = f"it begins in {place}"
+            if worst.error is not None and worst.error > self.report.tolerance:
+                self.report.notes["first"] = self._first_token(worst)
         return self.report
 
-    def place(self, worst: ModeResult) -> str | None:
-        """Return the module in which documents of a call mode are mixed, in words."""
-        case = self.others.get(worst.mode, self.case)
-        call = case.call(FORMS[worst.mode])
-        runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
-        return first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
-
     @torch.no_grad()
-    def first_token(self, worst: ModeResult) -> str:
-        """Return the first token that a call mode changes, in words; empty if none is changed."""
-        case, form, said = self.others.get(worst.mode, self.case), FORMS[worst.mode], ""
+    def _first_token(self, worst: ModeResult) -> str:
+        """Return the first token that a call mode changes, in words."""
+        case, form, said = self.case_of(worst.mode), FORMS[worst.mode], "none when it is called again"
         call = case.call(form)
-        alone = self.measuring.alone(case, call, **(case.outputs if form.asks_for_more else {}))
+        alone = self.alone(case, call, **(case.outputs if form.asks_for_more else {}))
         found, expected, _ = call.sides.split(fields_of(self.model(**case.given(call))), alone)
         for number in reversed(range(len(found))):
             errors = error_by_token(found[number][worst.field], expected[number][worst.field])
             for token in (errors > self.report.tolerance).nonzero()[:1]:
-                error = f"{float(errors[token]):.1e}"
-                said = f"token {int(token)} of document {number} is the first, off by {error}"
+                said = f"token {int(token)} of document {number}, off by {float(errors[token]):.1e}"
         return said
 
     def _find_reference(self) -> bool:
@@ -229,7 +218,7 @@ class Audit:
         for train in training:
             self.model.train(train)
             try:
-                alone = self.measuring.alone(self.case, self.case.call(FORMS["default"]))
+                alone = self.alone(self.case, self.case.call(FORMS["default"]))
                 labels, said = find_labels(self.model, self.case, alone, ignore_boundaries=not self.report.enabled)
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
@@ -242,64 +231,62 @@ class Audit:
 
     def _measured(self, training: tuple[bool, ...], gradients: bool) -> Iterator[ModeResult]:
         """Yield the result of every mode that is run, in eval and in train."""
-        trained, replacing = (self._first_of(part) for part in ("trains", "replaces"))
+        trains = any(FORMS[name].trains for name in self.modes)
+        replaces = any(FORMS[name].replaces for name in self.modes)
         for train in training:
             is_last, is_first = train == max(training), train == min(training)
             for name in self.modes:
-                if self.all and not is_first and not FORMS[name].trains:
+                form = FORMS[name]
+                if self.all and not (is_first or form.trains):
                     continue
                 self.model.train(train)
                 try:
                     if name == ROUTER:
-                        yield _measure_routers(self.measuring)
+                        yield self._routers()
                         continue
-                    differentiate = gradients and is_last and name in trained
-                    yield self.measuring.measure(name, differentiate, is_first and name in replacing)
+                    differentiate = gradients and is_last and form.trains == trains
+                    yield self.measure(name, differentiate, is_first and form.replaces == replaces)
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
 
-    def _first_of(self, part: str) -> set[str]:
-        """Return the modes whose form has a part in an audit, or all of them if none has."""
-        return {name for name in self.modes if getattr(FORMS[name], part)} or set(self.modes)
+    @torch.no_grad()
+    def _routers(self) -> ModeResult:
+        """Compare the losses of routers, and all other numbers beside results, of rows and a padded batch.
 
-
-def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...], seed: int) -> Case:
-    return Case(model, tuple(2 * _BEGINNING + n for n in lengths), seed, _BEGINNING)
-
-
-@torch.no_grad()
-def _measure_routers(measuring: Measuring) -> ModeResult:
-    """Compare the losses of routers, and all other numbers beside results, in packed rows and a padded batch.
-
-    The reference is stock's padded batch: a router is balanced over all tokens of a batch, so documents alone say
-    nothing of it. Raise `NoReference` if stock counts padding in them.
-    """
-    case, labels, model = measuring.case, measuring.labels, measuring.model
-    if labels is None:
-        raise NoReference("there are no labels that its loss takes")
-    batch = case.call(FORMS[ROUTER])
-    wanted: dict[str, Any] = {"output_router_logits": True}
-    given, other = (measuring.of_batch(batch, FORMS[ROUTER], filler) | wanted for filler in (None, case.other_filler))
-    try:
-        expected, changed = (_numbers(run_as_stock(model, arguments)) for arguments in (given, other))
-    except Exception as error:
-        raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
-    if not expected or not all(map(torch.isfinite, expected.values())):
-        raise NoReference("stock gives no numbers for the loss of the padded batch")
-    if _error(changed, expected) > 1e-6:
-        raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-    calls = (case.call(FORMS[name]) for name in ("default", "padding mask"))
-    packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
-    result = partial(ModeResult, ROUTER, measuring.training, error=None)
-    worst, refused = 0.0, None
-    for arguments in (*packed, given):
+        The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
+        documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
+        """
+        case, labels, model, form = self.case, self.labels, self.model, FORMS[ROUTER]
+        if labels is None:
+            raise NoReference("there are no labels that its loss takes")
+        batch = case.call(form)
+        wanted: dict[str, Any] = {"output_router_logits": True}
+        fillers = None, case.other_filler
+        given, other = (self.of_batch(batch, form, filler) | wanted for filler in fillers)
         try:
-            worst = max(worst, _error(_numbers(model(**arguments)), expected))
-        except AutopackError as failure:
-            refused = f"{type(failure).__name__}: {failure}"
-        except Exception as failure:
-            return result(failure=f"{type(failure).__name__}: {failure}")
-    return result(loss=worst, loss_refused=refused)
+            expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
+        except Exception as error:
+            raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
+        if not expected or not all(map(torch.isfinite, expected.values())):
+            raise NoReference("stock gives no numbers for the loss of the padded batch")
+        if _error(changed, expected) > 1e-6:
+            raise NoReference("stock counts padding in it, so that a padded batch says nothing")
+        calls = (case.call(FORMS[name]) for name in ("default", "padding mask"))
+        packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
+        result = partial(ModeResult, ROUTER, model.training, error=None)
+        worst, refused = 0.0, None
+        for arguments in (*packed, given):
+            try:
+                worst = max(worst, _error(_numbers(model(**arguments)), expected))
+            except AutopackError as failure:
+                refused = f"{type(failure).__name__}: {failure}"
+            except Exception as failure:
+                return result(failure=f"{type(failure).__name__}: {failure}")
+        return result(loss=worst, loss_refused=refused)
+
+
+def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
+    return Case(model, tuple(2 * _BEGINNING + n for n in lengths), shared_tokens=_BEGINNING)
 
 
 def _numbers(output: Any) -> dict[Any, torch.Tensor]:

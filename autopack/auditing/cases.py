@@ -127,7 +127,7 @@ class DrawnHalf:
 class Case:
     """Random documents for one model, and the calls made of them."""
 
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, shared_tokens: int = 0):
+    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 0, shared_tokens: int = 0):
         """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many.
 
         For an encoder-decoder these are sources, and each target is as long as the next source.

@@ -6,7 +6,7 @@ Differences are said in words.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -79,19 +79,16 @@ def handed(example: Example, restores: bool) -> Content:
 
 def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int = 0) -> list[str]:
     """Return the differences of two collections of documents; `spare` ones may be left out."""
-    left: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for number, document in enumerate(wanted):
-        left[document.tokens].append(f"document {number} of {len(document.tokens)} tokens")
-    names = {tokens: each[0] for tokens, each in left.items()}
+    all_of, come = (Counter(each.tokens for each in several) for several in (wanted, found))
+    missing = all_of - come
+    numbers = {each.tokens: number for number, each in enumerate(wanted)}
+    names = {each: f"document {number} of {len(each)} tokens" for each, number in numbers.items()}
     said: dict[str, list[str]] = defaultdict(list)
     met = set()
-    for tokens in sorted((each.tokens for each in found), key=lambda each: each not in names):
-        if left.get(tokens):
-            left[tokens].pop()
-        elif tokens in names:
+    for tokens in (come - all_of).elements():
+        if tokens in names:
             said["come again"].append(names[tokens])
         else:
-            missing = [each for each in left if left[each]]
             inside = [each for each in missing if _text(each) in _text(tokens)]
             around = [each for each in missing if _text(tokens) in _text(each)][:1]
             kinds = ["come that no example has", "come longer", "come as one with others"]
@@ -99,7 +96,7 @@ def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int
             of = " and ".join(names[each] for each in (*around, *inside)[:2]) or "one"
             said[kind].append(f"{of}, as {len(tokens)} tokens")
             met |= {*inside, *around}
-    never = [name for tokens, each in left.items() if tokens not in met for name in each]
+    never = [names[tokens] for tokens in missing.elements() if tokens not in met]
     said |= {"never come": never} if len(never) > spare else {}
     return [f"{len(e)} {kind}: {e[0]}{', ...' * (len(e) > 1)}" for kind, e in said.items()]
 

@@ -41,6 +41,8 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
         in_their_own_precision(list(model.modules())),
         preserved(model, enabled),
     ):
+        if enabled is not None:
+            enabled.live = None  # what is watched is the user's training
         yield enabled
 
 

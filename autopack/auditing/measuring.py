@@ -40,21 +40,19 @@ class _Results:
 class Measuring:
     """Calls of one model in every form. Stock runs once for all forms that need it."""
 
-    def __init__(self, model: PreTrainedModel, case: Case, others: Mapping[str, Case], report: LeakReport):
-        """Take a model and its documents, and the documents of `others`: forms with their own.
-
-        What is not measured is noted in the `report`.
-        """
-        self.model, self.case, self.others, self.report = model, case, others, report
+    def __init__(self, model: PreTrainedModel, case: Case, report: LeakReport):
+        """Take a model and its documents; what is not measured is noted in the `report`."""
+        self.model, self.case, self.report = model, case, report
+        self.others: dict[str, Case] = {}
+        """The documents of forms that have some of their own."""
         self.enabled = enabled_in(model)
         self.labels: Labels | None = None
         """Labels that the loss takes; None if none were found."""
         self._kept: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
 
-    @property
-    def training(self) -> bool:
-        """True while the model is in train mode."""
-        return self.model.training
+    def case_of(self, name: str) -> Case:
+        """Return the documents of a form."""
+        return self.others.get(name, self.case)
 
     def measure(self, name: str, differentiate: bool, replaces: bool) -> ModeResult:
         """Run one form of call; raise `NoReference` if stock cannot run that.
@@ -79,7 +77,7 @@ class Measuring:
         of each.
         """
         own = number if labels is None else number % len(case.documents)
-        key = own, call.first[number], id(case), self.training, labels is not None, *more
+        key = own, call.first[number], id(case), self.model.training, labels is not None, *more
         if key not in self._kept:
             given = case.alone(call, number)
             if labels is not None:
@@ -114,7 +112,8 @@ class Measuring:
         try:
             wanted = gradients_of(other, given)
         except Exception as error:
-            if self.training and not is_padded:  # some models have gradients in train mode alone
+            # Some models have gradients in train mode alone.
+            if self.model.training and not is_padded:
                 why = f"not measured, because stock has none: {type(error).__name__}: {error}"
                 self.report.notes["gradients"] = why
             return None
@@ -123,7 +122,7 @@ class Measuring:
         return gradient_error(gradients_of(one, given), wanted)
 
     def _packed(self, name: str, differentiate: bool, replaces: bool) -> ModeResult:
-        form, case = FORMS[name], self.others.get(name, self.case)
+        form, case = FORMS[name], self.case_of(name)
         call = case.call(form)
         unknown = [option for option in call.options if not case.takes(option)]
         if unknown or (form.asks_for_more and not case.outputs):
@@ -141,7 +140,7 @@ class Measuring:
             by_stock = not alone and (rare or form.own_documents)
             if by_stock or (rare and refused) or (unexpected is not None and not case.takes(unexpected[1])):
                 raise NoReference(said) from failure
-            return ModeResult(name, self.training, failure=said)
+            return ModeResult(name, self.model.training, failure=said)
 
     def _beside_alone(
         self, name: str, case: Case, call: Input, alone: list[Fields], differentiate: bool, replaces: bool
@@ -166,7 +165,8 @@ class Measuring:
             self._note_unknown(unknown, form)
         influence = self._influence(case, call, alone, found, scales_of(expected)) if replaces else None
         errors = self._errors(_Results(found), _Results(expected), differentiate, is_padded=False)
-        return ModeResult(name, self.training, influence=influence, loss=loss, loss_refused=refused, **errors)
+        told = {"influence": influence, "loss": loss, "loss_refused": refused, **errors}
+        return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
         """Note fields that nobody can divide.
@@ -288,7 +288,7 @@ class Measuring:
         enabled = self.enabled
         assert enabled is not None, "padded batches of stock are stock's"
         call, form = self.case.call(FORMS[name]), FORMS[name]
-        before, measured = enabled.tally.batches, ModeResult(name, self.training, kind="padded")
+        before, measured = enabled.tally.batches, ModeResult(name, self.model.training, kind="padded")
         try:
             output = self.model(**self.of_batch(call, form))
         except Exception as error:

@@ -306,17 +306,8 @@ def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     """
     for name, module in twin.others.items():
         if not name or isinstance(module, PreTrainedModel):
-            said = _different(twins.Kinds(model), twin, name)
-            raise NoTwin(f"{name or 'the model'} is not as its class makes it: {said}")
+            raise NoTwin(f"{name or 'the model'} is not as its class makes it")
     return list(dict.fromkeys(type(module).__name__ for module in twin.others.values()))
-
-
-def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
-    """Return the class or attributes in which a module differs from the twin's."""
-    wanted, found = kinds.by_name[name], twins.Kinds(twin.model).by_name.get(name)
-    if found is None or found[1] is not wanted[1]:
-        return f"a {wanted[1].__name__}"
-    return ", ".join(sorted({attribute for attribute, _ in wanted[2] ^ found[2]}))
 
 
 def _call(model: PreTrainedModel) -> None:

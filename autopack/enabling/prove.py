@@ -6,7 +6,6 @@ Calls of a model that has no twin, or runs third-party code, are checked closely
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
@@ -109,7 +108,7 @@ def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
-    """Return the proof of a model by its twin, by a part's twin, or by checks of its calls."""
+    """Return the proof of a model by its twin, or by checks of its calls."""
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
@@ -119,18 +118,9 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
         because = f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"
     if enabled.options.verify == "strict":
         return _unproven(because)
-    tested = callable_part(enabled)
-    unasked = None
-    if tested is not model:
-        # What its own forward makes of the part is compared with nothing; it is handed the form
-        # that it knows.
-        unasked = why_padding_is_unknown(model, tested)
-        of_part = ModelCode(tested)
-        if not of_part.foreign:
-            with contextlib.suppress(NoTwin):
-                found = proof_by_twin(tested, enabled, of_part)
-                how = f"{found.how}, for the {type(tested).__name__} in it ({because})"
-                return replace(found, how=how, padded=unasked or found.padded, source="part")
+    # What its own forward makes of a part is compared with nothing; it is handed the form that it
+    # knows.
+    unasked = why_padding_is_unknown(model, callable_part(enabled))
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(

@@ -163,7 +163,7 @@ def _on_one(
 
 def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
     """Return packed rows, with some padding if they are to be `padded`."""
-    case = Case(model, _LENGTHS, 0)
+    case = Case(model, _LENGTHS)
     form = FORMS["two rows"]
     call = case.call(replace(form, mask="ones", padding=_PADDING) if padded else form)
     batch = case.given(call)

@@ -1,7 +1,7 @@
 """Make and run objects as in a fresh process: without modes in force where users enable models.
 
-Users build and enable models under a default device, `init_empty_weights`, DeepSpeed's `zero.Init`,
-autocast, modes of torch, inside of transforms. A tiny model for measurements must not be made so.
+Users build and enable models under a default device, DeepSpeed's `zero.Init`, autocast, modes of torch,
+inside of transforms. A tiny model for measurements must not be made so.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import FunctionType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import nn
 
+from autopack.errors import UnsupportedModel
+
 _T = TypeVar("_T")
-_MAKING = (
-    *((nn.Module, name) for name in ("register_parameter", "register_buffer")),
-    *((torch, name) for name in ("empty", "zeros", "ones", "full", "tensor", "arange", "eye")),
-)
-"""Functions that libraries replace process-wide while models are made elsewhere or not at all."""
 _CONFIGURED = "_hf_deepspeed_config_weak_ref"
 
 _here = threading.local()
@@ -35,53 +30,27 @@ def is_apart() -> bool:
 
 
 def apart(function: Callable[[], _T]) -> _T:
-    """Call a function without default devices, modes, autocast, transforms, replaced constructors.
+    """Call a function without default devices, modes, autocast, transforms, ZeRO-3.
 
-    It runs in a thread of its own, for torch keeps nearly all of these by thread. Functions that
-    libraries replace for the whole process are put back meanwhile. Its exceptions are raised here.
-    An interrupt waits until it has ended.
+    It runs in a thread of its own, for torch keeps nearly all of these by thread. Its exceptions are
+    raised here. An interrupt waits until it has ended. Raises `UnsupportedModel` where constructors of
+    the whole process make parameters without values.
     """
     context = contextvars.copy_context()
 
     def run() -> _T:
         _here.apart = True
-        with _as_torch_has_them(), _without_zero():
+        with _without_zero():
+            if nn.LayerNorm(1).weight.is_meta:
+                raise UnsupportedModel(
+                    "models are made without weights here (init_empty_weights), the tiny copy too by "
+                    "which this one is proven. Enable it outside of that context",
+                    code="not-proven",
+                )
             return context.run(function)
 
     with ThreadPoolExecutor(1, thread_name_prefix="autopack") as pool:
         return pool.submit(run).result()
-
-
-@contextlib.contextmanager
-def _as_torch_has_them() -> Iterator[None]:
-    """Restore torch's constructors and parameter registration (from `init_empty_weights`)."""
-    with contextlib.ExitStack() as undo:
-        for owner, name in _MAKING:
-            found = getattr(owner, name)
-            own = _innermost(found, name)
-            if own is not found:
-                undo.callback(setattr, owner, name, found)
-                setattr(owner, name, own)
-        yield
-
-
-def _innermost(function: Any, name: str) -> Any:
-    """Return torch's function of this name inside its wrappers, or the function itself."""
-    waiting, seen = [function], set()
-    while waiting:
-        found = waiting.pop()
-        if id(found) in seen or not callable(found):
-            continue
-        seen.add(id(found))
-        of_torch = str(getattr(found, "__module__", "torch")).partition(".")[0] == "torch"
-        if of_torch or not isinstance(found, FunctionType):
-            if getattr(found, "__name__", None) == name:
-                return found
-            continue
-        for cell in found.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty cell
-                waiting.append(cell.cell_contents)
-    return function
 
 
 @contextlib.contextmanager

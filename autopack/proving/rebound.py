@@ -6,7 +6,6 @@ model. Called for a twin it would run the model itself.
 
 from __future__ import annotations
 
-import operator
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -47,18 +46,17 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
         for name in names_in(function.__code__) & function.__globals__.keys():
             if id(function.__globals__[name]) in parts:
                 raise NoTwin(f"what is on {type(module).__name__} names a part of it as the global {name}")
-        given, named = function.__defaults__ or (), function.__kwdefaults__ or {}
-        defaults = tuple(map(of, given))
-        options = {name: of(part) for name, part in named.items()}
-        same = all(map(operator.is_, (*given, *named.values()), (*defaults, *options.values())))
-        if same and not function.__closure__:
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if any(of(part) is not part for part in given):
+            raise NoTwin(f"what is on {type(module).__name__} has a part of it as a default")
+        if not function.__closure__:
             return function
-        closed = function.__closure__ or ()
+        closed = function.__closure__
         cells = [cell if cell == CellType() else CellType() for cell in closed]  # one may not be filled yet
         held = function.__code__, function.__globals__, function.__name__
-        found = FunctionType(*held, defaults or None, tuple(cells))
+        found = FunctionType(*held, function.__defaults__, tuple(cells))
         known[id(function)] = found  # it may hold itself
-        found.__kwdefaults__ = options or None
+        found.__kwdefaults__ = function.__kwdefaults__
         found.__dict__.update(function.__dict__)
         for cell, new in zip(closed, cells, strict=True):
             if new is not cell:

@@ -45,8 +45,6 @@ def by_gradients(call: Call) -> Difference:
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None:
         raise CannotTell("its documents are declared further in, or twice")
-    if call.model.groups:
-        raise CannotTell("ranks gather parameters together, and may not all have such a call")
     sides = sides_of(call)
     if not media.given(call.arguments):
         return _met(call, sides, nullcontext())[0]

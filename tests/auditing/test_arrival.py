@@ -64,12 +64,3 @@ def test_a_stranger_that_attends_over_the_packed_row_raises(model_type):
             model(input_ids=IDS, position_ids=WHERE)
         expected = model(input_ids=IDS).logits
     assert torch.equal(model(input_ids=IDS).logits, expected)
-
-
-def test_towers_that_take_no_tokens_are_no_strangers():
-    model = tiny.build("llava", task="image-text-to-text")
-    enabled = autopack.enable(model).enabled
-    assert enabled.anatomy.towers
-    assert not {id(m) for m in enabled.anatomy.towers} & {id(m) for m in enabled.anatomy.attention}
-    model(input_ids=IDS, position_ids=WHERE)
-    autopack.disable(model)

@@ -137,7 +137,6 @@ def shifted_states(module, args, output):
 
 ODD_SHAPE = "pooler_output has shape (1, 64), which is not made of those alone: (1, 64), (1, 64)"
 FOUND = {
-    "labels at boundaries": (lambda: as_class(KeepsBoundaries), PACKED, "labels", "the loss is off by"),
     "no labels": (lambda: as_class(TakesNoLabelOfAnyForm), PACKED, "labels", "no labels were found that its loss"),
     "a pooled field of another shape": (lambda: hooked(bert(), one_pooled), PACKED, "packed", ODD_SHAPE),
     "a field beside the logits": (
@@ -146,7 +145,6 @@ FOUND = {
     "other results of the default call": (lambda: as_class(OtherWithoutCache), PACKED, "packed", "logits are off by"),
     "nothing": (bert, PACKED, "", ""),
     "nothing, in every output": (lambda: tiny.build("llama"), (*PACKED, "every output"), "", ""),
-    "nothing, of a signature that says nothing": (lambda: as_class(Mine), PACKED, "", ""),
 }  # fmt: skip
 """Models, call modes, the verdict that a fault changes, and its words."""
 
@@ -211,22 +209,6 @@ def test_a_shape_that_padding_should_have_is_found(monkeypatch):
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
     monkeypatch.setattr(Unpadded, "finish", lambda self, ended, module, output: output)
     assert "logits has shape (1, 33, 128); stock gives (4, 12, 128)" in autopack.audit(model, modes=PADDED).padded
-
-
-def test_whether_a_batch_ran_without_padding_is_told():
-    report = autopack.audit(enabled(tiny.build("llama")), modes=PADDED)
-    ran = {result.name: result.unpadded for result in report.results}
-    assert ran["right-padded, train"]
-    assert not ran["right-padded, no labels, eval"], "evaluation may want the cache"
-    assert "exact, without padding" in str(report)
-    assert "exact, left as it came" in str(report)
-
-
-def test_the_count_of_padded_batches_is_left_as_it_was():
-    model = enabled(tiny.build("llama"))
-    handle = autopack.enable(model)
-    autopack.audit(model, modes=PADDED)
-    assert str(handle.tally) == "no padded batch yet"
 
 
 def leaks_past(column):
@@ -307,11 +289,3 @@ def test_gradients_of_padded_batches_are_compared():
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None
-
-
-def test_gradients_of_padded_batches_are_compared_where_a_forward_writes_to_its_arguments():
-    """Splinter bounds the positions that it is given, in place."""
-    model = enabled(tiny.build("splinter", task="question-answering"))
-    report = autopack.audit(model, modes=("right-padded",), training=(True,))
-    assert report.exact, report
-    assert [result.gradient is not None for result in report.results] == [True]

@@ -62,12 +62,10 @@ def build(more):
 
 LEAKS = {
     "whole numbers": lambda logits: tags(logits, True),
-    "truth values": lambda logits: tags(logits, True) % 2 == 1,
     "lists of lists": lambda logits: tags(logits, True).tolist(),
     "numpy": lambda logits: tags(logits, True).numpy(),
     "a dataclass": lambda logits: Plain(tags(logits, True)),
     "an object": lambda logits: SimpleNamespace(inner=SimpleNamespace(tags=tags(logits, True))),
-    "a dict of lists": lambda logits: {"tags": [tags(logits, True)]},
     "a number": lambda logits: logits.detach().std() * logits.detach().mean(),
     "a Python number": lambda logits: float(logits.detach().std()),
     "complex numbers": lambda logits: torch.complex(logits, logits.cumsum(1)),
@@ -175,13 +173,6 @@ def _named(output):
     return dict(output) if isinstance(output, dict) else dict(vars(output))
 
 
-def test_a_loss_that_reads_it_fails_loudly():
-    model, batch = own(), row(*LENGTHS)
-    autopack.enable(model)
-    with pytest.raises(TypeError, match="NoneType"):
-        (model(**batch).more * 2).sum()
-
-
 @torch.no_grad()
 def test_an_audit_does_not_pass_over_it_where_nothing_was_proven():
     model = own()
@@ -218,18 +209,3 @@ def test_a_few_ties_are_no_leak():
     model(**row(320, 320, 320))
     assert handle.checked.checks > 0
     assert handle.checked.leaks == 0
-
-
-def test_several_states_of_each_token():
-    """Gemma 3n keeps four states of each token in every layer, (4, rows, columns, channels)."""
-    model = tiny.build("gemma3n_text").eval()
-    mask = mask_of((12, 7, 5))
-    batch = {**padded_batch("backbone", mask), "use_cache": False, "output_hidden_states": True}
-    with torch.no_grad():
-        expected = model(**batch).hidden_states
-        with autopack.enable(model) as handle:
-            found = model(**batch).hidden_states
-            assert handle.tally.batches == 1
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape == (4, *mask.shape, one.shape[-1])
-        assert torch.allclose(one * mask[..., None], other * mask[..., None], atol=1e-5)

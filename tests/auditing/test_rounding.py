@@ -8,12 +8,6 @@ from autopack import tiny
 from autopack.auditing.running import in_double
 from compat.museum.models._plain import Plain, made
 
-KINKS = [  # weights with which a unit of a ReLU is at its kink: its gradient is on or off by rounding
-    ("t5", "seq2seq", 8, "left-padded"),
-    ("t5", "seq2seq", 21, "right-padded, no labels"),
-    ("t5", "seq2seq", 50, "left-padded"),
-]
-
 
 def drawn(model_type, task, seed):
     """A tiny model whose weights its own class draws from a seed."""
@@ -22,9 +16,10 @@ def drawn(model_type, task, seed):
     return kind(tiny.config(model_type, task=task)).eval()
 
 
-@pytest.mark.parametrize(("model_type", "task", "seed", "mode"), KINKS)
-def test_a_kink_is_no_leak(model_type, task, seed, mode):
-    model = drawn(model_type, task, seed)
+@pytest.mark.parametrize(("seed", "mode"), [(8, "left-padded"), (21, "right-padded, no labels")])
+def test_a_kink_is_no_leak(seed, mode):
+    """With these weights a unit of a ReLU is at its kink: its gradient is on or off by rounding."""
+    model = drawn("t5", "seq2seq", seed)
     with autopack.enable(model, verify=False):
         report = autopack.audit(model, modes=(mode,), training=(True,))
     assert report.exact, report

@@ -1,4 +1,4 @@
-"""Failures of `autopack.testing` say where a leak begins; the pytest plugin serves a project of its own."""
+"""Assertions fail with the report; the pytest plugin serves a project of its own."""
 
 import os
 import re
@@ -117,12 +117,9 @@ def pytest_in(folder, *options, status, **texts):
     return python("-m", "pytest", *options, folder=folder, status=status, PYTHONPATH=path)
 
 
-def test_a_project_of_its_own_sees_which_token_moved_and_where(tmp_path):
+def test_a_project_of_its_own_sees_what_leaks_and_where(tmp_path):
     said = pytest_in(tmp_path, status=1, test_ours=TESTS).stdout
-    print(said)
     assert "1 failed, 1 passed" in said
-    assert "OurModel (ours) is not exact" in said
-    assert re.search(r"token 0 of document 1 is the first, off by \d", said)
     assert "it begins in average, of the class Average" in said
     assert re.search(r"default +eval .*LEAK", said)
 
@@ -139,19 +136,10 @@ def test_models_of_fixtures_are_audited_if_asked_for(tmp_path, apart, options, s
 def test_an_exact_model_passes_enabled_or_not():
     model = tiny.build("llama", attn_implementation="eager")
     testing.assert_packing_exact(model, modes=("use_cache=False",))
-    with pytest.raises(AssertionError, match=r"token 0 of document 1 .*\n  it begins in model.layers.0.self_attn"):
+    with pytest.raises(AssertionError, match=r"LEAKS[^$]*it begins in model.layers.0.self_attn"):
         testing.assert_packing_exact(model, modes=("default",))
     with autopack.enable(model):
         testing.assert_packing_exact(model, modes=("default",))
-
-
-def test_the_model_is_left_as_it_was():
-    model = tiny.build("llama", attn_implementation="eager").train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(AssertionError):
-        testing.assert_packing_exact(model, modes=("default",))
-    assert model.training
-    assert all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
 
 
 def test_a_step_says_what_is_wrong_with_it():

@@ -115,7 +115,6 @@ def enabled(made, **options):
 SOUND = {
     "TRL": lambda: sft(),
     "TRL, answers": lambda: sft(("prompt", "completion")),
-    "TRL, packed": lambda: sft(packing=True, max_length=64),
     "TRL, packed and enabled": lambda: enabled(sft(packing=True, max_length=64)),
     "rewards": rewards,
     "classes of tokens": classes_of_tokens,
@@ -125,7 +124,6 @@ SOUND = {
     "steps cut anew": lambda: enabled(_trainer.trainer(), max_tokens=40),
     "padded on the left": lambda: steps_of.trainer("llama", steps_of.on_the_left),
     "classes": lambda: steps_of.trainer("bert", steps_of.classes, task="sequence-classification", accumulate=1),
-    "masked": lambda: steps_of.trainer("bert", steps_of.texts, task="masked-lm", accumulate=1),
     "encoder-decoder": lambda: steps_of.trainer("t5", steps_of.pairs, task="seq2seq", accumulate=1),
     "smoothed": lambda: _trainer.trainer(label_smoothing_factor=0.1),
     "last ones left out": lambda: _trainer.trainer(
@@ -134,8 +132,6 @@ SOUND = {
     "stream": lambda: _trainer.trainer(data=_trainer.examples().to_iterable_dataset(), max_steps=4),
     "dropout": lambda: _trainer.trainer(net=_trainer.model(attention_dropout=0.3)),
     "half precision": lambda: _trainer.trainer(net=_trainer.model().bfloat16()),
-    "double precision": lambda: _trainer.trainer(net=_trainer.model().double()),
-    "less than a step": lambda: _trainer.trainer(gradient_accumulation_steps=50),
 }
 
 
@@ -218,8 +214,3 @@ def test_a_long_data_set_is_sampled():
     report = audited(lambda: _trainer.trainer(data=rows))
     assert report.exact
     assert ("handed", "documents", "256 of 256", False, []) in report.rows
-
-
-def test_the_report_has_a_page():
-    page = audited(lambda: _trainer.trainer(collator=lambda f: _trainer.packed(f, None)))._repr_html_()
-    assert "first tokens, which others predict" in page

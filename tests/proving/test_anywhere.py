@@ -59,31 +59,20 @@ PLACES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("layer", [False, True], ids=["the class", "a layer"])
 @pytest.mark.parametrize("name", PLACES)
-def test_wherever_the_weights_are(name, tmp_path):
+def test_wherever_the_weights_are(name, layer, tmp_path):
     model = built()
+    if layer:
+        model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
     expected = expected_of(model)
     model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
-    placed = PLACES[name](model, tmp_path)
-    with left_alone(model):
-        handle = autopack.enable(placed)
-    with handle:
-        assert handle.enabled.proof.source == "twin"
-        assert packed_error(placed, expected) < FLOAT32
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["cpu_offload", "disk_offload", "dispatch_model"])
-def test_a_layer_of_ones_own_among_weights_that_are_elsewhere(name, tmp_path):
-    model = built()
-    model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
-    expected = expected_of(model)
     placed = PLACES[name](model, tmp_path)
     with left_alone(model, model.model.layers[3].mlp.down_proj):
         handle = autopack.enable(placed)
     with handle:
-        assert handle.enabled.proof.source == "part"
+        assert handle.enabled.proof.source == ("part" if layer else "twin")
         assert packed_error(placed, expected) < FLOAT32
 
 

@@ -34,43 +34,6 @@ class Part(nn.Module):
 # Token by token.
 
 
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate, up):
-        ctx.save_for_backward(gate, up)
-        return F.silu(gate) * up
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gate, up = ctx.saved_tensors
-        sigmoid = gate.sigmoid()
-        return gradient * up * sigmoid * (1 + gate * (1 - sigmoid)), gradient * gate * sigmoid
-
-
-class FusedSwiglu(Part):
-    """A gated feed-forward network in one module, with a backward of its own."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(2 * width_in, width_out)
-        self.gate_up = nn.Parameter(torch.randn(4 * width_in, width_in) / width_in**0.5)
-
-    def before(self, states):
-        return _Swiglu.apply(*(states @ self.gate_up.T).chunk(2, -1))
-
-
-class Adapter(Part):
-    """A linear layer with a low-rank one beside it, behind dropout."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(width_in, width_out)
-        self.base = nn.Linear(width_in, width_out).requires_grad_(False)
-        self.down, self.up = nn.Linear(width_in, 4, bias=False), nn.Linear(4, width_out, bias=False)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, states):
-        return self.base(states) + 2.0 * self.up(self.down(self.dropout(states)))
-
-
 class _Rounded(torch.autograd.Function):
     """Rounds to eight bits by a given scale; its backward does as if it had not."""
 
@@ -100,36 +63,11 @@ class EightBits(Part):
         return _Rounded.apply(states, scale) @ (self.codes.to(states.dtype) * self.scale).T + self.bias
 
 
-class Flattens(Part):
-    """A layer that knows no rows: it works on (rows * tokens, width)."""
-
-    def forward(self, states):
-        return F.gelu(super().forward(states.flatten(0, -2))).unflatten(0, states.shape[:-1])
-
-
 class InPieces(Part):
     """A layer that works on 16 tokens of a row at a time, to save memory."""
 
     def forward(self, states):
         return torch.cat([F.gelu(super(InPieces, self).forward(piece)) for piece in states.split(16, 1)], 1)
-
-
-class Routed(Part):
-    """Four experts, of which every token gets the one it scores highest; none is ever full."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(width_in, width_out)
-        self.router = nn.Parameter(torch.randn(4, width_in) / width_in**0.5)
-        self.experts = nn.Parameter(torch.randn(4, width_out, width_in) / width_in**0.5)
-
-    def forward(self, states):
-        score, expert = (states @ self.router.T).softmax(-1).max(-1)
-        taken = torch.einsum("rtoi,rti->rto", self.experts[expert], states)
-        return self.kept(expert)[..., None] * score[..., None] * taken + super().forward(states)
-
-    def kept(self, expert):
-        """1 where an expert has room for a token."""
-        return torch.ones_like(expert)
 
 
 # Mixing.
@@ -182,15 +120,6 @@ class ClipsBack(Part):
         return _ClipsBack.apply(states, self.weight) + self.bias
 
 
-class Capacity(Routed):
-    """Experts that take 32 tokens of a call each, the first ones; what comes later gets nothing of them."""
-
-    def kept(self, expert):
-        chosen = F.one_hot(expert.flatten(), 4)
-        place = (chosen.cumsum(0) * chosen).sum(-1).view_as(expert)
-        return (place <= 32).to(expert.dtype)
-
-
 def having(change):
     """A part that makes something else of all states of a call first."""
     return type("Having", (Part,), {"before": change})
@@ -204,7 +133,7 @@ def _mean(states):
     return states + states.mean(1, keepdim=True)
 
 
-TOKEN_WISE = {kind.__name__: kind for kind in (Part, FusedSwiglu, Adapter, EightBits, Flattens, InPieces, Routed)}
+TOKEN_WISE = {kind.__name__: kind for kind in (Part, EightBits, InPieces)}
 FORM = {"rows": 2, "tokens": 24, "dtype": torch.float64, "train": True}
 MIXING = {
     "over the tokens of a row": (having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)), {}),
@@ -214,10 +143,6 @@ MIXING = {
     "EightBitsPerTensor": (EightBitsPerTensor, {}),
     "BatchStatistics": (BatchStatistics, {}),
     "ClipsBack": (ClipsBack, {}),
-    "Capacity": (Capacity, {"tokens": 130}),
-    "more than 64 tokens": (mixing_where(lambda _, x: x.shape[1] > 64), {"tokens": 65}),
-    "three rows": (mixing_where(lambda _, x: x.shape[0] >= 3), {"rows": 3}),
-    "the fourth row": (having(lambda _, x: torch.cat([x[:3], _mean(x[3:])])), {"rows": 4}),
     "single precision": (mixing_where(lambda _, x: x.dtype == torch.float32), {"dtype": torch.float32}),
     "evaluation": (mixing_where(lambda part, _: not part.training), {"train": False}),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autopack.proving import alike, twin
+from autopack.proving import twin
 from autopack.proving.apart import apart
 from compat.published.measure import absent, build
 
@@ -28,19 +28,3 @@ def test_they_have_one_of_the_same_words_and_modules(name):
     assert not found.others
     if name in SIZED:
         assert vars(found.model.config)[SIZED[name]] < vars(model.config)[SIZED[name]]
-
-
-class TestWithoutTheSizesThatTheyHave:
-    """The control: there is no twin, or one that lacks modules, which are looked at by themselves then."""
-
-    @pytest.fixture(autouse=True)
-    def _without(self, monkeypatch):
-        monkeypatch.setattr(alike, "_size_what_is_sized", lambda config, found: None)
-
-    @pytest.mark.parametrize("name", ["Qwen3 30B-A3B", "StarCoder2 3B"])
-    def test_there_is_none(self, name):
-        with pytest.raises(twin.NoTwin, match=f"{SIZED[name]} of"):
-            apart(lambda: twin.of(build(name)))
-
-    def test_there_is_one_without_projections(self):
-        assert apart(lambda: twin.of(build("OPT 350M"))).others

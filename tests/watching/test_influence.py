@@ -4,9 +4,6 @@ What one document gets of another, from sizes on that no tiny twin has, raises i
 `verify=False` shows that it leaks.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,13 +14,11 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
 from autopack.watching import influence
 from autopack.watching.schedule import CannotTell
-from tests.conftest import FLOAT32, LEAK, error
+from tests.conftest import FLOAT32, LEAK
 from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
 from tests.multimodal.test_media_by_twin import documents as documents_of
 from tests.support.refusals import refused
 
-RESULTS = Path(__file__).parents[2] / "compat" / "results"
-TWICE = "its documents are declared further in, or twice"
 CODES = "no gradient reaches its images or other media"
 """Of types that make whole numbers of images, by which each finds its place among codes."""
 BY_GRADIENTS = "got other logits, by what is another document's, than it gets alone"
@@ -108,17 +103,10 @@ def test_large_images_of_an_exact_class_pass(larger):
     with autopack.enable(model) as handle:
         model.train()
         call = media_rows.packed(model, larger(model))
-        loss = model(**call, labels=call["input_ids"]).loss
+        model(**call, labels=call["input_ids"])
         assert all(parameter.grad is None for parameter in model.parameters())
-        loss.backward()
-        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         assert handle.checked.checks == 1
         assert not handle.checked.skipped
-    with autopack.enable(model, verify=False):
-        model.zero_grad()
-        model(**call, labels=call["input_ids"]).loss.backward()
-        expected = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("change", ["tokens", "tokens, detached", "tokens, straight through a choice"])
@@ -164,16 +152,6 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
 
 
-def test_what_gives_no_gradients_is_said_to_be_unchecked():
-    base = type(tiny.build("llava", task="image-text-to-text"))
-    without = type("Without", (base,), {"forward": torch.inference_mode()(base.forward)})
-    model = without(tiny.build("llava", task="image-text-to-text", pad_token_id=0).config).eval()
-    found = [images.document(model, (IMAGE, n), seed=n) for n in (3, 4)]
-    with autopack.enable(model, verify=False, check_every=1) as handle:
-        model(**media_rows.packed(model, found))
-        assert "no result of it that has something for each token has a gradient" in repr(handle)
-
-
 def test_images_that_become_codes_are_said_to_be_unchecked():
     model = tiny.build("emu3", task="image-text-to-text", pad_token_id=0).eval()
     with autopack.enable(model) as handle:
@@ -202,20 +180,6 @@ def _answers(model, found, monkeypatch):
     return said
 
 
-@pytest.mark.exhaustive
-def test_no_alarm_at_any_type_with_images(monkeypatch):
-    recorded = json.loads((RESULTS / "exactness-image-text-to-text.json").read_text())
-    types = [name for name, cells in recorded.items() if cells["eager"].get("images") == "exact"]
-    told = 0
-    for model_type in types:
-        model = tiny.build(model_type, task="image-text-to-text", pad_token_id=0).eval()
-        found = documents_of(model)[: 2 if images.needs_images(model) else 3]
-        said = _answers(model, found, monkeypatch)
-        assert said in ([None], [TWICE], [CODES]), (model_type, said)
-        told += said == [None]
-    assert told >= 85
-
-
 @pytest.mark.parametrize(
     ("model_type", "task"), [("voxtral", "seq2seq"), ("molmo2", ""), ("llava", ""), ("mllama", ""), ("kosmos-2", "")]
 )
@@ -226,13 +190,3 @@ def test_no_alarm(model_type, task, monkeypatch):
     else:
         found = documents_of(model)[:2]  # all have images
     assert _answers(model, found, monkeypatch) == [None]
-
-
-def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
-    model = tiny.build("pix2struct", task="image-text-to-text", pad_token_id=0).eval()
-    found = documents_of(model)[:2]
-    with autopack.enable(model) as handle:
-        logits = model(**media_rows.packed(model, found)).logits[0]
-        assert handle.checked.checks == 1
-    alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found])
-    assert error(logits.detach(), alone.detach()) <= FLOAT32

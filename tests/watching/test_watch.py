@@ -176,15 +176,6 @@ def test_training_is_bit_for_bit_what_it_is_without(make, form):
     assert form is segments or model.model.norm[1].calls == model.model.norm[1].count == 6
 
 
-def test_outputs_of_a_checked_call_stand_in_one_graph():
-    model = build("llama")
-    with autopack.enable(model, check_every=1):
-        output = model(**padded(0))
-        assert type(output).__name__ == "CausalLMOutputWithPast"
-        (gradient,) = torch.autograd.grad(output.loss, output.logits)
-        assert gradient.abs().max() > 0
-
-
 class MixingDropout(torch.nn.Dropout):
     """A dropout of the user's that hands tokens something of the one before, where it drops any."""
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 import autopack
 from autopack import tiny
 from autopack.watching.replaced import halves_of
-from tests.conftest import llama, token_ids
+from tests.conftest import token_ids
 from tests.support.mixing import shift_boundaries
 from tests.support.padded import build
 from tests.support.refusals import refused
@@ -88,7 +88,7 @@ def test_a_copy_is_watched_by_itself(duplicate):
 
 
 def test_an_audit_is_not_training():
-    model = llama(dtype=torch.float32).train()
+    model = build("llama").train()
     with autopack.enable(model, check_every=1) as handle:
         assert autopack.audit(model).exact
         assert handle.checked.checks == 0
@@ -120,38 +120,6 @@ def test_a_model_that_is_compiled_as_one_graph_stays_one():
     torch._dynamo.reset()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("regional", [False, True])
-def test_compiled_models_are_checked_and_compiled_no_more_than_without(regional):
-    frames = []
-    for watch in (0, 2):
-        counter = torch._dynamo.testing.CompileCounter()
-        torch._dynamo.reset()
-        model = build("llama")
-        handle = autopack.enable(model, check_every=watch)
-        if regional:
-            for layer in model.model.layers:
-                layer.compile(backend=counter)
-        trained(model if regional else torch.compile(model, backend=counter), *[row(0)] * 6, *[padded(0)] * 6)
-        if handle.checked is not None:
-            assert handle.checked.checks >= 6
-            assert handle.checked.worst < FLOAT32
-        frames.append(counter.frame_count)
-        handle.remove()
-    assert frames[0] == frames[1] > 0
-    torch._dynamo.reset()
-
-
-def test_the_models_of_a_trainer(tmp_path):
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    trainer = Trainer(model=build("llama"), args=TrainingArguments(tmp_path, report_to=[], use_cpu=True))
-    with autopack.enable(trainer, check_every=3) as handles:
-        assert handles.models["model"].checked.every == 3
-        assert autopack.enable(trainer).enabled is handles.models["model"].enabled
-
-
 def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
     model = build("llama")
     monkeypatch.setattr(type(model), "forward", lambda self, **_: {"total": self.lm_head.weight.sum()})
@@ -160,15 +128,6 @@ def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
         model(**trained_alone)
         assert handle.checked.checks == 0
         assert "1 skipped: no part of its output can be divided among its documents" in repr(handle)
-
-
-def test_transforms_are_left_alone():
-    model = build("llama")
-    parameters = dict(model.named_parameters())
-    with autopack.enable(model, check_every=1) as handle:
-        given = row(0)
-        torch.func.grad(lambda p: torch.func.functional_call(model, p, (), given).loss)(parameters)
-        assert handle.checked.checks == 0
 
 
 def test_threads_that_train_one_model_leave_its_dropout_on():
