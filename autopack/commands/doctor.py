@@ -149,7 +149,7 @@ def _examine_backends(found: dict[str, Any]) -> None:
 
 
 def _import_all() -> None:
-    """Import every public name, the families and the compiled operators."""
+    """Import every public name and the families."""
     import autopack
     from autopack.errors import UnsupportedVersion
 
@@ -158,7 +158,6 @@ def _import_all() -> None:
         with suppress(UnsupportedVersion):
             getattr(autopack, name)
     autopack.registry.families()
-    import_module("autopack.attention.compiled")  # which registers the operator that compiled graphs hold
 
 
 def _try_model(implementation: str) -> None:

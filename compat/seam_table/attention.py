@@ -57,13 +57,6 @@ _ATTENTION = (
         "test_rows_may_have_different_documents",
     ),
     seam(
-        "attention: documents of one length are put back in another order",
-        "attention.per_document:_attend_as_batches",
-        result(lambda found: found.flip(1)),
-        "attention/test_per_document.py",
-        "test_many_short_documents_are_those_alone[gemma2]",
-    ),
-    seam(
         "masks: what rules read of tokens is not seen",
         "inspection.masks:captured_tensors",
         returns(()),
@@ -90,13 +83,6 @@ _ATTENTION = (
         result(torch.zeros_like),
         "attention/test_flex.py",
         "test_packed_equals_alone[llama4_text]",
-    ),
-    seam(
-        "flex: what begins alike is one document",
-        "attention.backends.flex:_blocks_of_tree",
-        around(lambda make, it, own: make(it, lambda b, h, q, k: own(b, h, q, q * 0))),
-        "prefixes/test_exactness.py",
-        "TestAgreement::test_every_backend[padded-llama-flex]",
     ),
     seam(
         "varlen: what torch's kernel lacks is asked of it",
@@ -156,8 +142,8 @@ _ATTENTION = (
 _MIXERS = (
     seam(
         "convolution: taps reach into the document before",
-        "mixers.in_torch:_outside",
-        result(lambda lags: [each[:0] for each in lags]),
+        "mixers.operations:_places",
+        around(lambda places, layout, before: places(layout, 0)),
         "mixers/test_operations.py",
         "test_a_convolution_sees_zeros_before_every_document",
     ),

@@ -12,7 +12,6 @@ from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
-from autopack.layout.prefixes import Prefixes
 
 
 def availability() -> tuple[bool, str]:
@@ -60,29 +59,6 @@ def attend(call: AttentionCall) -> Output:
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
         options["position_bias"] = _OfDocuments(bias, call.layout)
     return attention(call.module, *call.states, blocks, **options)
-
-
-def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend with a BlockMask of the tree: a token sees earlier ones in its stretch and in its
-    parents."""
-    if torches.is_block_mask(call.mask) or call.options.get("position_bias") is not None:
-        return None
-    call.refuse_dense_mask("flex_attention")
-    rule = call.mask.rule if isinstance(call.mask, DocumentMask) else masks.plain_rule(True)
-    attention = unpatched(releases.attention_function("flex_attention"))
-    blocks = _blocks_of_tree(prefixes, rule)
-    return attention(call.module, *call.states, blocks, **call.options)[0]
-
-
-def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
-    """Return a BlockMask (1, 1, tokens, tokens) of the row that runs, by a rule for places in one
-    document."""
-    numbers, depths, sees = prefixes.numbers, prefixes.depths, prefixes.sees
-
-    def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return sees[numbers[q], numbers[k]] & own(b, h, depths[q], depths[k])
-
-    return _block_mask(prefixes.documents, ("tree",), own, rule, 1, (prefixes.tokens, prefixes.tokens))
 
 
 def blocks_within_documents(
@@ -139,7 +115,6 @@ class _OfDocuments:
 BACKEND = Backend(
     name="flex",
     attend=attend,
-    over_prefixes=over_prefixes,
     availability=availability,
     refusal=refusal,
     implementations=lambda: ("flex_attention",) if availability()[0] else (),

@@ -1,5 +1,5 @@
-"""SDPA, document by document: by transformers' own function, or in compiled graphs by one
-operator."""
+"""SDPA, document by document: by transformers' own function, which in compiled graphs gets a mask of
+whole rows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,44 @@ import torch
 
 from autopack.attention import per_document, prefixes
 from autopack.attention.call import AttentionCall, Backend, Output, unpatched
-from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases
+from autopack.layout.packed import PackedLayout
 
 
 def attend(call: AttentionCall) -> Output:
     """Attend within each document."""
-    pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
-    if pattern is None or call.replaces_sdpa or options.get("dropout") or options.get("position_bias") is not None:
+    pattern = call.pattern if torch.compiler.is_compiling() else None
+    if pattern is None or call.replaces_sdpa or call.options.get("position_bias") is not None:
         return _attend_by_function(call)
-    states = call.states_for_sdpa()
-    return attend_compiled(call.layout.slots_on_host, *states, pattern, options.get("scaling")), None
+    call = _by_sdpa(call)
+    options = {**call.options, "is_causal": False}
+    return call.original(call.module, *call.states, visible_pairs(call.layout, pattern), **options)[0], None
+
+
+def visible_pairs(layout: PackedLayout, pattern: masks.Pattern) -> torch.Tensor:
+    """Return the mask of whole rows, True at pairs that see each other: (R, 1, C, C).
+
+    It is made of the bounds of documents as a tensor, so a compiled graph holds no lengths and
+    serves every layout.
+    """
+    (rows, columns), bounds = layout.shape, layout.kernel_cu_seqlens
+    token = torch.arange(rows * columns, dtype=bounds.dtype, device=bounds.device)
+    number = torch.searchsorted(bounds, token, right=True)
+    place = token - bounds[number - 1]
+    number, place = number.view(rows, 1, columns), place.view(rows, 1, columns)
+    visible = number[..., None] == number[:, :, None]
+    ahead = place[:, :, None] - place[..., None]
+    if pattern.causal:
+        visible = visible & (ahead <= 0)
+    if pattern.before is not None:
+        visible = visible & (ahead >= -pattern.before)
+    if pattern.after is not None:
+        visible = visible & (ahead <= pattern.after)
+    if pattern.chunk is not None:
+        chunk = place // pattern.chunk
+        visible = visible & (chunk[..., None] == chunk[:, :, None])
+    return visible
 
 
 @torch._dynamo.disable
