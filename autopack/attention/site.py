@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autopack.attention import cross, prefixes
-from autopack.attention.call import AttentionCall, Backend, Output
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -71,14 +71,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            return cross.attend_to_images(
-                original,
-                module,
-                (query, key, value),
-                attention_mask,
-                options,
-                seen,
-            )
+            states = query, key, value
+            return cross.attend_to_images(original, module, states, attention_mask, options, seen), None
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
@@ -104,16 +98,15 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             layout,
             options,
             memory,
-            scope.want_weights,
         )
         if memory is not None:
-            return cross.attend(call)
+            return cross.attend(call), None
         if scope.shared is not None:
-            return _attend_over_ranks(call, scope, own)
+            return _attend_over_ranks(call, scope, own), None
         backend = _backend_of(call, scope.model.options.backend, own)
         if scope.prefixes is not None:
             return prefixes.attend(call, scope.prefixes, backend), None
-        return backend.attend(call)
+        return backend.attend(call), None
 
     return autopack_attention
 
@@ -170,7 +163,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
-def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
+def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Tensor:
     """Attend over rows that several ranks share, as DeepSpeed-Ulysses does (arXiv 2309.14509).
 
     Attention needs every token of a document, and nothing of other heads. So ranks exchange tokens
@@ -181,8 +174,8 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
     """
     assert scope.shared is not None
     whole = _with_whole_rows(call, scope.shared)
-    output, _ = _backend_of(whole, scope.model.options.backend, own).attend(whole)
-    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
+    output = _backend_of(whole, scope.model.options.backend, own).attend(whole)
+    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1])
 
 
 def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:

@@ -97,8 +97,6 @@ class Alone(Way):
         with without_layout():  # such code may go on to transformers' interface
             outputs = [run(*pair) for pair in zip(found.maps, read, strict=True)]
         whole = found.together(outputs)
-        if call.want_weights and call.memory is None:
-            whole = _with_weights(call, found.maps, whole, outputs)
         return _transposed(whole) if self.channels_first else whole
 
     def _within(
@@ -157,26 +155,6 @@ def _transposed(output: Any) -> Any:
         return part.transpose(1, 2) if isinstance(part, torch.Tensor) and part.dim() == 3 else part
 
     return each_part(change, output)
-
-
-def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: list[Any]) -> Any:
-    """Return the merged output with attention weights as blocks of the rows: (rows, heads, columns,
-    columns)."""
-    rows, columns = call.layout.rows, call.layout.columns
-
-    def merged(whole: Any, *parts: Any) -> Any:
-        pairs = list(zip(parts, found, strict=True))
-        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into for t, b in pairs):
-            return whole
-        blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
-        for part, batch in pairs:
-            for start, weights in zip(batch.starts.tolist(), part, strict=True):
-                row, first = divmod(start, columns)
-                here = slice(first, first + batch.into[1])
-                blocks[row, :, here, here] = weights
-        return blocks
-
-    return each_part(merged, whole, *outputs)
 
 
 def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Backend, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
@@ -43,7 +43,7 @@ def refusal(call: AttentionCall) -> str | None:
     return None
 
 
-def attend(call: AttentionCall) -> Output:
+def attend(call: AttentionCall) -> torch.Tensor:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
     attention = unpatched(releases.attention_function("flex_attention"))
     mask: Any = call.mask
@@ -58,7 +58,7 @@ def attend(call: AttentionCall) -> Output:
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
         options["position_bias"] = _OfDocuments(bias, call.layout)
-    return attention(call.module, *call.states, blocks, **options)
+    return attention(call.module, *call.states, blocks, **options)[0]
 
 
 def blocks_within_documents(

@@ -8,20 +8,20 @@ from dataclasses import replace
 import torch
 
 from autopack.attention import per_document, prefixes
-from autopack.attention.call import AttentionCall, Backend, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases
 from autopack.layout.packed import PackedLayout
 
 
-def attend(call: AttentionCall) -> Output:
+def attend(call: AttentionCall) -> torch.Tensor:
     """Attend within each document."""
     pattern = call.pattern if torch.compiler.is_compiling() else None
     if pattern is None or call.replaces_sdpa or call.options.get("position_bias") is not None:
         return _attend_by_function(call)
     call = _by_sdpa(call)
     options = {**call.options, "is_causal": False}
-    return call.original(call.module, *call.states, visible_pairs(call.layout, pattern), **options)[0], None
+    return call.original(call.module, *call.states, visible_pairs(call.layout, pattern), **options)[0]
 
 
 def visible_pairs(layout: PackedLayout, pattern: masks.Pattern) -> torch.Tensor:
@@ -50,7 +50,7 @@ def visible_pairs(layout: PackedLayout, pattern: masks.Pattern) -> torch.Tensor:
 
 
 @torch._dynamo.disable
-def _attend_by_function(call: AttentionCall) -> Output:
+def _attend_by_function(call: AttentionCall) -> torch.Tensor:
     """Attend within each document by torch's `scaled_dot_product_attention`."""
     return per_document.attend(_by_sdpa(call))
 
