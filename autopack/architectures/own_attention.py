@@ -88,31 +88,14 @@ BIG_BIRD = Family(
 )
 
 
-class _TableOfLongest(Way):
-    """Strategy that makes a table of rotations for the longest document, however long the row.
-
-    Attention takes the beginning of the table.
-    """
-
-    recurs = False
-    counts = True
-
-    def run(self, call: MixerCall) -> Any:
-        shape = torch.Size((call.layout.rows, call.layout.max_seqlen))
-        return call.changed(lambda name, value: shape if name == call.first else value)
-
-
-# It rotates by columns.
+# Its encoder makes a table of rotations for the columns of its rows.
 ROFORMER = Family(
     name="roformer",
     model_types=frozenset({"roformer"}),
-    how="the model's own attention, documents alone; rotations restart",
+    how="the model's encoder, documents alone",
     positions=False,
     attends=False,
-    mixers={
-        "RoFormerSelfAttention": Alone(beginnings=(("sinusoidal_pos", 2),), by_columns=True),
-        "RoFormerSinusoidalPositionalEmbedding": _TableOfLongest(),
-    },
+    mixers={"RoFormerEncoder": Alone(by_columns=True)},
     tiny=Tiny(causal={"roformer": {"is_decoder": True}}),
 )
 
@@ -160,7 +143,7 @@ OWN_ENCODERS = Family(
         "LukeSelfAttention": _BY_PAIRS,
         "MPNetSelfAttention": _BY_PAIRS,
         "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
-        "SqueezeBertSelfAttention": Alone(channels_first=True),
+        "SqueezeBertEncoder": ALONE,  # in its layers tokens are the last axis
         "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
     },
     refused_arguments={
