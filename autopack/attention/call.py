@@ -14,7 +14,7 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases, torches
+from autopack.inspection import releases, torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
@@ -83,13 +83,13 @@ class AttentionCall:
         causal = self.mask.pattern is not None and self.mask.pattern.causal
         return {**self.options, "is_causal": mask is None and causal}
 
-    def refuse_two_directions(self, backend: str) -> None:
+    def refuse_two_directions(self) -> None:
         """Raise `UnsupportedModel` if the mask and the module's `is_causal` disagree, and either
         may be followed.
 
         transformers leaves a mask out if it takes `is_causal` to express the same: for SDPA, and
         for functions that the user registers with its masks. Such a model attends one way with
-        padding, and the other way without. `backend` is the requested one.
+        padding, and the other way without.
         """
         mask, told = self.mask, self.options.get("is_causal")
         if not isinstance(mask, DocumentMask) or mask.pattern is None or told is not None:
@@ -97,8 +97,6 @@ class AttentionCall:
         causal = mask.pattern.causal
         if causal == self.is_causal:
             return
-        if backend == "sdpa":
-            mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
         if mask.for_length(2) is None:
             raise UnsupportedModel(
                 f"{type(self.module).__name__} has is_causal={self.is_causal}, but the model makes "
@@ -131,11 +129,9 @@ class Backend:
       (1, S, H, V); it returns None for a call that it cannot serve.
     * `implementations` are the attn_implementations of transformers whose own backend it is, as far
       as this machine has them; `is_own` tells it of any.
-    * `stands_in` maps implementations that it may serve in place of their own backend to one that a
-      model's class has to support for that, or None: only then do both compute the same attention.
-    * For implementations of `goes_first`, `backend="auto"` takes it whenever it can serve a call.
-    * `devices` are the kinds of devices on which `auto` may take it.
-    * `strict` is True if asking for it where it is not available is refused at once.
+    * For implementations of `stands_in`, `backend="auto"` takes it in place of their own backend
+      whenever it can serve a call. Asking for it where it is not available is refused at once.
+    * `devices` are the kinds of devices on which it runs.
     """
 
     name: str
@@ -145,17 +141,5 @@ class Backend:
     over_prefixes: Callable[[AttentionCall, Prefixes], torch.Tensor | None] | None = None
     implementations: Callable[[], tuple[str, ...]] = tuple
     is_own: Callable[[str], bool] = lambda implementation: False
-    stands_in: Mapping[str, str | None] = field(default_factory=dict)
-    goes_first: frozenset[str] = frozenset()
+    stands_in: frozenset[str] = frozenset()
     devices: frozenset[str] | None = None  # None for all
-    strict: bool = False
-
-    def runs_on(self, device: str) -> bool:
-        """Return True if `auto` may take it on a kind of device."""
-        return self.devices is None or device in self.devices
-
-
-def unpatched(function: Any) -> Any:
-    """Return a function registered with transformers, without autopack's replacement if it has
-    one."""
-    return getattr(function, "autopack_original", function)

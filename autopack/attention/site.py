@@ -119,8 +119,8 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     """
     # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes
     # one in any case.
-    if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
-        call.refuse_two_directions(requested)
+    if own in ("sdpa", "eager") and call.implementation != "eager":
+        call.refuse_two_directions()
     if requested != "auto":
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:
@@ -131,10 +131,8 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
             )
         return BACKENDS[requested]
     if not call.replaces_sdpa:
-        kind = call.query.device.type
         for backend in BACKENDS.values():
-            serves = own in backend.goes_first and backend.runs_on(kind) and backend.refusal(call) is None
-            if serves and backend.availability()[0]:
+            if own in backend.stands_in and backend.refusal(call) is None and backend.availability()[0]:
                 return backend
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]

@@ -86,7 +86,7 @@ def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
         use_cache=rng.choices((None, False, True), (40, 20, 1))[0],
         training=training,
         checkpointing=rng.choice(CHECKPOINTING) if training else "",
-        gradients=rng.random() < 0.4 and (spec.backend != "flex" or spec.implementation == "flex"),  # none on a CPU
+        gradients=rng.random() < 0.4,
         offset=rng.randint(1, 4) if form == "positions" and not pair and rng.random() < 0.05 else 0,
         collator=tuple(name for name in COLLATOR if form == "collator" and rng.random() < 0.5),
     )
@@ -113,7 +113,7 @@ def _about(model_type: str, task: str) -> _About:
     declared = {name.removesuffix("_attention") for name in releases.supported_implementations(model)} | {"eager"}
     backends = {name: [name] for name in BACKENDS if name in declared}
     for name in {"eager", "sdpa"} & declared:
-        possible = choose.candidates(name, model)
+        possible = choose.candidates(name)
         backends[name] = [backend for backend in possible if choose.BACKENDS[backend].devices is None]
     parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
     discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))

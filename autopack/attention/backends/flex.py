@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Backend, unpatched
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
@@ -28,27 +28,11 @@ def availability() -> tuple[bool, str]:
     return True, "torch.nn.attention.flex_attention"
 
 
-def refusal(call: AttentionCall) -> str | None:
-    """Return why this attention cannot go to flex_attention, or None."""
-    if call.implementation == "flex_attention":
-        return None  # transformers' own checks decide
-    if isinstance(call.mask, torch.Tensor):
-        return "the model makes a dense mask of its own"
-    if not call.query.is_cuda and call.query.requires_grad:
-        return "torch has no backward of flex_attention off CUDA"
-    if not call.query.is_cuda and call.options.get("s_aux") is not None:
-        return "transformers' flex attention takes attention sinks on a GPU alone"
-    if call.options.get("dropout"):
-        return "flex_attention has no attention dropout"
-    return None
-
-
 def attend(call: AttentionCall) -> torch.Tensor:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
-    attention = unpatched(releases.attention_function("flex_attention"))
     mask: Any = call.mask
     if isinstance(mask, DocumentMask):
-        blocks = mask.made_by(unpatched(masks.mask_function("flex_attention"))).over_rows
+        blocks = mask.over_rows
     elif torches.is_block_mask(mask):
         blocks = blocks_within_documents(call.layout, call.layout, mask.mask_mod)
     else:
@@ -58,7 +42,7 @@ def attend(call: AttentionCall) -> torch.Tensor:
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
         options["position_bias"] = _OfDocuments(bias, call.layout)
-    return attention(call.module, *call.states, blocks, **options)[0]
+    return call.original(call.module, *call.states, blocks, **options)[0]
 
 
 def blocks_within_documents(
@@ -116,8 +100,6 @@ BACKEND = Backend(
     name="flex",
     attend=attend,
     availability=availability,
-    refusal=refusal,
     implementations=lambda: ("flex_attention",) if availability()[0] else (),
     is_own=lambda implementation: implementation == "flex_attention",
-    stands_in={"sdpa": "flex_attention", "eager": "flex_attention"},
 )

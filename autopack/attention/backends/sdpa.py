@@ -3,14 +3,11 @@ whole rows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from autopack.attention import per_document, prefixes
-from autopack.attention.call import AttentionCall, Backend, unpatched
-from autopack.attention.document_mask import DocumentMask
-from autopack.inspection import masks, releases
+from autopack.attention.call import AttentionCall, Backend
+from autopack.inspection import masks
 from autopack.layout.packed import PackedLayout
 
 
@@ -18,8 +15,7 @@ def attend(call: AttentionCall) -> torch.Tensor:
     """Attend within each document."""
     pattern = call.pattern if torch.compiler.is_compiling() else None
     if pattern is None or call.replaces_sdpa or call.options.get("position_bias") is not None:
-        return _attend_by_function(call)
-    call = _by_sdpa(call)
+        return per_document.attend(call)
     options = {**call.options, "is_causal": False}
     return call.original(call.module, *call.states, visible_pairs(call.layout, pattern), **options)[0]
 
@@ -49,28 +45,11 @@ def visible_pairs(layout: PackedLayout, pattern: masks.Pattern) -> torch.Tensor:
     return visible
 
 
-@torch._dynamo.disable
-def _attend_by_function(call: AttentionCall) -> torch.Tensor:
-    """Attend within each document by torch's `scaled_dot_product_attention`."""
-    return per_document.attend(_by_sdpa(call))
-
-
-def _by_sdpa(call: AttentionCall) -> AttentionCall:
-    """Return the call with transformers' SDPA function in place of the model's implementation."""
-    if call.implementation == "sdpa":
-        return call
-    mask = call.mask
-    if isinstance(mask, DocumentMask):
-        mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
-    return replace(call, original=unpatched(releases.attention_function("sdpa")), mask=mask)
-
-
 BACKEND = Backend(
     name="sdpa",
     attend=attend,
-    over_prefixes=lambda call, shared: prefixes.by_stretches(_by_sdpa(call), shared),
+    over_prefixes=prefixes.by_stretches,
     availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
     implementations=lambda: ("sdpa",),
     is_own=lambda implementation: implementation == "sdpa",
-    stands_in={"eager": "sdpa"},
 )

@@ -132,8 +132,6 @@ BACKEND = Backend(
     over_prefixes=over_prefixes,
     availability=availability,
     refusal=refusal,
-    stands_in={"sdpa": None, "eager": "flash_attention"},
-    goes_first=frozenset({"sdpa"}),
+    stands_in=frozenset({"sdpa"}),
     devices=frozenset({"cuda"}),
-    strict=True,
 )
