@@ -121,7 +121,7 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     # one in any case.
     if own in ("sdpa", "eager") and call.implementation != "eager":
         call.refuse_two_directions()
-    if requested != "auto":
+    if requested not in ("auto", own):
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:
             raise UnsupportedModel(
@@ -130,15 +130,15 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
                 code="backend-unavailable",
             )
         return BACKENDS[requested]
-    if not call.replaces_sdpa:
+    if requested == "auto" and not call.replaces_sdpa:
         for backend in BACKENDS.values():
             if own in backend.stands_in and backend.refusal(call) is None and backend.availability()[0]:
                 return backend
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]
-    # A mask of the model's own is cut by documents, and no BlockMask is made of it.
-    is_own_mask = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
-    return BACKENDS["eager" if is_own_mask else own]
+    # A mask of the model's own is cut by documents, and no BlockMask is made of it; so is a bias.
+    by_documents = isinstance(call.mask, torch.Tensor) or call.options.get("position_bias") is not None
+    return BACKENDS["eager" if by_documents or not masks.has_mask_interface() else own]
 
 
 def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:

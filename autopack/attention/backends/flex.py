@@ -38,11 +38,7 @@ def attend(call: AttentionCall) -> torch.Tensor:
     else:
         call.refuse_dense_mask("flex_attention")
         blocks = blocks_within_documents(call.layout, call.layout, masks.plain_rule(call.is_causal))
-    options = dict(call.options)
-    bias = options.get("position_bias")
-    if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
-        options["position_bias"] = _OfDocuments(bias, call.layout)
-    return call.original(call.module, *call.states, blocks, **options)[0]
+    return call.original(call.module, *call.states, blocks, **call.options)[0]
 
 
 def blocks_within_documents(
@@ -54,46 +50,20 @@ def blocks_within_documents(
 
     `own` is a rule over columns of the rows that holds beside.
     """
+    from torch.nn.attention.flex_attention import create_block_mask
+
     ours, theirs = layout.seq_idx, memory.seq_idx
 
     def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
         same = ours[b, q] == theirs[b, k]
         return same if own is None else same & own(b, h, q, k)
 
-    return _block_mask(layout, ("blocks", memory), own, rule, layout.rows, (layout.columns, memory.columns))
-
-
-def _block_mask(
-    layout: PackedLayout,
-    key: tuple[Any, ...],
-    own: Any,
-    rule: Callable[..., Any],
-    rows: int,
-    size: tuple[int, int],
-) -> Any:
-    """Return the BlockMask of a rule made of `own`; built once per layout, `key` and `own`."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     def make() -> tuple[Any, Any]:
         """Create the mask; return it with `own`, whose id is the key and which must stay alive."""
-        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own
+        size = layout.rows, None, layout.columns, memory.columns
+        return create_block_mask(rule, *size, device=str(layout.device)), own
 
-    return layout.derived((*key, id(own)), make)[0]
-
-
-class _OfDocuments:
-    """A bias of the longest document (1, H, L, L), read at pairs of columns of packed rows."""
-
-    def __init__(self, bias: torch.Tensor, layout: PackedLayout):
-        self.bias = bias
-        self.start = layout.start_columns
-        self.last = bias.shape[-1] - 1
-
-    def __getitem__(self, pair: Any) -> torch.Tensor:
-        row, head, query, key = pair
-        # Pairs across documents are masked; kept in range, they can be read like any other.
-        places = [(column - self.start[row, column]).clamp(0, self.last) for column in (query, key)]
-        return self.bias[0, head, places[0], places[1]]
+    return layout.derived(("blocks", memory, id(own)), make)[0]
 
 
 BACKEND = Backend(

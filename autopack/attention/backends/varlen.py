@@ -1,5 +1,5 @@
 """Variable-length attention by the FlashAttention kernels that torch itself carries (CUDA, torch
-2.10 and later).
+2.11 and later).
 
 No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel.
 """
@@ -52,8 +52,6 @@ def refusal(call: AttentionCall) -> str | None:
         return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
     if call.pattern is None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
-    if call.pattern.is_windowed and torches.without_windows():
-        return torches.without_windows()
     for name, what in (
         ("softcap", "softcap"),
         ("position_bias", "position_bias"),
