@@ -15,10 +15,9 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.auditing.compare import BOUNDS
-from autopack.inspection import releases
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.machine import Machine
-from compat.standins import set_implementation
+from compat.standins import set_implementation, supported_implementations
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FACTOR = 2
@@ -104,7 +103,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype, job: Job) -> dict
 def built(model_type: str, dtype: torch.dtype, machine: Machine) -> Any:
     """A tiny model that computes its attention by SDPA, or by its own functions where it has none."""
     model: Any = tiny.build(model_type, dtype=dtype, device=machine.device)
-    if "sdpa" in releases.supported_implementations(model):
+    if "sdpa" in supported_implementations(model):
         model = tiny.build(model_type, attn_implementation="sdpa", dtype=dtype, device=machine.device)
     return model
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from autopack import tiny
 from autopack.attention import choose
-from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
 from compat.exactness import BACKENDS
 from compat.fuzz.case import CHECKPOINTING, Arranged, Spec
 from compat.fuzz.packing import COLLATOR
+from compat.standins import supported_implementations
 from compat.variants import Variant, variants
 
 PER_BUILD = 24
@@ -110,7 +110,7 @@ class _About:
 def _about(model_type: str, task: str) -> _About:
     model = tiny.build(model_type, task=task, attn_implementation="eager")
     found = [v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())]
-    declared = {name.removesuffix("_attention") for name in releases.supported_implementations(model)} | {"eager"}
+    declared = {name.removesuffix("_attention") for name in supported_implementations(model)} | {"eager"}
     backends = {name: [name] for name in BACKENDS if name in declared}
     for name in {"eager", "sdpa"} & declared:
         possible = choose.candidates(name)

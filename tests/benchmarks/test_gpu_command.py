@@ -11,7 +11,7 @@ import torch
 
 from autopack import tiny
 from autopack.bench.contest import ROW, Arm
-from autopack.inspection import releases, torches
+from autopack.inspection import torches
 from benchmarks.gpu import exactness, parts, report, speed
 from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
@@ -21,6 +21,7 @@ from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
 from compat import torch_flash
+from compat.standins import supported_implementations
 from tests.bench.test_bench import one_by_one
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
@@ -217,7 +218,7 @@ def test_types_declare_their_backend_and_fit_its_kernels(backend):
     assert len(set(types)) == 12
     for model_type in types:
         model = tiny.build(model_type)
-        declared = releases.supported_implementations(model)
+        declared = supported_implementations(model)
         if backend == "flex":
             config = model.config
             assert "flex_attention" in declared, model_type

@@ -78,6 +78,5 @@ BACKEND = Backend(
     attend=attend,
     over_prefixes=over_prefixes,
     availability=availability,
-    implementations=implementations,
     is_own=releases.is_flash,
 )

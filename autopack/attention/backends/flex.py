@@ -70,6 +70,5 @@ BACKEND = Backend(
     name="flex",
     attend=attend,
     availability=availability,
-    implementations=lambda: ("flex_attention",) if availability()[0] else (),
     is_own=lambda implementation: implementation == "flex_attention",
 )

@@ -50,6 +50,5 @@ BACKEND = Backend(
     attend=attend,
     over_prefixes=prefixes.by_stretches,
     availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
-    implementations=lambda: ("sdpa",),
     is_own=lambda implementation: implementation == "sdpa",
 )
