@@ -27,7 +27,8 @@ class PackedLayout:
     * `bounds` holds, on the host, the first token of each document in the flattened rows, and
       `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
     * `slots` are bounds of fixed number, the end repeated, if the call declared such: a compiled
-      graph is made for it.
+      graph is made for it. `slots_on_host` is the slots, or the bounds, as an int32 tensor on the
+      CPU.
     * `first_positions` are the positions of the first tokens of the documents; None if the call
       declared none. `largest_positions` are their largest ones; None if positions count on by one
       in every document.
@@ -49,6 +50,7 @@ class PackedLayout:
     slots: np.ndarray | None = None
     largest_positions: np.ndarray | None = None
     _slots: torch.Tensor = field(init=False)
+    slots_on_host: torch.Tensor = field(init=False)
     extent: torch.Tensor = field(init=False)
     _derived: dict[Any, Any] = field(default_factory=dict)
 
@@ -60,6 +62,7 @@ class PackedLayout:
             )
         if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
+        fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
         # Built here rather than on first use: inside a compiled graph it must be a tensor that
         # already exists.
         cu_seqlens = upload(bounds.astype(np.int32), self.device)
@@ -67,7 +70,8 @@ class PackedLayout:
             sizes=sizes,
             cu_seqlens=cu_seqlens,
             extent=cu_seqlens.new_empty(()).expand(self.rows, self.columns),
-            _slots=cu_seqlens if self.slots is None else self.upload(self.slots.astype(np.int32)),
+            slots_on_host=torch.from_numpy(fixed),
+            _slots=cu_seqlens if self.slots is None else self.upload(fixed),
         )
 
     @classmethod
