@@ -231,15 +231,10 @@ def _check_shapes(
     wanted, of_keys = (rows, columns // ranks), (of_memory, states // ranks)
     if tuple(query.shape[::2]) == wanted and tuple(key.shape[::2]) == of_keys:
         return
-    has = f"the packed batch has {layout.rows} rows of {layout.columns} tokens"
-    way = "Prefixes and cross-attention to other states cannot be packed; run such documents one per row."
-    if memory is not layout:
-        has += f" to attend to {memory.columns} states of the encoder"
-    if ranks > 1:
-        has = f"this rank has {wanted[1]} columns of {wanted[0]} rows that it shares with others"
-        way = "Train it without sequence_parallel."
     raise UnsupportedModel(
         f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
-        f"{len(query)} rows, but {has}. {way}",
+        f"{len(query)} rows, and not from {wanted[1]} to {of_keys[1]} in {rows}, as the packed batch "
+        "has them on each rank. Prefixes and cross-attention to other states cannot be packed; run "
+        "such documents one per row.",
         code="other-tokens" if ranks == 1 else "sequence-parallel",
     )
