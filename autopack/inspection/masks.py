@@ -23,6 +23,10 @@ MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
 READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """Arguments that autopack reads from a call of transformers' mask functions."""
 
+_CAUSAL: Callable[..., Any] | None = getattr(masking, "causal_mask_function", None)
+_CAUSAL_PATTERN = None if _CAUSAL is None else pattern_of(_CAUSAL)
+"""The rule of nearly all layers, and the tokens that it lets a token see, which is asked once."""
+
 
 def has_mask_interface() -> bool:
     """Return True if registered functions make masks (4.53 and later)."""
@@ -42,7 +46,7 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
     """
     if torch.compiler.is_compiling():
         return pattern_of(function)  # closures of functions that are made in traced code cannot be opened
-    return pattern_of(_without_padding(function))
+    return _CAUSAL_PATTERN if function is _CAUSAL else pattern_of(_without_padding(function))
 
 
 class _NoPadding:
