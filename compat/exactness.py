@@ -31,11 +31,16 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny
-from autopack.inspection import releases
 from autopack.tiny.images import needs_images
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.outcome import outcome
-from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
+from compat.standins import (
+    flash_standin,
+    flex_standin,
+    float64_throughout,
+    set_implementation,
+    supported_implementations,
+)
 from compat.with_images import cast, with_images
 from compat.with_sounds import ABOUT_SOUNDS, with_sounds
 
@@ -153,7 +158,7 @@ def built(
     build = partial(tiny.build, model_type, task=task, dtype=dtype, **overrides)
     model: Any = build()
     if backend != "eager":
-        if not releases.supported_implementations(model) & {implementation, implementation.removesuffix("_2")}:
+        if not supported_implementations(model) & {implementation, implementation.removesuffix("_2")}:
             raise Undeclared(f"{type(model).__name__} declares no support of {implementation}")
         try:
             if backend == "sdpa" or chosen_when_built(model):

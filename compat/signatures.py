@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).with_name("signatures.json")
-TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+TORCHES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 FLASH_2, FLASH_3 = "flash-attn 2.8.3.post2", "hopper of flash-attn 2.8.3.post2"
 FLASH_4 = "flash-attn-4 4.0.0b36"
 OF_FLASH = ("flash_attn_func", "flash_attn_varlen_func")
@@ -25,5 +25,5 @@ def recorded() -> dict[str, dict[str, str]]:
 
 
 def signature(package: str, function: str) -> inspect.Signature:
-    """The signature of a function of a package, such as `signature("torch 2.10.0", "varlen_attn")`."""
+    """The signature of a function of a package, such as `signature("torch 2.11.0", "varlen_attn")`."""
     return inspect.signature(eval(f"lambda {recorded()[package][function]}: None"))

@@ -381,3 +381,12 @@ def float64_throughout() -> Iterator[None]:
 def taken_for_kernels(handle: Any) -> None:
     """Have an enabled model share rows by its stand-ins as by the kernels themselves, which have twins on a GPU."""
     handle.enabled.unknown_code, handle.enabled.said_by_twins = None, {("prefixes",): None}
+
+
+_FLAGS = {"sdpa": "sdpa", "flex_attn": "flex_attention", "flash_attn": "flash_attention"}
+_FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
+
+
+def supported_implementations(model: Any) -> set[str]:
+    """Return the attention implementations that the model's class declares, such as sdpa."""
+    return {"eager", *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False))}

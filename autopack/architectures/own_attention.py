@@ -76,31 +76,14 @@ BIG_BIRD = Family(
 )
 
 
-class _TableOfLongest(Way):
-    """Strategy that makes a table of rotations for the longest document, however long the row.
-
-    Attention takes the beginning of the table.
-    """
-
-    recurs = False
-    counts = True
-
-    def run(self, call: MixerCall) -> Any:
-        shape = torch.Size((call.layout.rows, call.layout.max_seqlen))
-        return call.changed(lambda name, value: shape if name == call.first else value)
-
-
-# It rotates by columns.
+# Its encoder makes a table of rotations for the columns of its rows.
 ROFORMER = Family(
     name="roformer",
     model_types=frozenset({"roformer"}),
-    how="the model's own attention, documents alone; rotations restart",
+    how="the model's encoder, documents alone",
     positions=False,
     attends=False,
-    mixers={
-        "RoFormerSelfAttention": Alone(beginnings=(("sinusoidal_pos", 2),), by_columns=True),
-        "RoFormerSinusoidalPositionalEmbedding": _TableOfLongest(),
-    },
+    mixers={"RoFormerEncoder": Alone(by_columns=True)},
 )
 
 # Relative distances, convolutions beside attention, Fourier transforms.
@@ -147,7 +130,7 @@ OWN_ENCODERS = Family(
         "LukeSelfAttention": _BY_PAIRS,
         "MPNetSelfAttention": _BY_PAIRS,
         "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
-        "SqueezeBertSelfAttention": Alone(channels_first=True),
+        "SqueezeBertEncoder": ALONE,  # in its layers tokens are the last axis
         "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
     },
     refused_arguments={
@@ -211,14 +194,6 @@ class _InWindows(Way):
         rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
         # below 0 is padding, above it global
         hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]
-        if call.want_weights and bool((seen > 0).any()):
-            raise UnsupportedModel(
-                f"{type(mixer).__name__} gives attention weights in a form that depends on the "
-                "number of tokens with global attention, which packed documents do not share. "
-                "Leave output_attentions or global_attention_mask out, or run the documents one "
-                "per row.",
-                code="output-asked",
-            )
         windows = mixer.config.attention_window
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
         found = Batches.grouped(layout, equally_long)
@@ -235,7 +210,6 @@ class _InWindows(Way):
                 is_index_masked=own < 0,
                 is_index_global_attn=own > 0,
                 is_global_attn=bool(somewhere and (own > 0).any()),
-                output_attentions=call.want_weights,
             )
             outputs.append(tuple(part[:, :length] for part in output))
         added = (0, rows.shape[1] - layout.columns)

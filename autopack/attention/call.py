@@ -14,12 +14,10 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases, torches
+from autopack.inspection import releases, torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
-
-Output = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,6 @@ class AttentionCall:
     layout: PackedLayout
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: PackedLayout | None = None
-    want_weights: bool = False
 
     @property
     def is_causal(self) -> bool:
@@ -86,13 +83,13 @@ class AttentionCall:
         causal = self.mask.pattern is not None and self.mask.pattern.causal
         return {**self.options, "is_causal": mask is None and causal}
 
-    def refuse_two_directions(self, backend: str) -> None:
+    def refuse_two_directions(self) -> None:
         """Raise `UnsupportedModel` if the mask and the module's `is_causal` disagree, and either
         may be followed.
 
         transformers leaves a mask out if it takes `is_causal` to express the same: for SDPA, and
         for functions that the user registers with its masks. Such a model attends one way with
-        padding, and the other way without. `backend` is the requested one.
+        padding, and the other way without.
         """
         mask, told = self.mask, self.options.get("is_causal")
         if not isinstance(mask, DocumentMask) or mask.pattern is None or told is not None:
@@ -100,8 +97,6 @@ class AttentionCall:
         causal = mask.pattern.causal
         if causal == self.is_causal:
             return
-        if backend == "sdpa":
-            mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
         if mask.for_length(2) is None:
             raise UnsupportedModel(
                 f"{type(self.module).__name__} has is_causal={self.is_causal}, but the model makes "
@@ -127,39 +122,22 @@ class Backend:
     """A way to compute attention within the documents of packed rows: `BACKEND` in a module of that
     name.
 
-    * `attend` attends within each document. It returns the output (R, C, H, V), and the attention
-      weights (R, H, C, C), zero across documents, if they are wanted and the backend can give them.
+    * `attend` attends within each document. It returns the output (R, C, H, V).
     * `availability` tells whether the backend can be used on this machine, and by what or why not.
     * `refusal` returns why it cannot serve a call, or None.
     * `over_prefixes` attends in a row of S tokens that holds common beginnings of documents once,
       (1, S, H, V); it returns None for a call that it cannot serve.
-    * `implementations` are the attn_implementations of transformers whose own backend it is, as far
-      as this machine has them; `is_own` tells it of any.
-    * `stands_in` maps implementations that it may serve in place of their own backend to one that a
-      model's class has to support for that, or None: only then do both compute the same attention.
-    * For implementations of `goes_first`, `backend="auto"` takes it whenever it can serve a call.
-    * `devices` are the kinds of devices on which `auto` may take it.
-    * `strict` is True if asking for it where it is not available is refused at once.
+    * `is_own` tells whether it is the own backend of an attn_implementation of transformers.
+    * For implementations of `stands_in`, `backend="auto"` takes it in place of their own backend
+      whenever it can serve a call. Asking for it where it is not available is refused at once.
+    * `devices` are the kinds of devices on which it runs.
     """
 
     name: str
-    attend: Callable[[AttentionCall], Output]
+    attend: Callable[[AttentionCall], torch.Tensor]
     availability: Callable[[], tuple[bool, str]]
     refusal: Callable[[AttentionCall], str | None] = lambda call: None
     over_prefixes: Callable[[AttentionCall, Prefixes], torch.Tensor | None] | None = None
-    implementations: Callable[[], tuple[str, ...]] = tuple
     is_own: Callable[[str], bool] = lambda implementation: False
-    stands_in: Mapping[str, str | None] = field(default_factory=dict)
-    goes_first: frozenset[str] = frozenset()
+    stands_in: frozenset[str] = frozenset()
     devices: frozenset[str] | None = None  # None for all
-    strict: bool = False
-
-    def runs_on(self, device: str) -> bool:
-        """Return True if `auto` may take it on a kind of device."""
-        return self.devices is None or device in self.devices
-
-
-def unpatched(function: Any) -> Any:
-    """Return a function registered with transformers, without autopack's replacement if it has
-    one."""
-    return getattr(function, "autopack_original", function)

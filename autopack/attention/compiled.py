@@ -1,16 +1,12 @@
-"""Per-document SDPA as one operator, so that a compiled graph holds no lengths and serves every
-layout.
+"""Attention within documents as one operator, so that a compiled graph holds no lengths and serves
+every layout.
 
-The number of documents is a tensor shape and their lengths are values, both unknown to the graph.
-The backward attends once more in each document, since an operator cannot keep what autograd saved.
+The backward attends once more, since an operator cannot keep what autograd saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,106 +15,67 @@ from torch.nn import functional as F
 from autopack.inspection.masks import Pattern
 
 _UNLIMITED = 1 << 62  # tokens that no document has
-
-
-class _CompileSettings(NamedTuple):
-    """Further arguments of the operators: how far a token sees before and after itself, and the
-    chunk size."""
-
-    before: int
-    after: int
-    chunk: int
-    scale: float
-
-
-_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens"
-_SETTINGS = "SymInt before, SymInt after, SymInt chunk, float scale"
+_TAKEN = "Tensor query, Tensor key, Tensor value, Tensor bounds, SymInt before, SymInt after, float scale"
 
 
 def attend_compiled(
-    cu_seqlens: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
+    bounds: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
 ) -> Tensor:
     """Attend within each document of states (R, H, C, E); returns (R, C, H, V).
 
-    `cu_seqlens` lie on the host, whatever the device of the states: each layer reads them, and
-    would otherwise wait for the device.
+    `bounds` lie on the host, whatever the device of the states: each layer reads them, and would
+    otherwise wait for the device.
     """
+    reach = pattern.before, 0 if pattern.causal else pattern.after
+    before, after = (_UNLIMITED if each is None else each for each in reach)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    reach = pattern.before, 0 if pattern.causal else pattern.after, pattern.chunk
-    before, after, chunk = (_UNLIMITED if each is None else each for each in reach)
-    return _document_attention(query, key, value, cu_seqlens, before, after, chunk, scale).transpose(1, 2)
+    return _operator(query, key, value, bounds, before, after, scale).transpose(1, 2)
 
 
-def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield the place of each document, or of each chunk of one, in (R, H, C)."""
-    for first, end in pairwise(cu_seqlens.tolist()):
-        row, column = divmod(first, columns)
-        stop = column + end - first
-        for start in range(column, stop, chunk):
-            yield slice(row, row + 1), slice(None), slice(start, min(start + chunk, stop))
+def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor:
+    """Attend within each document: (R, H, C, V)."""
+    bounds, before, after, scale = settings
+    shared, lengths = query.shape[1] // key.shape[1], bounds.diff().tolist()
+    states = query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+    # All heads' states of all rows, cut into documents: (H, L, E).
+    documents = zip(*(each.transpose(0, 1).flatten(1, 2).split(lengths, 1) for each in states), strict=True)
+    found = []
+    for q, k, v in documents:
+        length, causal, mask = q.shape[1], after == 0, None
+        if before < length - 1 or 0 < after < length - 1:
+            index = torch.arange(length, device=query.device)
+            distance = index[:, None] - index
+            mask, causal = (distance <= before) & (-distance <= after), False
+        found.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale))
+    rows, columns = len(query), query.shape[2]
+    return torch.cat(found, 1).unflatten(1, (rows, columns)).transpose(0, 1).contiguous()
 
 
-def _attend_in_document(query: Tensor, key: Tensor, value: Tensor, settings: _CompileSettings) -> Tensor:
-    """Attend in one document, or in one chunk of it; states are (1, H, L, E)."""
-    length, causal, mask = query.shape[2], settings.after == 0, None
-    if settings.before < length - 1 or 0 < settings.after < length - 1:
-        index = torch.arange(length, device=query.device)
-        distance = index[:, None] - index
-        mask, causal = (distance <= settings.before) & (-distance <= settings.after), False
-    if key.shape[1] != query.shape[1]:
-        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal,
-        scale=settings.scale,
-    )
-
-
-@torch.library.custom_op(
-    "autopack::document_attention",
-    mutates_args=(),
-    schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor",
-)
-def _document_attention(*inputs: Any) -> Tensor:
+@torch.library.custom_op("autopack::attend", mutates_args=(), schema=f"({_TAKEN}) -> Tensor")
+def _operator(*inputs: Any) -> Tensor:
     """Attend within each document; the operator that a compiled graph holds."""
-    (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
-    output = query.new_empty(*query.shape[:3], value.shape[3])
-    for here in _places(cu_seqlens, query.shape[2], settings.chunk):
-        output[here] = _attend_in_document(query[here], key[here], value[here], settings)
-    return output
+    return _attend(*inputs)
 
 
-@torch.library.custom_op(
-    "autopack::document_attention_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
-)
-def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value, document by document."""
-    (query, key, value, cu_seqlens), settings = inputs[:4], _CompileSettings(*inputs[4:])
-    grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
-    for here in _places(cu_seqlens, query.shape[2], settings.chunk):
-        # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is
-        # not.
-        backward: Any = torch.func.vjp(
-            partial(_attend_in_document, settings=settings), query[here], key[here], value[here]
-        )[1]
-        for whole, part in zip(grads, backward(grad[here]), strict=True):
-            whole[here] = part
-    return grads
+_GRADIENTS = f"(Tensor gradient, {_TAKEN}) -> (Tensor, Tensor, Tensor)"
 
 
-@_document_attention.register_fake
+@torch.library.custom_op("autopack::attend_backward", mutates_args=(), schema=_GRADIENTS)
+def _gradients(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is not.
+    backward: Any = torch.func.vjp(lambda *states: _attend(*states, *inputs[3:]), *inputs[:3])[1]
+    return tuple(each.contiguous() for each in backward(gradient))
+
+
+@_operator.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
     return query.new_empty(*query.shape[:3], value.shape[3])
 
 
-@_document_attention_backward.register_fake
-def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in others[:3])
+@_gradients.register_fake
+def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(each.new_empty(each.shape) for each in inputs[:3])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -126,8 +83,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.settings = inputs[4:]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_document_attention_backward(grad, *ctx.saved_tensors, *ctx.settings), None, *(None for _ in ctx.settings)
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *_gradients(gradient, *ctx.saved_tensors, *ctx.settings), *(None,) * 4
 
 
-_document_attention.register_autograd(_backward, setup_context=_setup_context)
+_operator.register_autograd(_backward, setup_context=_setup_context)

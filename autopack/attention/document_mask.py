@@ -52,7 +52,7 @@ class DocumentMask:
         row."""
         skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
-        self._made: dict[Any, Any] = {}  # masks by the length of a document, descriptions by their function
+        self._made: dict[Any, Any] = {}  # masks by the length of a document
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """Return the mask of one document alone: (1, 1, length, length), or None if the model would
@@ -140,14 +140,6 @@ class DocumentMask:
     def dim(self) -> int:
         """Return the number of axes of the dense mask: model code tells masks of pairs by it."""
         return 4
-
-    def made_by(self, function: Callable[..., Any]) -> DocumentMask:
-        """Return the same rule for another backend's mask function."""
-        if function is self.function:
-            return self
-        if function not in self._made:
-            self._made[function] = DocumentMask(self.layout, function, self.arguments, self.pattern)
-        return self._made[function]
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:

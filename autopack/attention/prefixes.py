@@ -34,20 +34,10 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
             "Use autopack.enable(model, share=False).",
             code="share-refused",
         )
-    found = None
-    if backend.over_prefixes is not None and not has_values_of_tokens(call, prefixes):
-        found = backend.over_prefixes(call, prefixes)
+    given = (option for name, option in call.options.items() if name != "position_ids")
+    of_tokens = any(isinstance(option, torch.Tensor) and option.dim() > 1 for option in given)
+    found = None if backend.over_prefixes is None or of_tokens else backend.over_prefixes(call, prefixes)
     return _as_documents(call, prefixes, backend) if found is None else found
-
-
-def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
-    """Return True if an option other than positions has values per token or per pair of tokens."""
-    sizes = {prefixes.tokens, len(prefixes.columns), prefixes.documents.max_seqlen}
-    return any(
-        isinstance(option, torch.Tensor) and option.dim() > 1 and bool(sizes & set(option.shape[1:]))
-        for name, option in call.options.items()
-        if name != "position_ids"
-    )
 
 
 # lengths on the host would be constants of a graph, and every layout a graph of its own
@@ -79,7 +69,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
     query, key, value = (states.index_select(2, places) for states in call.states)
     options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
     call = replace(call, query=query, key=key, value=value, options=options)
-    return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))
+    return backend.attend(call).index_select(1, prefixes.row.where[0].to(query.device))
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:

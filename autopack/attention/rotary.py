@@ -50,10 +50,7 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
     if rows is not None:
         position_ids = rows.whole(position_ids, position_ids.dim() - 1)
-    # what documents begin with, taken once: of those alone that have the same frequencies
-    once = scope.prefixes
-    columns = layout.columns if once is None else once.tokens
-    position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, columns).flatten(-2)
+    position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, layout.columns).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
         raise UnsupportedModel(
@@ -62,9 +59,9 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
             "document per row.",
             code="positions-cannot-restart",
         )
-    wholes = [part.new_empty(layout.rows, columns, *part.shape[2:]) for part in parts]
+    wholes = [part.new_empty(layout.rows, layout.columns, *part.shape[2:]) for part in parts]
     own: Any = _of_this_call(module)
-    for tokens in _groups(layout, position_ids) if once is None else [np.arange(columns)]:
+    for tokens in _groups(layout, position_ids):
         index = upload(tokens, position_ids.device)
         reset_frequencies(own, call)
         found = type(own).forward(own, **{**call, "position_ids": position_ids[..., index].unsqueeze(-2)})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autopack.attention import cross, prefixes
-from autopack.attention.call import AttentionCall, Backend, Output
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -71,14 +71,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            return cross.attend_to_images(
-                original,
-                module,
-                (query, key, value),
-                attention_mask,
-                options,
-                seen,
-            )
+            states = query, key, value
+            return cross.attend_to_images(original, module, states, attention_mask, options, seen), None
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
@@ -104,16 +98,15 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             layout,
             options,
             memory,
-            scope.want_weights,
         )
         if memory is not None:
-            return cross.attend(call)
+            return cross.attend(call), None
         if scope.shared is not None:
-            return _attend_over_ranks(call, scope, own)
+            return _attend_over_ranks(call, scope, own), None
         backend = _backend_of(call, scope.model.options.backend, own)
         if scope.prefixes is not None:
             return prefixes.attend(call, scope.prefixes, backend), None
-        return backend.attend(call)
+        return backend.attend(call), None
 
     return autopack_attention
 
@@ -126,9 +119,9 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     """
     # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes
     # one in any case.
-    if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
-        call.refuse_two_directions(requested)
-    if requested != "auto":
+    if own in ("sdpa", "eager") and call.implementation != "eager":
+        call.refuse_two_directions()
+    if requested not in ("auto", own):
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:
             raise UnsupportedModel(
@@ -137,17 +130,15 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
                 code="backend-unavailable",
             )
         return BACKENDS[requested]
-    if not call.replaces_sdpa:
-        kind = call.query.device.type
+    if requested == "auto" and not call.replaces_sdpa:
         for backend in BACKENDS.values():
-            serves = own in backend.goes_first and backend.runs_on(kind) and backend.refusal(call) is None
-            if serves and backend.availability()[0]:
+            if own in backend.stands_in and backend.refusal(call) is None and backend.availability()[0]:
                 return backend
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]
-    # A mask of the model's own is cut by documents, and no BlockMask is made of it.
-    is_own_mask = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
-    return BACKENDS["eager" if is_own_mask else own]
+    # A mask of the model's own is cut by documents, and no BlockMask is made of it; so is a bias.
+    by_documents = isinstance(call.mask, torch.Tensor) or call.options.get("position_bias") is not None
+    return BACKENDS["eager" if by_documents or not masks.has_mask_interface() else own]
 
 
 def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
@@ -170,7 +161,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
-def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
+def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Tensor:
     """Attend over rows that several ranks share, as DeepSpeed-Ulysses does (arXiv 2309.14509).
 
     Attention needs every token of a document, and nothing of other heads. So ranks exchange tokens
@@ -181,8 +172,8 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
     """
     assert scope.shared is not None
     whole = _with_whole_rows(call, scope.shared)
-    output, _ = _backend_of(whole, scope.model.options.backend, own).attend(whole)
-    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
+    output = _backend_of(whole, scope.model.options.backend, own).attend(whole)
+    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1])
 
 
 def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
@@ -240,15 +231,10 @@ def _check_shapes(
     wanted, of_keys = (rows, columns // ranks), (of_memory, states // ranks)
     if tuple(query.shape[::2]) == wanted and tuple(key.shape[::2]) == of_keys:
         return
-    has = f"the packed batch has {layout.rows} rows of {layout.columns} tokens"
-    way = "Prefixes and cross-attention to other states cannot be packed; run such documents one per row."
-    if memory is not layout:
-        has += f" to attend to {memory.columns} states of the encoder"
-    if ranks > 1:
-        has = f"this rank has {wanted[1]} columns of {wanted[0]} rows that it shares with others"
-        way = "Train it without sequence_parallel."
     raise UnsupportedModel(
         f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
-        f"{len(query)} rows, but {has}. {way}",
+        f"{len(query)} rows, and not from {wanted[1]} to {of_keys[1]} in {rows}, as the packed batch "
+        "has them on each rank. Prefixes and cross-attention to other states cannot be packed; run "
+        "such documents one per row.",
         code="other-tokens" if ranks == 1 else "sequence-parallel",
     )

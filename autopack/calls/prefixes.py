@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from autopack.inspection import masks, torches
-from autopack.inspection.modules import positions_of_one_frequency, row_dependent_rotaries
 from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.layout.declarations import Declared
@@ -48,6 +47,8 @@ def why_not(model: EnabledModel) -> str | None:
         )
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"
+    if anatomy.has_row_dependent_rotary:
+        return "its rotary frequencies depend on the longest position of a document"
     if not masks.has_mask_interface():
         return "transformers before 4.53 makes masks in the code of each model"
     if traits.dense or traits.reads_padding or traits.whole_model_reason is not None:
@@ -99,7 +100,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     found = find(tokens[real], positions[real], lengths, LEAST_SHARED, share)
     if found is None:
         return None
-    reason = next(_reasons_apart(call, 0 if layout is None else int(positions[real].max())), None)
+    reason = next(_reasons_apart(call), None)
     if reason is not None:
         if call.outer is None:
             call.model.tally.apart[reason] += 1
@@ -108,17 +109,12 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     return Prefixes(*found, row.device, row)
 
 
-def _reasons_apart(call: Any, largest: int) -> Iterator[str]:
-    """Yield the reasons why documents that begin alike run apart; `largest` is a position of packed
-    rows.
-    """
+def _reasons_apart(call: Any) -> Iterator[str]:
+    """Yield the reasons why documents that begin alike run apart."""
     if call.wants_router_loss:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
         yield "hidden states are asked for, and a shared token has another gradient in each row"
-    rotaries = row_dependent_rotaries(call.module) if largest and call.anatomy.has_row_dependent_rotary else []
-    if rotaries and largest >= positions_of_one_frequency(rotaries):
-        yield "a document is so long that it has rotary frequencies of its own"
     if _draws(call.module):
         yield "dropout or noise is on, which every row draws for itself"
     parts = [module for module in call.module.modules() if module is not call.module]

@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
-from itertools import product
 from typing import Any
 
 from autopack.errors import in_a_line
@@ -137,19 +136,21 @@ def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
 
 def _examine_backends(found: dict[str, Any]) -> None:
     """Add to `found` which backends work, and which one `enable` chooses on each device."""
-    from autopack.attention.choose import BACKENDS, availability, taken_by_auto
+    from autopack.attention.backends import flash
+    from autopack.attention.choose import availability, taken_by_auto
 
-    found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in availability().items()}
+    there = availability()
+    found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in there.items()}
     # those of CUDA have numbers
     kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})
-    for backend, kind in product(BACKENDS.values(), kinds):
-        for implementation in backend.implementations():
-            if kind == "cuda" or not implementation.startswith("flash"):
-                found["choices"][f"{implementation} on {kind}"] = " or ".join(taken_by_auto(implementation, kind))
+    anywhere = ["eager", "sdpa", *(["flex_attention"] if there["flex"][0] else [])]
+    for kind in kinds:
+        for implementation in [*anywhere, *(flash.implementations() if kind == "cuda" else [])]:
+            found["choices"][f"{implementation} on {kind}"] = " or ".join(taken_by_auto(implementation, kind))
 
 
 def _import_all() -> None:
-    """Import every public name, the families and the compiled operators."""
+    """Import every public name and the families."""
     import autopack
     from autopack.errors import UnsupportedVersion
 
@@ -158,7 +159,6 @@ def _import_all() -> None:
         with suppress(UnsupportedVersion):
             getattr(autopack, name)
     autopack.registry.families()
-    import_module("autopack.attention.compiled")  # which registers the operator that compiled graphs hold
 
 
 def _try_model(implementation: str) -> None:

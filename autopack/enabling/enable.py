@@ -212,7 +212,7 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
     if backend == "auto":
         return
     for implementation in enabled.implementations():
-        possible = candidates(implementation, model)
+        possible = candidates(implementation)
         if backend not in possible:
             raise UnsupportedModel(
                 f"backend={backend!r} cannot serve {type(model).__name__} with attn_implementation="
@@ -221,7 +221,7 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
                 code="backend-unavailable",
             )
         usable, reason = BACKENDS[backend].availability()
-        if not usable and BACKENDS[backend].strict:
+        if not usable and implementation in BACKENDS[backend].stands_in:
             raise UnsupportedModel(
                 f"backend={backend!r} is not available here: {reason}. Use backend='auto'.",
                 code="backend-unavailable",

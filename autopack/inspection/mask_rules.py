@@ -28,11 +28,6 @@ class Pattern:
     chunk: int | None = None
 
     @property
-    def is_windowed(self) -> bool:
-        """True if a token sees only so many tokens before or after itself."""
-        return self.before is not None or (not self.causal and self.after is not None)
-
-    @property
     def device(self) -> None:
         """None: a pattern lies on no device. transformers asks for it where it combines masks."""
 

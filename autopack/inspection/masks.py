@@ -23,7 +23,6 @@ MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
 READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """Arguments that autopack reads from a call of transformers' mask functions."""
 
-
 _CAUSAL: Callable[..., Any] | None = getattr(masking, "causal_mask_function", None)
 _CAUSAL_PATTERN = None if _CAUSAL is None else pattern_of(_CAUSAL)
 """The rule of nearly all layers, and the tokens that it lets a token see, which is asked once."""

@@ -27,8 +27,6 @@ from autopack.inspection.source import (
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _QUERIES = "query_embeds"
-_LIMITS = ("original_max_seq_len", "original_max_position_embeddings", "max_position_embeddings")
-"""Names, in modules and configurations, of the most positions with unchanged frequencies."""
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
@@ -159,23 +157,6 @@ def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
     # of each kind of layer
     kinds = ((module, str(module.__dict__.get("rope_type"))) for module in root.modules())
     return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
-
-
-def positions_of_one_frequency(rotaries: Iterable[nn.Module]) -> float:
-    """Return the number of positions up to which these modules have the same frequencies in every
-    call.
-    """
-    held = (part for module in rotaries for part in (module, module.__dict__.get("config", module)))
-    return min((limit for part in held for limit in _limits(vars(part))), default=float("inf"))
-
-
-def _limits(fields: dict[str, Any]) -> Iterator[int]:
-    """Yield the most positions with unchanged frequencies, by rotary settings of all layers."""
-    for name, value in fields.items():
-        if isinstance(value, dict):  # of all layers, or of each kind of them
-            yield from _limits(value)
-        elif name in _LIMITS and isinstance(value, int):
-            yield value
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:

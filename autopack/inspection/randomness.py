@@ -125,13 +125,6 @@ def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
     return input
 
 
-def _middle_slope(
-    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
-) -> Tensor:
-    """Return a leaky ReLU with the middle slope, in place of a random one."""
-    return nn.functional.leaky_relu(input, (lower + upper) / 2, inplace)
-
-
 def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1) -> Tensor:
     """Return a softmax without noise, in place of a Gumbel softmax."""
     soft = (logits / tau).softmax(dim)
@@ -160,7 +153,6 @@ def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
 _DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _STAND_INS: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _first),
-    "rrelu": _middle_slope,
     "gumbel_softmax": _softmax,
 }
 _DRAWN: dict[str, Callable[..., Any]] = {
@@ -178,12 +170,10 @@ _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
 
 
 def draws_by_itself(module: nn.Module) -> bool:
-    """Return True if a module may draw past dropout: it has third-party functions, or a part is
-    RReLU.
-    """
+    """Return True if a module may draw past dropout: it has third-party functions."""
     parts = list(module.modules())
     bases = {base for part in parts for base in class_of(part).__mro__ if not is_of_library(base)}
     members = [value for base in bases for value in vars(base).values()]
     put_on = [value for part in parts for _, _, value in functions_on(part)]
     hooks = [hook for part in parts for hook in hooks_of(part).values()]
-    return not all(map(is_own, (*members, *put_on, *hooks))) or any(isinstance(part, nn.RReLU) for part in parts)
+    return not all(map(is_own, (*members, *put_on, *hooks)))

@@ -17,8 +17,6 @@ from torch import nn
 from transformers import modeling_utils
 
 VERSION = Version(Version(transformers.__version__).base_version)
-_FLAGS = {"sdpa": "sdpa", "flex_attn": "flex_attention", "flash_attn": "flash_attention"}
-_FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
 
 
 def is_flash(implementation: str | None) -> bool:
@@ -62,11 +60,6 @@ def _classes(task: str) -> dict[str, Any]:
     from transformers.models.auto import modeling_auto
 
     return getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
-
-
-def supported_implementations(model: Any) -> set[str]:
-    """Return the attention implementations that the model's class declares, such as sdpa."""
-    return {"eager", *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False))}
 
 
 # --- up to 4.47: attention is a class for each implementation, and there is no interface

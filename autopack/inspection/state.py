@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dis
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import chain
 from types import CellType, FunctionType
 from typing import Any
 
@@ -135,28 +136,31 @@ def _names(cls: Any) -> tuple[list[str], list[str]]:
     return sorted(stored), sorted(set().union(*map(names_in, codes)))
 
 
-def _values(module: nn.Module, names: list[str]) -> dict[str, Any]:
-    """Return the values of some attributes and buffers of a module."""
+def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
+    """Return the values of some attributes and buffers of a module, in a comparable form."""
     held = {**module._buffers, **vars(module)}
-    return {name: _as_it_is(held.get(name)) for name in names}
+    return {name: list(_parts(held.get(name))) for name in names}
 
 
-def _as_it_is(value: Any) -> Any:
-    """Return a comparable form of a value, which holds tensors: no other gets their identity."""
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what a value consists of; tensors with versions, since no other gets their identity."""
     if isinstance(value, torch.Tensor):
-        return value, None if value.is_inference() else str(value._version)
-    if isinstance(value, list | tuple | set | dict | deque):
+        yield from (value, None if value.is_inference() else str(value._version))
+    elif isinstance(value, list | tuple | set | dict | deque):
         parts = [*value.items()] if isinstance(value, dict) else [*value]
-        return [len(parts), *map(_as_it_is, parts[:_MOST])]
-    return value
+        yield str(len(parts))
+        yield from chain.from_iterable(map(_parts, parts[:_MOST]))
+    else:
+        yield value
 
 
-def _is_same(before: Any, after: Any) -> bool:
-    """Return True if two values are the same; one more counts as the same (a count of calls)."""
-    if isinstance(before, tuple | list) and isinstance(after, tuple | list):
-        return len(before) == len(after) and all(map(_is_same, before, after))
-    if type(before) is int and type(after) is int:
-        return after in (before, before + 1)
-    if isinstance(before, bool | int | float | str) and isinstance(after, bool | int | float | str):
-        return before == after
-    return before is after
+def _is_same(before: list[Any], after: list[Any]) -> bool:
+    """Return True if parts are the same; one more counts as the same (a count of calls)."""
+    plain = bool | int | float | str
+
+    def same(one: Any, two: Any) -> bool:
+        if isinstance(one, plain) and isinstance(two, plain):
+            return one == two or (type(one) is type(two) is int and two == one + 1)
+        return one is two
+
+    return len(before) == len(after) and all(map(same, before, after))

@@ -97,7 +97,8 @@ def taken_by_sdpa(states: Tensor) -> torch.dtype:
     return lowered or states.dtype
 
 
-# --- 2.10: torch.nn.attention.varlen. The question can go with torch 2.9.
+# --- 2.11: torch.nn.attention.varlen takes a scale and a window. The question can go with torch
+# 2.10. 2.12: it wants to be told of grouped heads, which its kernels have always taken.
 
 try:
     from torch.nn.attention import varlen as _varlen
@@ -111,26 +112,15 @@ VARLEN_TAKES = frozenset(() if varlen_attn is None else inspect.signature(varlen
 VARLEN_MAY_BE_CUDNN = hasattr(_varlen, "_can_use_cudnn") or hasattr(_varlen, "_select_backend")
 """True if `varlen_attn` chooses between FlashAttention and cuDNN (2.14 and later)."""
 
-
-def without_varlen() -> str | None:
-    """Return the reason, in one clause, why torch has no kernels for packed rows, or None."""
-    if varlen_attn is not None:
-        return None
-    return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
-
-
-# --- 2.11: varlen_attn takes a scale and a window; 2.12: it wants to be told of grouped heads,
-# which its kernels have always taken. All but the last two lines can go with torch 2.10.
-
 _BEYOND = 1 << 30
 """A window wider than any document: the same as none."""
 
 
-def without_windows() -> str | None:
-    """Return the reason, in one clause, why `varlen_attn` has no windows, or None."""
+def without_varlen() -> str | None:
+    """Return the reason, in one clause, why torch has no kernels for packed rows, or None."""
     if "window_size" in VARLEN_TAKES:
         return None
-    return f"varlen_attn of torch {torch.__version__} has no windows; they came with 2.11"
+    return f"torch {torch.__version__} has no torch.nn.attention.varlen with windows; it came with 2.11"
 
 
 def attend_varlen(
@@ -148,19 +138,10 @@ def attend_varlen(
     `keys` are the cumulative lengths of the keys and the longest of them, if they differ from the
     queries'.
     """
-    arguments: dict[str, Any] = {}
-    if "scale" in VARLEN_TAKES:
-        arguments["scale"] = scale
-    else:
-        query = query * (scale * query.shape[-1] ** 0.5)
-    if "window_size" in VARLEN_TAKES:
-        # cuDNN, which takes no windows, plans anew for every number of documents and every longest
-        # one.
-        unlimited = _BEYOND if VARLEN_MAY_BE_CUDNN else -1
-        arguments["window_size"] = tuple(unlimited if reach == -1 else reach for reach in window)
-    else:
-        assert window in ((-1, 0), (-1, -1)), without_windows()
-        arguments["is_causal"] = window == (-1, 0)
+    # cuDNN, which takes no windows, plans anew for every number of documents and every longest one.
+    unlimited = _BEYOND if VARLEN_MAY_BE_CUDNN else -1
+    reaches = tuple(unlimited if reach == -1 else reach for reach in window)
+    arguments: dict[str, Any] = {"scale": scale, "window_size": reaches}
     if "enable_gqa" in VARLEN_TAKES:
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     states = query, key, value

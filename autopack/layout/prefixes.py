@@ -94,25 +94,3 @@ class Prefixes:
         """Columns, in the row that runs, of the tokens of `keys`: int64 on the device."""
         spans = [np.arange(self.stretches[n].first, self.stretches[n].end) for chain in self.chains for n in chain]
         return self.documents.upload(np.concatenate(spans))
-
-    @cached_property
-    def numbers(self) -> torch.Tensor:
-        """For each column of the row that runs, the number of its stretch: int64 (S,) on the
-        device."""
-        return self.documents.upload(np.repeat(np.arange(len(self.stretches)), self.lengths))
-
-    @cached_property
-    def depths(self) -> torch.Tensor:
-        """For each column of the row that runs, its token's place in its document: int64 (S,) on
-        the device."""
-        return self.documents.upload(
-            np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]),
-        )
-
-    @cached_property
-    def sees(self) -> torch.Tensor:
-        """True if a stretch (first axis) attends to another one or itself: bool, on the device."""
-        seen = np.zeros((len(self.stretches),) * 2, dtype=bool)
-        for number, chain in enumerate(self.chains):
-            seen[number, list(chain)] = True
-        return self.documents.upload(seen)

@@ -9,7 +9,7 @@ gains no fewer and fuller calls, as packing does elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from autopack.layout.token_map import (
     Grouping,
     TokenMap,
     each_by_itself,
-    each_part,
     equally_long,
     equally_long_documents,
     items_of_share,
@@ -52,20 +51,16 @@ class Alone(Way):
     Nothing is padded: the code applies masks, biases and positions to a document as if it were
     alone.
 
-    * `beginnings` names arguments with an axis of columns of which a document alone has the
-      beginning (tables of positions); `per_head` names such biases (rows x heads, 1, columns).
+    * `per_head` names biases (rows x heads, 1, columns) of which a document alone has the beginning.
     * `by_columns` is True if padding changes its positions, `reads_padding` if the contents of
       padding change its results for tokens.
-    * `channels_first` is True if it takes and gives (rows, channels, columns).
     * `from_zero` is True if it cuts its table of rotations to the number of tokens, so that
       positions have to count from the first token of each document.
     """
 
-    beginnings: tuple[tuple[str, int], ...] = ()
     per_head: tuple[str, ...] = ()
     by_columns: bool = False
     reads_padding: bool = False
-    channels_first: bool = False
     from_zero: bool = False
     attends = True
     recurs = False
@@ -81,8 +76,6 @@ class Alone(Way):
         `bias` is the longest document's, (1, heads, tokens or 1, tokens or 1), for a module that
         takes a `position_bias` with its mask added already: documents get their parts of both.
         """
-        if self.channels_first:
-            call = _with_tokens_first(call)
         call.check()
         # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a
         # batch share.
@@ -96,10 +89,7 @@ class Alone(Way):
 
         with without_layout():  # such code may go on to transformers' interface
             outputs = [run(*pair) for pair in zip(found.maps, read, strict=True)]
-        whole = found.together(outputs)
-        if call.want_weights and call.memory is None:
-            whole = _with_weights(call, found.maps, whole, outputs)
-        return _transposed(whole) if self.channels_first else whole
+        return found.together(outputs)
 
     def _within(
         self,
@@ -111,7 +101,6 @@ class Alone(Way):
     ) -> Any:
         """Return an argument of a call as attention within each document of a batch needs it."""
         layout, (documents, length) = call.layout, batch.into
-        axis = dict(self.beginnings).get(name)
         if name in CACHES or (bias is not None and name == "mask"):
             return None
         if bias is not None and name == "position_bias":
@@ -130,53 +119,12 @@ class Alone(Way):
         if name in self.per_head:
             heads = value.shape[0] // layout.rows
             return value[:heads, :, :length].repeat(documents, 1, 1)
-        if axis is not None:
-            return value.narrow(axis, 0, min(length, value.shape[axis]))
         if name == "relative_pos":  # distances, the same for all rows
             return value[..., :length, :length]
         of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
         if name in MASKS or (value.dim() == 4 and of_pairs):
             return _square(batch, value)
         return spread_tokens(value, batch.shape, batch.gather)
-
-
-def _with_tokens_first(call: MixerCall) -> MixerCall:
-    """Return the call with tokens before channels in its inputs and outputs."""
-
-    def with_channels_first(mixer: Any, tokens: torch.Tensor, **others: Any) -> Any:
-        return _transposed(call.original(mixer, tokens.transpose(1, 2), **others))
-
-    tokens = call.arguments[call.first].transpose(1, 2)
-    return replace(call, original=with_channels_first, arguments={**call.arguments, call.first: tokens})
-
-
-def _transposed(output: Any) -> Any:
-    """Return an output whose tensors of three axes have the last two exchanged."""
-
-    def change(part: Any) -> Any:
-        return part.transpose(1, 2) if isinstance(part, torch.Tensor) and part.dim() == 3 else part
-
-    return each_part(change, output)
-
-
-def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: list[Any]) -> Any:
-    """Return the merged output with attention weights as blocks of the rows: (rows, heads, columns,
-    columns)."""
-    rows, columns = call.layout.rows, call.layout.columns
-
-    def merged(whole: Any, *parts: Any) -> Any:
-        pairs = list(zip(parts, found, strict=True))
-        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into for t, b in pairs):
-            return whole
-        blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
-        for part, batch in pairs:
-            for start, weights in zip(batch.starts.tolist(), part, strict=True):
-                row, first = divmod(start, columns)
-                here = slice(first, first + batch.into[1])
-                blocks[row, :, here, here] = weights
-        return blocks
-
-    return each_part(merged, whole, *outputs)
 
 
 def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:

@@ -16,15 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
 
 from autopack.family import check_tokens
-from autopack.inspection import releases
+from autopack.inspection import releases, torches
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, Grouping, Run, Spread
-from autopack.mixers.in_torch import causal_convolution
 from autopack.patching import Site
 from autopack.runtime.scope import current
 
@@ -80,23 +79,31 @@ def _convolution(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...) within
-    documents."""
-    given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
-    hidden, weight, activation = given["hidden_states"], given["weight"], given.get("activation")
+    documents.
+
+    A kernel that is not told of documents, or torch, gets them in one row, with zeros between them,
+    as there are before the start of a row.
+    """
+    given = {**torches.by_name(("hidden_states", "weight"), args), **kwargs}
+    hidden, before = given["hidden_states"], given["weight"].shape[-1] - 1
     check_tokens(hidden.transpose(1, 2).shape, layout, "causal_conv1d_fn")
-    if not releases.kernel_parameters(original):
-        act = None if activation is None else ACT2FN[activation]
-        return causal_convolution(layout, hidden, weight, given.get("bias"), act)
     rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "seq_idx")}
     if _takes(original, "seq_idx"):
         if hidden.stride(1) != 1:  # with seq_idx, the kernel wants channels last
             hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
         return original(hidden, *args[1:], **rest, seq_idx=layout.seq_idx)
+    tokens = hidden.transpose(1, 2).flatten(0, 1)
+    places = layout.derived(("apart", before), lambda: _places(layout, before))
+    row = tokens.new_zeros(len(tokens) + before * (len(layout.sizes) - 1), tokens.shape[1])
+    row = row.index_copy(0, places, tokens).t()[None]
+    found = original(row, *args[1:], **rest)[0].t().index_select(0, places)
+    return found.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2)
 
-    def run(spread: Spread) -> Any:
-        return original(spread(hidden.transpose(1, 2)).transpose(1, 2), *args[1:], **rest).transpose(1, 2)
 
-    return run_per_document_row(run, layout).transpose(1, 2)
+def _places(layout: PackedLayout, before: int) -> torch.Tensor:
+    """Return the places of tokens in a row with `before` zeros before every document but the first."""
+    number = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
+    return layout.upload(np.arange(len(number)) + before * number)
 
 
 @dataclass(frozen=True)

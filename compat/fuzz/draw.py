@@ -14,11 +14,11 @@ from typing import Any
 
 from autopack import tiny
 from autopack.attention import choose
-from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
 from compat.exactness import BACKENDS
 from compat.fuzz.case import CHECKPOINTING, Arranged, Spec
 from compat.fuzz.packing import COLLATOR
+from compat.standins import supported_implementations
 from compat.variants import Variant, variants
 
 PER_BUILD = 24
@@ -86,7 +86,7 @@ def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
         use_cache=rng.choices((None, False, True), (40, 20, 1))[0],
         training=training,
         checkpointing=rng.choice(CHECKPOINTING) if training else "",
-        gradients=rng.random() < 0.4 and (spec.backend != "flex" or spec.implementation == "flex"),  # none on a CPU
+        gradients=rng.random() < 0.4,
         offset=rng.randint(1, 4) if form == "positions" and not pair and rng.random() < 0.05 else 0,
         collator=tuple(name for name in COLLATOR if form == "collator" and rng.random() < 0.5),
     )
@@ -110,10 +110,10 @@ class _About:
 def _about(model_type: str, task: str) -> _About:
     model = tiny.build(model_type, task=task, attn_implementation="eager")
     found = [v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())]
-    declared = {name.removesuffix("_attention") for name in releases.supported_implementations(model)} | {"eager"}
+    declared = {name.removesuffix("_attention") for name in supported_implementations(model)} | {"eager"}
     backends = {name: [name] for name in BACKENDS if name in declared}
     for name in {"eager", "sdpa"} & declared:
-        possible = choose.candidates(name, model)
+        possible = choose.candidates(name)
         backends[name] = [backend for backend in possible if choose.BACKENDS[backend].devices is None]
     parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
     discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))

@@ -57,13 +57,6 @@ _ATTENTION = (
         "test_rows_may_have_different_documents",
     ),
     seam(
-        "attention: documents of one length are put back in another order",
-        "attention.per_document:_attend_as_batches",
-        result(lambda found: found.flip(1)),
-        "attention/test_per_document.py",
-        "test_many_short_documents_are_those_alone[gemma2]",
-    ),
-    seam(
         "masks: what rules read of tokens is not seen",
         "inspection.masks:captured_tensors",
         returns(()),
@@ -92,18 +85,11 @@ _ATTENTION = (
         "test_packed_equals_alone[llama4_text]",
     ),
     seam(
-        "flex: what begins alike is one document",
-        "attention.backends.flex:_blocks_of_tree",
-        around(lambda make, it, own: make(it, lambda b, h, q, k: own(b, h, q, q * 0))),
-        "prefixes/test_exactness.py",
-        "TestAgreement::test_every_backend[padded-llama-flex]",
-    ),
-    seam(
         "varlen: what torch's kernel lacks is asked of it",
         "attention.backends.varlen:refusal",
         returns(None),
         "attention/test_varlen.py",
-        "test_equals_each_document_alone[window-(16, 16)-2.10.0]",
+        "test_says_why_it_cannot_serve",
     ),
     seam(
         "autocast: attention takes the dtype that states have",
@@ -156,8 +142,8 @@ _ATTENTION = (
 _MIXERS = (
     seam(
         "convolution: taps reach into the document before",
-        "mixers.in_torch:_outside",
-        result(lambda lags: [each[:0] for each in lags]),
+        "mixers.operations:_places",
+        around(lambda places, layout, before: places(layout, 0)),
         "mixers/test_operations.py",
         "test_a_convolution_sees_zeros_before_every_document",
     ),

@@ -27,8 +27,7 @@ BACKEND = Backend(
     attend=attend,
     availability=lambda: (True, "a toy"),
     refusal=lambda call: None,
-    stands_in={"sdpa": None},
-    goes_first=frozenset({"sdpa"}),
+    stands_in=frozenset({"sdpa"}),
 )
 """
 

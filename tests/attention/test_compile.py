@@ -231,9 +231,8 @@ def _interrupt(module, args):
     raise KeyboardInterrupt
 
 
-MORE = PATTERNS | {
+MORE = {name: each for name, each in PATTERNS.items() if each.chunk is None} | {
     "two-sided and narrower ahead": Pattern(causal=False, before=2, after=1),
-    "window in chunks": Pattern(causal=True, before=1, chunk=5),
 }
 
 

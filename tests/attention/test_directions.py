@@ -59,10 +59,8 @@ def test_calls_without_several_documents_are_stocks_and_what_is_turned_back_is_e
         check(CALL.packed(model), CALL.alone(build("llama")))
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_sdpa_that_is_asked_for_by_name_refuses_it_too(implementation):
-    """Of an eager model, too: its own attention would read the mask alone, SDPA in its place would not."""
-    model = build("llama", attn_implementation=implementation)
+def test_sdpa_that_is_asked_for_by_name_refuses_it_too():
+    model = build("llama", attn_implementation="sdpa")
     turn(model, False)
     assert "[two-directions]" in refused_by_its_first_call(model, backend="sdpa")
 

@@ -32,7 +32,7 @@ def _varlen_of(monkeypatch, release):
         assert query.shape[-1] % 8 == 0
         tells_groups = "enable_gqa" in signature.parameters
         assert given.get("enable_gqa") is ((query.shape[1] != key.shape[1]) if tells_groups else None)
-        window = given.get("window_size", (-1, 0) if given.get("is_causal") else (-1, -1))
+        window = given["window_size"]
         assert release not in CHOOSING or -1 not in window
         wanted = (given[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"))
         return attend_densely(*wanted, given.get("scale"), False, window, 0.0)
@@ -48,12 +48,6 @@ def _varlen_of(monkeypatch, release):
 def test_equals_each_document_alone(monkeypatch, pattern, sizes, release):
     _varlen_of(monkeypatch, release)
     given = states(*sizes)
-    if pattern.is_windowed and release == "2.10.0":
-        call = AttentionCall(None, "sdpa", torch.nn.Module(), *(t.half() for t in given), None, LAYOUT)
-        monkeypatch.setattr(AttentionCall, "pattern", pattern)
-        monkeypatch.setattr(varlen, "refused_device", lambda device: None)
-        assert "no windows" in varlen.refusal(call)
-        return
     scale = sizes[0] ** -0.5  # that of heads before they are padded
     for asked in (scale, None):
         found = varlen.attend_varlen(LAYOUT, *given, pattern, asked)

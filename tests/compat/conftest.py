@@ -10,10 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autopack import tiny
-from autopack.inspection import releases
 from compat import tables
 from compat.matrix import load_matrix
 from compat.scenarios import FILES, TYPES_VARIABLE
+from compat.standins import supported_implementations
 
 _NAMES = {Path(name).name for name in FILES}
 
@@ -27,7 +27,7 @@ def cells():
         (name, mode)
         for name in there
         for mode in ("eager", "sdpa")
-        if mode in releases.supported_implementations(tiny.build(name))
+        if mode in supported_implementations(tiny.build(name))
     ]
 
 

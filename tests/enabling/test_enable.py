@@ -167,7 +167,7 @@ class TestFailures:
         ("implementation", "backend", "way_out"),
         [
             ("sdpa", "eager", "Load the model with another attn_implementation"),
-            ("sdpa", "flash", "possible: varlen, sdpa, flex"),
+            ("sdpa", "flash", "possible: varlen, sdpa"),
             ("flex_attention", "sdpa", "possible: flex"),
             ("sdpa", "varlen", "backend='varlen' is not available here"),
         ],

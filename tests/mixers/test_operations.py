@@ -15,7 +15,7 @@ from autopack import registry, tiny
 from autopack.inspection import modules, releases
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, EqualRows
-from autopack.mixers.in_torch import causal_convolution
+from autopack.mixers.operations import OPERATIONS
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
 from tests.support.refusals import refused
 
@@ -33,6 +33,16 @@ def layouts(most=12):
 def random(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def causal_convolution(layout, hidden, weight, bias=None, activation=None):
+    def alone(hidden_states, weight, bias, activation):
+        width = weight.shape[-1]
+        tokens = hidden_states.shape[-1]
+        found = conv1d(hidden_states, weight[:, None], bias, padding=width - 1, groups=len(weight))[..., :tokens]
+        return found if activation is None else activation(found)
+
+    return OPERATIONS["causal_conv1d_fn"](alone, layout, (hidden, weight, bias, activation), {})
 
 
 def compare(layout, found, alone, inputs, atol=1e-12):

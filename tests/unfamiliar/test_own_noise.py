@@ -37,12 +37,6 @@ class OfConfiguration(Own):
         return F.dropout(x, p=self.config.my_rate, training=self.training)
 
 
-class ByModule(Own):
-    def __init__(self, config):
-        super().__init__(config)
-        self.around = nn.RReLU()
-
-
 def noise(x):
     return x + 0.1 * torch.randn(x.shape)
 
@@ -79,7 +73,7 @@ def uniform(x):
     return x * torch.empty_like(x).uniform_(0.9, 1.1)
 
 
-leaky, dropping = functools.partial(F.rrelu, training=True), functools.partial(F.dropout, p=0.2)
+dropping = functools.partial(F.dropout, p=0.2)
 
 
 def swaps(x):
@@ -94,7 +88,7 @@ def scaled(x):
     return x + torch.randn_like(x) * x.std()
 
 
-HELPERS = [noise, coin, coin_in_place, normal, distribution, gumbel, gaussian, uniform, leaky, dropping]
+HELPERS = [noise, coin, coin_in_place, normal, distribution, gumbel, gaussian, uniform, dropping]
 MIXING = [swaps, shuffles, scaled]
 
 
@@ -115,7 +109,7 @@ def calling(helper):
 
 
 OF_HELPERS = [calling(helper) for helper in HELPERS]
-LAYERS = [Own, OfConfiguration, KeptByConfiguration, ByModule, *OF_HELPERS]
+LAYERS = [Own, OfConfiguration, KeptByConfiguration, *OF_HELPERS]
 
 
 def built(layer, mixes):
@@ -144,7 +138,7 @@ def test_noise_of_each_token_is_served(layer):
             check(call.packed(model.eval()), expected)
 
 
-@pytest.mark.parametrize("layer", [Own, ByModule, OF_HELPERS[0]])
+@pytest.mark.parametrize("layer", [Own, OF_HELPERS[0]])
 def test_noise_beside_what_mixes_is_refused(layer):
     refused_by_its_first_call(built(layer, mixes=True), trains=True)
 

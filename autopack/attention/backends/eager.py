@@ -11,5 +11,4 @@ BACKEND = Backend(
     attend=per_document.attend,
     over_prefixes=prefixes.by_stretches,
     availability=lambda: (True, "the model's own attention function"),
-    implementations=lambda: ("eager",),
 )

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Backend, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
-from autopack.layout.prefixes import Prefixes
 
 
 def availability() -> tuple[bool, str]:
@@ -29,60 +28,17 @@ def availability() -> tuple[bool, str]:
     return True, "torch.nn.attention.flex_attention"
 
 
-def refusal(call: AttentionCall) -> str | None:
-    """Return why this attention cannot go to flex_attention, or None."""
-    if call.implementation == "flex_attention":
-        return None  # transformers' own checks decide
-    if isinstance(call.mask, torch.Tensor):
-        return "the model makes a dense mask of its own"
-    if not call.query.is_cuda and call.query.requires_grad:
-        return "torch has no backward of flex_attention off CUDA"
-    if not call.query.is_cuda and call.options.get("s_aux") is not None:
-        return "transformers' flex attention takes attention sinks on a GPU alone"
-    if call.options.get("dropout"):
-        return "flex_attention has no attention dropout"
-    return None
-
-
-def attend(call: AttentionCall) -> Output:
+def attend(call: AttentionCall) -> torch.Tensor:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
-    attention = unpatched(releases.attention_function("flex_attention"))
     mask: Any = call.mask
     if isinstance(mask, DocumentMask):
-        blocks = mask.made_by(unpatched(masks.mask_function("flex_attention"))).over_rows
+        blocks = mask.over_rows
     elif torches.is_block_mask(mask):
         blocks = blocks_within_documents(call.layout, call.layout, mask.mask_mod)
     else:
         call.refuse_dense_mask("flex_attention")
         blocks = blocks_within_documents(call.layout, call.layout, masks.plain_rule(call.is_causal))
-    options = dict(call.options)
-    bias = options.get("position_bias")
-    if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
-        options["position_bias"] = _OfDocuments(bias, call.layout)
-    return attention(call.module, *call.states, blocks, **options)
-
-
-def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend with a BlockMask of the tree: a token sees earlier ones in its stretch and in its
-    parents."""
-    if torches.is_block_mask(call.mask) or call.options.get("position_bias") is not None:
-        return None
-    call.refuse_dense_mask("flex_attention")
-    rule = call.mask.rule if isinstance(call.mask, DocumentMask) else masks.plain_rule(True)
-    attention = unpatched(releases.attention_function("flex_attention"))
-    blocks = _blocks_of_tree(prefixes, rule)
-    return attention(call.module, *call.states, blocks, **call.options)[0]
-
-
-def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
-    """Return a BlockMask (1, 1, tokens, tokens) of the row that runs, by a rule for places in one
-    document."""
-    numbers, depths, sees = prefixes.numbers, prefixes.depths, prefixes.sees
-
-    def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return sees[numbers[q], numbers[k]] & own(b, h, depths[q], depths[k])
-
-    return _block_mask(prefixes.documents, ("tree",), own, rule, 1, (prefixes.tokens, prefixes.tokens))
+    return call.original(call.module, *call.states, blocks, **call.options)[0]
 
 
 def blocks_within_documents(
@@ -94,55 +50,25 @@ def blocks_within_documents(
 
     `own` is a rule over columns of the rows that holds beside.
     """
+    from torch.nn.attention.flex_attention import create_block_mask
+
     ours, theirs = layout.seq_idx, memory.seq_idx
 
     def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
         same = ours[b, q] == theirs[b, k]
         return same if own is None else same & own(b, h, q, k)
 
-    return _block_mask(layout, ("blocks", memory), own, rule, layout.rows, (layout.columns, memory.columns))
-
-
-def _block_mask(
-    layout: PackedLayout,
-    key: tuple[Any, ...],
-    own: Any,
-    rule: Callable[..., Any],
-    rows: int,
-    size: tuple[int, int],
-) -> Any:
-    """Return the BlockMask of a rule made of `own`; built once per layout, `key` and `own`."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     def make() -> tuple[Any, Any]:
         """Create the mask; return it with `own`, whose id is the key and which must stay alive."""
-        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own
+        size = layout.rows, None, layout.columns, memory.columns
+        return create_block_mask(rule, *size, device=str(layout.device)), own
 
-    return layout.derived((*key, id(own)), make)[0]
-
-
-class _OfDocuments:
-    """A bias of the longest document (1, H, L, L), read at pairs of columns of packed rows."""
-
-    def __init__(self, bias: torch.Tensor, layout: PackedLayout):
-        self.bias = bias
-        self.start = layout.start_columns
-        self.last = bias.shape[-1] - 1
-
-    def __getitem__(self, pair: Any) -> torch.Tensor:
-        row, head, query, key = pair
-        # Pairs across documents are masked; kept in range, they can be read like any other.
-        places = [(column - self.start[row, column]).clamp(0, self.last) for column in (query, key)]
-        return self.bias[0, head, places[0], places[1]]
+    return layout.derived(("blocks", memory, id(own)), make)[0]
 
 
 BACKEND = Backend(
     name="flex",
     attend=attend,
-    over_prefixes=over_prefixes,
     availability=availability,
-    refusal=refusal,
-    implementations=lambda: ("flex_attention",) if availability()[0] else (),
     is_own=lambda implementation: implementation == "flex_attention",
-    stands_in={"sdpa": "flex_attention", "eager": "flex_attention"},
 )

@@ -1,5 +1,5 @@
 """Variable-length attention by the FlashAttention kernels that torch itself carries (CUDA, torch
-2.10 and later).
+2.11 and later).
 
 No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autopack.attention.call import AttentionCall, Backend, Output
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
@@ -52,8 +52,6 @@ def refusal(call: AttentionCall) -> str | None:
         return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
     if call.pattern is None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
-    if call.pattern.is_windowed and torches.without_windows():
-        return torches.without_windows()
     for name, what in (
         ("softcap", "softcap"),
         ("position_bias", "position_bias"),
@@ -66,15 +64,15 @@ def refusal(call: AttentionCall) -> str | None:
     return None
 
 
-def attend(call: AttentionCall) -> Output:
-    """Attend within each document; there are no attention weights."""
+def attend(call: AttentionCall) -> Tensor:
+    """Attend within each document."""
     assert call.pattern is not None
     return attend_varlen(
         call.layout,
         *call.states_for_sdpa(),
         call.pattern,
         call.options.get("scaling"),
-    ), None
+    )
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
@@ -132,8 +130,6 @@ BACKEND = Backend(
     over_prefixes=over_prefixes,
     availability=availability,
     refusal=refusal,
-    stands_in={"sdpa": None, "eager": "flash_attention"},
-    goes_first=frozenset({"sdpa"}),
+    stands_in=frozenset({"sdpa"}),
     devices=frozenset({"cuda"}),
-    strict=True,
 )
