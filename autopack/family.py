@@ -149,8 +149,9 @@ _PER_CALL = (*CACHES, "attention_mask", "conv_mask")
 class MixerCall:
     """One call of a module inside a packed forward.
 
-    `first` is the name of the first parameter, which holds the tokens. `memory` is the layout of
-    the encoder's states, for cross-attention.
+    `first` is the name of the first parameter, which holds the tokens. `want_weights` is True if
+    the caller asked for attention weights. `memory` is the layout of the encoder's states, for
+    cross-attention.
     """
 
     original: Callable[..., Any]
@@ -158,6 +159,7 @@ class MixerCall:
     first: str
     arguments: dict[str, Any]
     layout: PackedLayout
+    want_weights: bool
     memory: PackedLayout | None = None
 
     def by_documents(self, spread: Spread) -> Any:

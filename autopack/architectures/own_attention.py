@@ -194,6 +194,14 @@ class _InWindows(Way):
         rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
         # below 0 is padding, above it global
         hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]
+        if call.want_weights and bool((seen > 0).any()):
+            raise UnsupportedModel(
+                f"{type(mixer).__name__} gives attention weights in a form that depends on the "
+                "number of tokens with global attention, which packed documents do not share. "
+                "Leave output_attentions or global_attention_mask out, or run the documents one "
+                "per row.",
+                code="output-asked",
+            )
         windows = mixer.config.attention_window
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
         found = Batches.grouped(layout, equally_long)
@@ -210,6 +218,7 @@ class _InWindows(Way):
                 is_index_masked=own < 0,
                 is_index_global_attn=own > 0,
                 is_global_attn=bool(somewhere and (own > 0).any()),
+                output_attentions=call.want_weights,
             )
             outputs.append(tuple(part[:, :length] for part in output))
         added = (0, rows.shape[1] - layout.columns)

@@ -19,6 +19,8 @@ from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 
+Output = tuple[torch.Tensor, torch.Tensor | None]
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
@@ -40,6 +42,7 @@ class AttentionCall:
     layout: PackedLayout
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: PackedLayout | None = None
+    want_weights: bool = False
 
     @property
     def is_causal(self) -> bool:
@@ -122,7 +125,8 @@ class Backend:
     """A way to compute attention within the documents of packed rows: `BACKEND` in a module of that
     name.
 
-    * `attend` attends within each document. It returns the output (R, C, H, V).
+    * `attend` attends within each document. It returns the output (R, C, H, V), and the attention
+      weights (R, H, C, C), zero across documents, if they are wanted and the backend can give them.
     * `availability` tells whether the backend can be used on this machine, and by what or why not.
     * `refusal` returns why it cannot serve a call, or None.
     * `over_prefixes` attends in a row of S tokens that holds common beginnings of documents once,
@@ -134,7 +138,7 @@ class Backend:
     """
 
     name: str
-    attend: Callable[[AttentionCall], torch.Tensor]
+    attend: Callable[[AttentionCall], Output]
     availability: Callable[[], tuple[bool, str]]
     refusal: Callable[[AttentionCall], str | None] = lambda call: None
     over_prefixes: Callable[[AttentionCall, Prefixes], torch.Tensor | None] | None = None

@@ -11,7 +11,7 @@ import torch
 
 from autopack.attention.backends import flash
 from autopack.attention.backends.flex import blocks_within_documents
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
@@ -22,10 +22,11 @@ from autopack.layout.prepared import SeenImages
 
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
-def attend(call: AttentionCall) -> torch.Tensor:
+def attend(call: AttentionCall) -> Output:
     """Attend from the documents of `call.layout`, one row, to as many documents of `call.memory`.
 
-    FlashAttention and FlexAttention are called once, anything else once per document.
+    FlashAttention and FlexAttention are called once, anything else once per document. Returns no
+    attention weights.
     """
     layout, memory, mask = call.layout, call.memory, call.mask
     assert memory is not None
@@ -45,15 +46,15 @@ def attend(call: AttentionCall) -> torch.Tensor:
         del options["position_bias"]
     if releases.is_flash(call.implementation):
         call.refuse_dense_mask("flash attention")
-        return flash.attend_between(call, layout, memory, {**options, "is_causal": False})
+        return flash.attend_between(call, layout, memory, {**options, "is_causal": False})[0], None
     if call.implementation == "flex_attention":
         if not torches.is_block_mask(mask):
             call.refuse_dense_mask("flex_attention")
         blocks = blocks_within_documents(layout, memory, getattr(mask, "mask_mod", None))
-        return call.original(call.module, *call.states, blocks, **options)[0]
+        return call.original(call.module, *call.states, blocks, **options)[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
-    return _one_by_one(call.original, call.module, call.states, mask, options, places)
+    return _one_by_one(call.original, call.module, call.states, mask, options, places), None
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
@@ -75,12 +76,12 @@ def attend_to_images(
     mask: torch.Tensor | None,
     options: Mapping[str, Any],
     seen: SeenImages,
-) -> torch.Tensor:
+) -> Output:
     """Attend by `function` from documents to the states of their own images; zeros if one has none.
 
     `states` are queries (R, H, C, E), keys and values (R, H, images * n, E); `mask` is None or (R,
     1, C, images * n). Upstream, a token that sees none of its document's images sees all images of
-    the call; here it sees no other document's.
+    the call; here it sees no other document's. Returns no attention weights.
     """
     query, key, _ = states
     rows, _, columns, _ = query.shape
@@ -95,7 +96,7 @@ def attend_to_images(
     pairs = zip(seen.documents, seen.images, strict=True)
     places = ((row, slice(*own), slice(begin * each, stop * each)) for (row, *own), (begin, stop) in pairs)
     tokens = _one_by_one(function, module, states, mask, options, places)
-    return tokens.reshape(rows, columns, *tokens.shape[2:])
+    return tokens.reshape(rows, columns, *tokens.shape[2:]), None
 
 
 def _one_by_one(

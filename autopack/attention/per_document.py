@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection.foreign import is_of_library
@@ -19,10 +19,11 @@ from autopack.layout.packed import PackedLayout
 
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
-def attend(call: AttentionCall) -> torch.Tensor:
-    """Attend within each document."""
+def attend(call: AttentionCall) -> Output:
+    """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
     outputs: list[torch.Tensor] = []
+    weights: torch.Tensor | None = None
     states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
     with_axes = [name for name, option in call.options.items() if isinstance(option, torch.Tensor) and option.dim() > 1]
     for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
@@ -33,9 +34,14 @@ def attend(call: AttentionCall) -> torch.Tensor:
         options = dict(call.options_beside(mask))
         for name in with_axes:
             options[name] = _slice_option(call, name, options[name], row, first, end)
-        outputs.append(call.original(call.module, query, key, value, mask, **options)[0])
+        output, weight = call.original(call.module, query, key, value, mask, **options)
+        outputs.append(output)
+        if call.want_weights and weight is not None:
+            if weights is None:
+                weights = weight.new_zeros(layout.rows, weight.shape[1], layout.columns, layout.columns)
+            weights[row, :, first:end, first:end] = weight[0]
     tokens = torch.cat(outputs, dim=1)
-    return tokens.reshape(layout.rows, layout.columns, *tokens.shape[2:])
+    return tokens.reshape(layout.rows, layout.columns, *tokens.shape[2:]), weights
 
 
 def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tensor]:

@@ -69,7 +69,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
     query, key, value = (states.index_select(2, places) for states in call.states)
     options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
     call = replace(call, query=query, key=key, value=value, options=options)
-    return backend.attend(call).index_select(1, prefixes.row.where[0].to(query.device))
+    return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autopack.attention import cross, prefixes
-from autopack.attention.call import AttentionCall, Backend
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -71,8 +71,14 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            states = query, key, value
-            return cross.attend_to_images(original, module, states, attention_mask, options, seen), None
+            return cross.attend_to_images(
+                original,
+                module,
+                (query, key, value),
+                attention_mask,
+                options,
+                seen,
+            )
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
@@ -98,15 +104,16 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             layout,
             options,
             memory,
+            scope.want_weights,
         )
         if memory is not None:
-            return cross.attend(call), None
+            return cross.attend(call)
         if scope.shared is not None:
-            return _attend_over_ranks(call, scope, own), None
+            return _attend_over_ranks(call, scope, own)
         backend = _backend_of(call, scope.model.options.backend, own)
         if scope.prefixes is not None:
             return prefixes.attend(call, scope.prefixes, backend), None
-        return backend.attend(call), None
+        return backend.attend(call)
 
     return autopack_attention
 
@@ -161,7 +168,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
-def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Tensor:
+def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
     """Attend over rows that several ranks share, as DeepSpeed-Ulysses does (arXiv 2309.14509).
 
     Attention needs every token of a document, and nothing of other heads. So ranks exchange tokens
@@ -172,8 +179,8 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Tensor:
     """
     assert scope.shared is not None
     whole = _with_whole_rows(call, scope.shared)
-    output = _backend_of(whole, scope.model.options.backend, own).attend(whole)
-    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1])
+    output, _ = _backend_of(whole, scope.model.options.backend, own).attend(whole)
+    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
 
 
 def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:

@@ -162,7 +162,13 @@ class PairCall(Call):
                 "Pass decoder_input_ids, or run the documents one per row.",
                 code="decoder-tokens",
             )
-        refusals.refuse_weights(self)
+        if self.wants_weights:
+            raise UnsupportedModel(
+                f"{self.name} was asked for attention weights with packed rows, where encoder and "
+                "decoder have documents of their own. Leave output_attentions out, or run the "
+                "documents one per row.",
+                code="output-asked",
+            )
         # What an encoder has made already is a half of the call, whatever it was made of.
         refusals.refuse_arguments(self, exempt=("encoder_outputs",))
         homeless = self._without_a_place()

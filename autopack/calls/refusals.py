@@ -119,16 +119,6 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
         )
 
 
-def refuse_weights(call: Call) -> None:
-    """Raise `UnsupportedModel` if packed rows are asked for attention weights."""
-    if call.wants_weights:
-        raise UnsupportedModel(
-            f"{call.name} was asked for attention weights with packed rows, which have none of single "
-            "documents. Leave output_attentions out, or run the documents one per row.",
-            code="output-asked",
-        )
-
-
 def refuse_unnamed(call: Call) -> None:
     """Raise `UnsupportedModel` for positional arguments without a known name."""
     if call.unnamed:

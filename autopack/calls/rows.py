@@ -87,7 +87,6 @@ class Packed(RowsPlan):
     """
 
     def __init__(self, call: Call, layout: PackedLayout):
-        refusals.refuse_weights(call)
         once, entry = call.prefixes, call.entry
         positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
         arguments = arguments_of_rows(call, layout, positions)
@@ -102,7 +101,12 @@ class Packed(RowsPlan):
                     )
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
-        of_row = self._scope_of_rows = Scope(call.model, layout, images=images)
+        of_row = self._scope_of_rows = Scope(
+            call.model,
+            layout,
+            images=images,
+            want_weights=call.wants_weights,
+        )
         volume = self.volume_apart = Volume.of_layout(layout)
         way = None
         if once is not None:
@@ -262,7 +266,7 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     # where no model inside runs the row
     of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)
     per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
-    if little or reads or of_columns or per_row or call.media or call.prefixes:
+    if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
     return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.calls.call import Call
-from autopack.errors import InvalidPacking
+from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import prepared
 from autopack.layout.forms import Frame
@@ -194,7 +194,8 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     """Return the images that packed documents see; None for other models and text alone.
 
-    Raises `InvalidPacking` where the mask does not give each document its own.
+    Raises `InvalidPacking` where the mask does not give each document its own, and
+    `UnsupportedModel` where attention weights are asked for.
     """
     name = call.traits.image_mask
     if name is None:
@@ -207,6 +208,13 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
             f"images, ...) of {(layout.rows, layout.columns)}, found {shape}. "
             "autopack.PackingCollator makes it of those of documents.",
             code="media-of-others",
+        )
+    if call.wants_weights:
+        raise UnsupportedModel(
+            f"{call.name} was asked for attention weights with packed rows and images, of which "
+            "every document reads its own. Leave output_attentions out, or run the documents one "
+            "per row.",
+            code="output-asked",
         )
     found = prepared.images_of_documents(mask, layout, _real_images(call))
     if isinstance(found, str):

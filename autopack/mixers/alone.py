@@ -28,6 +28,7 @@ from autopack.layout.token_map import (
     Grouping,
     TokenMap,
     each_by_itself,
+    each_part,
     equally_long,
     equally_long_documents,
     items_of_share,
@@ -89,7 +90,8 @@ class Alone(Way):
 
         with without_layout():  # such code may go on to transformers' interface
             outputs = [run(*pair) for pair in zip(found.maps, read, strict=True)]
-        return found.together(outputs)
+        whole = found.together(outputs)
+        return _with_weights(call, found.maps, whole, outputs) if call.want_weights and call.memory is None else whole
 
     def _within(
         self,
@@ -125,6 +127,26 @@ class Alone(Way):
         if name in MASKS or (value.dim() == 4 and of_pairs):
             return _square(batch, value)
         return spread_tokens(value, batch.shape, batch.gather)
+
+
+def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: list[Any]) -> Any:
+    """Return the merged output with attention weights as blocks of the rows: (rows, heads, columns,
+    columns)."""
+    rows, columns = call.layout.rows, call.layout.columns
+
+    def merged(whole: Any, *parts: Any) -> Any:
+        pairs = list(zip(parts, found, strict=True))
+        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into for t, b in pairs):
+            return whole
+        blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
+        for part, batch in pairs:
+            for start, weights in zip(batch.starts.tolist(), part, strict=True):
+                row, first = divmod(start, columns)
+                here = slice(first, first + batch.into[1])
+                blocks[row, :, here, here] = weights
+        return blocks
+
+    return each_part(merged, whole, *outputs)
 
 
 def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:

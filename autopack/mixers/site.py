@@ -107,7 +107,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
         def run(arguments: dict[str, Any], memory: PackedLayout | None = None) -> Any:
             return way.run(
-                MixerCall(original, mixer, names[0], arguments, layout, memory),
+                MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory),
             )
 
         if (rows := scope.shared) is not None:

@@ -96,6 +96,7 @@ class Scope:
     memory: PackedLayout | None = None
     """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
     images: SeenImages | None = None  # which images each document reads, where text attends to images across
+    want_weights: bool = False  # whether attention weights are asked for
     as_batch: bool = False
     """True if documents are rows of a batch with its longest row's values (dynamic rope)."""
     stock: bool = False  # whether the model runs as it would without autopack, whatever the call declares

@@ -8,7 +8,8 @@ import torch
 import autopack
 from autopack import registry, tiny
 from autopack.mixers import OneByOne
-from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions
+from autopack.registry import first_position
+from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions, spans
 from tests.engine import mean_loss
 from tests.support.refusals import refused
 
@@ -63,11 +64,28 @@ def test_disentangled_attention_and_its_convolution(model_type, options):
         assert report.exact, str(report)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gptj"])
-def test_packed_rows_have_no_attention_weights(model_type):
-    model = tiny.build(model_type)
-    with autopack.enable(model, verify=False), refused("output-asked"):
-        model(input_ids=tiny.tokens(model.config, 2, 20), position_ids=positions(*ROWS), output_attentions=True)
+IN_BLOCKS = [
+    *((name, {}) for name in ("bloom", "gptj", "xlm", "rembert")),
+    # Outputs of other forms: I-BERT gives tuples in a tuple, SqueezeBERT a dictionary.
+    *((name, {"task": "masked-lm"}) for name in ("ibert", "squeezebert", "tapas")),
+]
+
+
+@pytest.mark.parametrize(("model_type", "options"), IN_BLOCKS)
+def test_attention_weights_of_packed_rows_stand_in_blocks(model_type, options):
+    model, task = tiny.build(model_type, **options), "task" in options
+    ids, layers = tiny.tokens(model.config, 2, 20), slice(-1 if task else 0, None)
+    where, cached = positions(*ROWS, start=first_position(model.config)), {} if task else {"use_cache": False}
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=where, output_attentions=True).attentions[layers]
+    for row, lengths in enumerate(ROWS):
+        for a, b in spans(lengths):
+            own = model(input_ids=ids[row : row + 1, a:b], output_attentions=True, **cached)
+            for whole, weights in zip(found, own.attentions[layers], strict=True):
+                block = whole[row, :, a:b].clone()
+                assert torch.allclose(block[..., a:b], weights[0], atol=1e-4 if task else 1e-5)
+                block[..., a:b] = 0
+                assert not block.any()
 
 
 @pytest.mark.parametrize("model_type", ["reformer", "blt", "cpmant"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Backend
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import releases
@@ -34,7 +34,7 @@ def implementations() -> tuple[str, ...]:
     return tuple(f"flash_attention_{version}" for version, check in checks.items() if check is not None and check())
 
 
-def attend(call: AttentionCall) -> torch.Tensor:
+def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flash function with cumulative lengths over all flattened rows.
 
     The function takes windows, softcap and scale from its own arguments, as it does for a document
@@ -54,12 +54,12 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | Non
     if isinstance(call.mask, DocumentMask) and (call.mask.pattern is None or call.mask.pattern.chunk is not None):
         return None
     call = with_keys_of_documents(call, prefixes)
-    return attend_between(call, prefixes.queries, prefixes.keys, call.options_beside(None))
+    return attend_between(call, prefixes.queries, prefixes.keys, call.options_beside(None))[0]
 
 
 def attend_between(
     call: AttentionCall, layout: PackedLayout, memory: PackedLayout, options: Mapping[str, Any]
-) -> torch.Tensor:
+) -> Output:
     """Attend from each document of `layout` to its counterpart in `memory`."""
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
     longest = [each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
@@ -68,7 +68,7 @@ def attend_between(
     given.pop("position_ids", None)
     if releases.flash_wants_positions():
         given["position_ids"] = layout.position_ids
-    return call.original(call.module, *call.states, None, **given)[0]
+    return call.original(call.module, *call.states, None, **given)
 
 
 # It serves only models that use it, so what it cannot do is not done for a document alone either:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Backend
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
@@ -28,7 +28,7 @@ def availability() -> tuple[bool, str]:
     return True, "torch.nn.attention.flex_attention"
 
 
-def attend(call: AttentionCall) -> torch.Tensor:
+def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
     mask: Any = call.mask
     if isinstance(mask, DocumentMask):
@@ -38,7 +38,7 @@ def attend(call: AttentionCall) -> torch.Tensor:
     else:
         call.refuse_dense_mask("flex_attention")
         blocks = blocks_within_documents(call.layout, call.layout, masks.plain_rule(call.is_causal))
-    return call.original(call.module, *call.states, blocks, **call.options)[0]
+    return call.original(call.module, *call.states, blocks, **call.options)
 
 
 def blocks_within_documents(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autopack.attention.call import AttentionCall, Backend
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
@@ -64,15 +64,15 @@ def refusal(call: AttentionCall) -> str | None:
     return None
 
 
-def attend(call: AttentionCall) -> Tensor:
-    """Attend within each document."""
+def attend(call: AttentionCall) -> Output:
+    """Attend within each document; there are no attention weights."""
     assert call.pattern is not None
     return attend_varlen(
         call.layout,
         *call.states_for_sdpa(),
         call.pattern,
         call.options.get("scaling"),
-    )
+    ), None
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
