@@ -1,18 +1,15 @@
 """Gradients that are asked for of the outputs of a padded batch: the loss has them in its graph, as stock's has."""
 
-import weakref
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import autopack
 from autopack import tiny
-from autopack.calls.outputs import restore
 from autopack.layout.token_map import TokenMap
-from tests.conftest import LEAK, positions
+from tests.conftest import LEAK
 from tests.support.padded import (
     GRADIENT,
     PADDED,
@@ -151,22 +148,6 @@ def test_without_being_taken_out_it_would_count_twice(monkeypatch):
     assert model_gradient_error(model, stock) > LEAK
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_the_packed_result_is_let_go_and_nothing_is_run_twice_for_what_is_only_read(reads, monkeypatch):
-    states = torch.randn(1, 5, 6, requires_grad=True)
-    logits = states * 1
-    output, packed = restore(CausalLMOutputWithPast(loss=logits.sum(), logits=logits), PADDING), weakref.ref(logits)
-    assert not reads or output.logits.tolist()
-    del logits
-    assert reads or packed() is not None
-    loss = output.loss
-    del output
-    assert packed() is None
-    monkeypatch.setattr(torch.autograd, "grad", None)
-    loss.backward()
-    assert torch.equal(states.grad, torch.ones(1, 5, 6))
-
-
 TASKS = [
     ("llama", "causal LM"),
     ("gemma3_text", "causal LM"),
@@ -246,35 +227,6 @@ def test_hooks_on_all_outputs_see_what_they_see_of_stock(model_type, task, hook,
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert float((found[name] - gradient).abs().max()) < GRADIENT * float(gradient.abs().max()), name
-    assert model_gradient_error(model, stock) < GRADIENT
-
-
-PACKED = {"llama": 1, "gpt2": 1, "deepseek_v4": 1, "reformer": 1, "cpmant": 0, "xlnet": 0}
-"""How many tokens of a document have no label in the loss of a type. The last four run documents as batches."""
-
-
-@pytest.mark.parametrize("labels", [True, False], ids=["labels", "own loss"])
-@pytest.mark.parametrize("model_type", PACKED)
-def test_gradients_of_logits_of_packed_rows_that_begin_alike(model_type, labels):
-    stock, model = _twins(model_type)
-    ids = tiny.tokens(None, 1, sum(COMMON), seed=0).clamp_min(1)
-    ends = np.cumsum(COMMON)
-    for end, length in zip(ends, COMMON, strict=True):
-        ids[0, end - length : end - length + 16] = ids[0, :16]
-    counts = np.array(COMMON) - PACKED[model_type]
-    expected = []
-    for document, count in zip(ids.split(COMMON, 1), counts, strict=True):
-        output = stock(input_ids=document, use_cache=False, labels=document if labels else None)
-        output.logits.retain_grad()
-        loss = output.loss * (count / counts.sum()) if labels else output.logits.pow(2).sum()
-        loss.backward()
-        expected.append(output.logits.grad)
-    with autopack.enable(model):
-        output = model(input_ids=ids, position_ids=positions(COMMON), use_cache=False, labels=ids if labels else None)
-        output.logits.retain_grad()
-        (output.loss if labels else output.logits.pow(2).sum()).backward()
-    wanted = torch.cat(expected, 1)
-    assert float((output.logits.grad - wanted).abs().max()) < GRADIENT * float(wanted.abs().max())
     assert model_gradient_error(model, stock) < GRADIENT
 
 

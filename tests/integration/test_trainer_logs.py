@@ -189,23 +189,6 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
     assert plain != logs[1]
 
 
-def test_a_resumed_run_counts_what_it_runs(enabled, reporter, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2}
-    enabled(Reporter(), **settings).train()
-    second = enabled(**settings)
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert autopack.enable(second.model).tally.training.calls == 4
-    assert [set(ours(logs)) for logs in reporter.logs if "loss" in logs] == [NAMES]
-
-
-def test_padding_of_packed_rows_is_not_computed_and_counted(enabled, reporter):
-    subject = enabled()
-    subject.data_collator = autopack.PackingCollator(max_length=64, pad_to_multiple_of=32)
-    subject.train()
-    training = autopack.enable(subject.model).tally.training
-    assert ours(reporter.logs[-1], "train_")["fill"] == training.tokens / training.columns == 1 < training.skipped
-
-
 def test_others_keys_and_own_logs_of_a_script_are_left_alone(enabled, reporter):
     """A trainer that counts tokens itself has both."""
     subject = enabled(include_num_input_tokens_seen=True)
