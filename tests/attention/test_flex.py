@@ -25,20 +25,6 @@ def test_packed_equals_alone(model_type):
     assert report.exact, str(report)
 
 
-def test_one_block_mask_per_kind_of_layer_and_forward(monkeypatch):
-    from transformers import masking_utils
-
-    model = tiny.build("gemma2")
-    set_implementation(model, "flex_attention")
-    made = []
-    with flex_standin():
-        create = masking_utils.create_block_mask
-        monkeypatch.setattr(masking_utils, "create_block_mask", lambda *a, **k: made.append(1) or create(*a, **k))
-        autopack.enable(model, verify=False)  # an audit would count
-        model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions((9, 7)))
-    assert len(made) == len(set(model.config.layer_types))
-
-
 @pytest.mark.parametrize(("model_type", "attention", "trains"), [("llama", "sdpa", True), ("gpt_oss", "eager", False)])
 def test_a_backend_that_has_no_backward_or_no_sinks_here_is_refused_at_the_call(model_type, attention, trains):
     model = tiny.build(model_type, attn_implementation=attention)

@@ -11,7 +11,6 @@ import autopack
 from autopack import tiny
 from autopack.auditing.running import run_as_stock
 from autopack.calls import entry
-from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -72,16 +71,6 @@ def test_packed_rows_with_short_and_long_documents_are_exact(build, rows):
             assert error(model(input_ids=ids, position_ids=positions(*rows)).logits, expected) <= FLOAT64
         numbers = torch.cat([numbered(row) for row in rows])
         assert error(model(input_ids=ids, seq_idx=numbers).logits, expected) <= FLOAT64
-
-
-def test_a_rotary_hook_that_was_taken_off_is_put_on_again(build):
-    model, expected = build(), _alone(build, IDS, *ROWS)
-    (rotary,) = row_dependent_rotaries(model)
-    before = dict(rotary._forward_hooks)
-    with autopack.enable(model):
-        rotary._forward_hooks.clear()
-        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
-    assert rotary._forward_hooks == before
 
 
 def test_gradients_are_exact_under_checkpointing(build):

@@ -94,24 +94,6 @@ def test_every_way_to_write_a_loss_is_asked(kind, expected, dtype):
     assert first_label_counts(as_class(kind, dtype=dtype)) is expected
 
 
-@pytest.mark.parametrize(
-    ("model_type", "task", "expected"),
-    [
-        ("gpt2", "causal-lm", False),
-        ("mamba", "causal-lm", False),
-        ("whisper", "causal-lm", True),
-        ("xlm", "causal-lm", True),
-        ("bert", "masked-lm", True),
-        ("t5", "seq2seq", True),
-        ("bart", "seq2seq", True),
-        ("qwen2_vl", "image-text-to-text", False),
-        ("bert", "sequence-classification", None),
-    ],
-)
-def test_types_of_transformers_are_asked(model_type, task, expected):
-    assert first_label_counts(tiny.build(model_type, task=task)) is expected
-
-
 @pytest.mark.parametrize("classes", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [None, "regression", "multi_label_classification"])
 def test_one_label_per_row_is_not_taken_for_one_per_token(classes, kind):

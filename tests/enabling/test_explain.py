@@ -155,13 +155,6 @@ def test_a_disabled_model_has_nothing_to_explain():
         handle.explain(**PACKED)
 
 
-def test_a_table_in_notebooks():
-    _, handle = enabled(CLASSIFIER)
-    page = handle.explain(**PADDED)._repr_html_()
-    assert page.count("<tr>") == 3
-    assert "the head takes the padded form" in page
-
-
 @pytest.mark.parametrize("reference", [False, True])
 def test_a_trainer_explains_and_counts_calls_of_its_models(tmp_path, reference):
     subject = trainer(tmp_path, ref_model=tiny.build("gpt2") if reference else None)

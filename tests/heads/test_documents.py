@@ -5,14 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch import nn
 from transformers import PerceiverForSequenceClassification
 
 import autopack
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, token_ids
-from tests.engine import Call, in_rows, must_be_exact, numbered
+from tests.engine import Call, in_rows, must_be_exact
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -109,45 +107,6 @@ def test_stock_has_one_result_for_all_documents_of_a_row(model_type):
     assert logits.shape == (1, 3)
     read = documents[-1] if model_type == "llama" else documents[0]
     assert (error(logits, model(input_ids=read).logits) > LEAK) == (model_type == "bert")
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    """Models for drawn documents, by task: stock and enabled."""
-    found = {}
-    for task, model_type in (("sequence-classification", "llama"), ("question-answering", "bert")):
-        stock = with_head(model_type, task, num_hidden_layers=1)
-        model = copy.deepcopy(stock)
-        autopack.enable(model)
-        found[task] = stock, model
-    yield found
-    for _, model in found.values():
-        autopack.disable(model)
-
-
-@settings(max_examples=12)
-@given(
-    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3),
-    padding=st.integers(0, 4),
-    seed=st.integers(0, 99),
-    task=st.sampled_from(["sequence-classification", "question-answering"]),
-)
-def test_any_lengths_rows_and_padding(drawn, rows, padding, seed, task):
-    stock, model = drawn[task]
-    assume(max(map(max, rows)) > 1)  # one token has no other to choose, and no gradient
-    if all(len(row) == 1 for row in rows):
-        rows = [[*row, 1] for row in rows]  # else it is an ordinary batch
-    segments = nn.functional.pad(in_rows([numbered(row)[0] for row in rows]), (0, padding))
-    ids = token_ids(*segments.shape, seed=seed)
-    documents = [part for each, row in zip(ids, rows, strict=True) for part in each[: sum(row)].split(row)]
-    generator = torch.Generator().manual_seed(seed)
-    if task == "sequence-classification":
-        labels = {"labels": torch.randint(3, (len(documents),), generator=generator)}
-    else:
-        at = [torch.randint(len(document), (2,), generator=generator) for document in documents]
-        labels = dict(zip(("start_positions", "end_positions"), torch.stack(at, dim=1), strict=True))
-    output = model(input_ids=ids, attention_mask=segments, **labels)
-    agrees(model, stock, output, documents, labels)
 
 
 def test_two_rows_and_padding_between_documents():
@@ -260,17 +219,3 @@ def test_token_types_and_positions_inside_a_document_go_along():
     parts = zip(*(each.split(LENGTHS, 1) for each in (IDS, at, types)), strict=True)
     expected = [stock(ids, position_ids=where, token_type_ids=kinds).logits for ids, where, kinds in parts]
     assert error(found, torch.cat(expected)) < FLOAT64
-
-
-def test_it_is_the_same_whatever_becomes_of_padded_batches():
-    handle = serves(with_head("bert"), {"labels": CLASSES}, unpad=False)
-    assert "no padded batch yet" in str(handle.tally)
-
-
-def test_only_real_tokens_reach_the_layers():
-    model, shapes = with_head("llama"), []
-    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape[:2]))
-    with autopack.enable(model, verify=False):
-        packed(model)
-        model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
-    assert shapes == [(1, 33), (4, 6)]

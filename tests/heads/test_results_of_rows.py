@@ -271,11 +271,3 @@ def test_a_head_of_ones_own_on_such_a_tower():
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.score(pooled))
 
     serves(Head(tiny.config("clip_text_model")).double().eval(), Vectors("logits"))
-
-
-def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():
-    from autopack.calls.rows import of_each_row
-
-    output = {"pooler_output": torch.zeros(1, 64), "log_probs": torch.zeros(1, 32), "logits": torch.zeros(1, 65, 8)}
-    assert of_each_row(output, 1, 65, frozenset({64})) == ["pooler_output", "log_probs"]
-    assert of_each_row({"log_probs": torch.zeros(1, 64)}, 1, 65, frozenset({32})) == []

@@ -1,14 +1,11 @@
 """Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and say why."""
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 import autopack
-from tests.engine import counted
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -21,7 +18,6 @@ from tests.support.padded import (
     tally_of,
 )
 from tests.support.padded import twins as twins_of
-from tests.support.refusals import refused
 
 KINDS = ["llama", "gpt2", "mamba", "bloom", "bert", "qwen3_moe", "opt", "gemma2"]
 
@@ -97,31 +93,6 @@ def test_without_being_looked_for_the_hook_sees_one_row():
         _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
         model(**inputs)
     assert shapes == [(1, sum(PADDED))]
-
-
-def test_a_mock_as_a_hook():
-    """A mock has any attribute that is asked for, so what it seems to wrap has no end."""
-    (stock, model), inputs = _twins("llama")
-    hook = MagicMock(return_value=None)
-    with autopack.enable(model):
-        _layer(model).register_forward_hook(hook)
-        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
-        assert hook.called
-        (reason,) = tally_of(model).left
-    assert "a hook on it is" in reason
-
-
-def test_threads_wait_for_the_check_of_a_hook():
-    (_, model), _ = _twins("llama")
-    ids, where = torch.arange(9)[None], counted((4, 5))
-    _layer(model).mlp.register_forward_hook(lambda module, args, output: torch.roll(output, 1, dims=1))
-
-    def run(_):
-        with refused("leak-detected"):
-            model(input_ids=ids, position_ids=where)
-
-    with autopack.enable(model), ThreadPoolExecutor(4) as threads:
-        list(threads.map(run, range(4)))
 
 
 def test_gradients_of_single_samples_by_hooks():

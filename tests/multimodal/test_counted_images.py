@@ -32,14 +32,6 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
     assert model.model.rope_deltas is None
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_that_is_to_stay_gets_what_stock_gives(side):
-    stock, model = twins_with_images("hunyuan_vl")
-    call = padded_with_images(stock, side)
-    with autopack.enable(model, unpad=False):
-        assert torch.equal(model(**call, use_cache=False).logits, stock(**call, use_cache=False).logits)
-
-
 def test_a_batch_without_padding_too():
     stock, model = twins_with_images("hunyuan_vl")
     found = documents(stock, [(3, IMAGE, 2), (4, IMAGE, 1)])
@@ -51,27 +43,6 @@ def test_a_batch_without_padding_too():
     with autopack.enable(model):
         logits = model(**call, use_cache=False).logits
     assert all(error(row, own) <= FLOAT32 for row in logits)
-
-
-def test_positions_of_the_call_are_taken_as_they_are():
-    stock, model = twins_with_images("hunyuan_vl")
-    call = padded_with_images(stock, "right")
-    given = (call[name] for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask"))
-    positions = stock.model.get_rope_index(*given)[0]
-    expected = stock(**call, use_cache=False).logits
-    with autopack.enable(model):
-        found = model(**call, position_ids=positions, use_cache=False).logits
-    real = call["attention_mask"].bool()
-    assert error(found[real], expected[real]) <= FLOAT32
-
-
-def test_generation_is_stocks():
-    stock, model = twins_with_images("hunyuan_vl")
-    call = {**padded_with_images(stock, "left"), "max_new_tokens": 4, "do_sample": False}
-    del call["labels"]
-    expected = stock.generate(**call)
-    with autopack.enable(model):
-        assert torch.equal(model.generate(**call), expected)
 
 
 @pytest.mark.parametrize("change", ["fewer", "in another order"])

@@ -1,8 +1,6 @@
 """Which batches have what their rows begin with computed once, and that it holds however the model is run."""
 
 import contextlib
-import copy
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -223,29 +221,6 @@ class TestHowever:
             expected, found = (_scored(model, batch := padded(tree())).logits.float() for model in pair)
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1  # bfloat16 keeps 8 bits
             assert _shared(handle) > 40
-
-    def test_compiled(self, pair):
-        stock, model = pair
-        with autopack.enable(model) as handle, torch.no_grad():
-            compiled = torch.compile(model, backend="eager")
-            for seed in range(2):
-                _agree(stock, compiled, padded(tree(seed)))
-            assert _shared(handle) > 80
-
-    def test_copies_and_threads(self, pair):
-        stock, model = pair
-        with autopack.enable(model):
-            copied = copy.deepcopy(model)
-            batches = [padded(tree(seed)) for seed in range(4)]
-
-            def run(each, batch):
-                return logit_error(_scored(each, batch).logits, _scored(stock, batch).logits, batch["attention_mask"])
-
-            with ThreadPoolExecutor(8) as threads:
-                errors = threads.map(run, [model, copied] * 4, batches * 2)
-            assert max(errors) < FLOAT32
-            assert copied.__dict__["_autopack_handle"].tally.evaluation.shared > 40
-            autopack.disable(copied)
 
     def test_a_model_that_is_changed_is_asked_again(self, pair):
         """A layer that mixes tokens by their columns, put in after the first shared call: its twin has none."""

@@ -133,18 +133,6 @@ class TestWhen:
             assert states.shape[:2] == batch["input_ids"].shape
             assert any("a hook looks into its layers" in reason for reason in handle.tally.apart)
 
-    def test_explained_and_counted(self):
-        model = build("llama").eval()
-        batch = packed(tree(), max_length=100)
-        with autopack.enable(model) as handle:
-            said = str(handle.explain(**batch))
-            assert "of them computed with those of another row" in said
-            with torch.no_grad():
-                model(**batch, use_cache=False)
-            volume = handle.tally.evaluation
-            assert volume.documents == len(tree())
-            assert volume.skipped == batch["input_ids"].numel() - volume.tokens
-
     def test_checkpointing_and_a_compiled_model(self):
         stock, model = twins(build("llama").train())
         model.gradient_checkpointing_enable()

@@ -14,7 +14,6 @@ from autopack import tiny
 from autopack.runtime.tally import Volume
 from tests.conftest import token_ids
 from tests.support.padded import batch, mask_of
-from tests.support.refusals import refused
 
 LENGTHS = (7, 3, 9)
 REAL, PADDING = sum(LENGTHS), 3 * 9 - sum(LENGTHS)
@@ -89,19 +88,6 @@ def test_a_batch_that_has_to_run_again_as_it_came():
             assert handle.tally.training == Volume(*(calls * number for number in STAYED))
 
 
-def test_documents_that_are_declared_further_in_are_counted_there():
-    class Declares(type(tiny.build("llama"))):
-        def forward(self, input_ids=None, **others):
-            if input_ids.shape == (1, 8):
-                others["position_ids"] = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-            return super().forward(input_ids=input_ids, **others)
-
-    model = Declares(tiny.build("llama").config).train()
-    with autopack.enable(model) as handle:
-        model(input_ids=token_ids(1, 8))
-        assert handle.tally.training == Volume(calls=1, rows=1, columns=8, tokens=8, documents=2)
-
-
 def test_evaluation_is_counted_apart_and_generation_not_at_all(model):
     with autopack.enable(model.eval()) as handle:
         with torch.no_grad():
@@ -122,13 +108,6 @@ def test_generation_of_an_encoder_decoder_is_not_counted(options):
         model.generate(**prompts, max_new_tokens=3, **options)
         assert handle.tally.evaluation == Volume()
         assert str(handle.tally) == "no padded batch yet"
-
-
-def test_layers_that_are_recomputed_count_once(model):
-    model.gradient_checkpointing_enable()
-    with autopack.enable(model) as handle:
-        model(**padded()).loss.backward()
-        assert handle.tally.training == RAN
 
 
 def test_compiled_calls_are_counted_and_break_no_graph():
@@ -153,13 +132,6 @@ def test_audits_and_checks_of_training_calls_are_not_counted():
         assert handle.checked.checks == 1
         autopack.audit(model)
         assert (handle.tally.training, handle.tally.evaluation) == (RAN, Volume())
-
-
-def test_a_call_that_is_refused_is_not_counted(model):
-    with autopack.enable(model) as handle:
-        with refused("declaration-invalid"):
-            model(input_ids=token_ids(1, 4), position_ids=torch.tensor([[0, 1, -1, 0]]))
-        assert handle.tally.training == Volume()
 
 
 def test_copies_count_by_themselves(model):

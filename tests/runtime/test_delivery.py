@@ -3,7 +3,6 @@
 import gc
 import weakref
 from functools import partial
-from types import MethodType
 
 import pytest
 import torch
@@ -123,40 +122,6 @@ def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch
     unbind_checkpointing(list(model.modules()))
     with refused("past-the-entry"):
         _two_forwards_one_backward(model)
-
-
-@pytest.mark.parametrize("how", ["a partial of a method", "what transformers hands over"])
-def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
-    """LLaMA-Factory reads `func.func.__self__` of the partial that transformers 5.6 hands over, which is of a method
-    there, and of a function and its layer later."""
-    model, seen = llama().train(), []
-
-    def of_somebody(function, *args, **kwargs):
-        if how == "what transformers hands over":
-            assert isinstance(function, partial)
-            seen.append(function.args[0] if function.args else function.func.__self__)
-        else:
-            seen.append(function.func.__self__)
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
-
-    def handed_over(layer):
-        def call(function, *args, **kwargs):
-            if how == "what transformers hands over":
-                return layer.somebodys(function, *args, **kwargs)
-            held = function.func
-            method = held if hasattr(held, "__self__") else MethodType(held, layer)
-            return layer.somebodys(partial(method, **function.keywords), *args, **kwargs)
-
-        return call
-
-    model.gradient_checkpointing_enable()
-    with autopack.enable(model):
-        for layer in model.model.layers:
-            layer.somebodys = BoundCheckpoint(of_somebody)
-            layer._gradient_checkpointing_func = handed_over(layer)
-        found = _two_forwards_one_backward(model)
-    assert {*map(id, seen)} == {*map(id, model.model.layers)}
-    assert gradient_error(found, _expected(stock)) <= FLOAT64
 
 
 def test_below_a_checkpoint_function_of_a_script_padded_batches_run_without_their_padding(stock):

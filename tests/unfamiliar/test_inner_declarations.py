@@ -127,18 +127,6 @@ def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-def regularised(self, input_ids=None, attention_mask=None, **kwargs):
-    """A penalty on the change from token to token, added to the loss."""
-    output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-    steps = output.logits[:, 1:] - output.logits[:, :-1]
-    mask = torch.ones_like(input_ids) if attention_mask is None else (attention_mask > 0).long()
-    if output.loss is not None:
-        output.loss = (
-            output.loss + 0.1 * (steps.square().mean(-1) * mask[:, 1:] * mask[:, :-1]).sum() / mask[:, 1:].sum()
-        )
-    return output
-
-
 TEACHERS = {}
 
 
@@ -152,7 +140,7 @@ def teaches(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-INSIDE = (masks_the_inside, forgets_the_mask, pools_inside, regularised, teaches)
+INSIDE = (masks_the_inside, forgets_the_mask, pools_inside, teaches)
 
 
 def does_more(model, forward):
