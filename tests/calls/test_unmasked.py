@@ -65,14 +65,6 @@ def test_other_calls_are_not_pointed_out(llama, caplog, call):
     assert not tally_of(llama).unmasked
 
 
-@pytest.mark.parametrize(("pad", "options"), [(PAD, {"unpad": False}), (None, {})])
-def test_nor_where_there_is_no_padding_token_or_padding_stays_anyway(caplog, pad, options):
-    model = tiny.build("llama", pad_token_id=pad).train()
-    with autopack.enable(model, **options), caplog.at_level(logging.WARNING):
-        model(input_ids=PADDED)
-    assert not warnings(caplog)
-
-
 def test_an_encoder_decoder_is_looked_at_too(caplog):
     model = tiny.build("t5", task="seq2seq", pad_token_id=PAD).train()
     with autopack.enable(model), caplog.at_level(logging.WARNING):

@@ -7,7 +7,6 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
-from transformers.modeling_outputs import CausalLMOutput
 
 import autopack
 from autopack import tiny
@@ -35,17 +34,6 @@ class InColumn(LlamaForCausalLM):
         return output
 
 
-class Summed(LlamaForCausalLM):
-    """Sums, in the model's precision, with a shift and without knowing of the ignored label."""
-
-    def forward(self, input_ids, labels=None, **kwargs):
-        logits = super().forward(input_ids, **kwargs).logits
-        if labels is None:
-            return CausalLMOutput(logits=logits)
-        chosen = logits[:, :-1].log_softmax(-1).gather(-1, labels[:, 1:, None])
-        return CausalLMOutput(loss=-chosen.sum(), logits=logits)
-
-
 class Smoothed(LlamaForCausalLM):
     def forward(self, input_ids, labels=None, **kwargs):
         logits = super().forward(input_ids, **kwargs).logits
@@ -53,14 +41,6 @@ class Smoothed(LlamaForCausalLM):
         return (loss, logits) if labels is not None else (logits,)
 
     # Without labels it crashes, and it returns a tuple.
-
-
-class OnlyTheLoss(LlamaForCausalLM):
-    """A fused loss: nothing but a number comes back."""
-
-    def forward(self, input_ids, labels=None, **kwargs):
-        output = super().forward(input_ids, labels=labels, **kwargs)
-        return {"loss": output.loss} if labels is not None else {"logits": output.logits.detach()}
 
 
 class NoLabels(LlamaForCausalLM):
@@ -82,9 +62,7 @@ class Constant(LlamaForCausalLM):
         (LlamaForCausalLM, False),
         (Mine, False),
         (InColumn, True),
-        (Summed, False),
         (Smoothed, False),
-        (OnlyTheLoss, False),
         (NoLabels, None),
         (Constant, None),
     ],

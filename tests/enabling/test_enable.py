@@ -265,20 +265,3 @@ def test_the_first_line_says_what_users_ask_first(case):
         for call in calls:
             model(**call, use_cache=False)
         assert repr(handle).startswith(f"autopack: {said}\n")
-
-
-@pytest.mark.parametrize(
-    ("given", "hint"),
-    [
-        ("flash_attention_2", "'flash'"),
-        ("kernels-community/flash-attn3", "'flash'"),
-        ("flex_attention", "'flex'"),
-        ("paged|sdpa", "'sdpa'"),
-        ("fast", None),
-        (None, None),
-    ],
-)
-def test_a_backend_by_a_name_of_transformers_is_hinted_at(given, hint):
-    with pytest.raises(ValueError, match="backend must be ") as raised:
-        autopack.enable(tiny.build("llama"), backend=given)
-    assert str(raised.value).partition("Did you mean ")[2] == ("" if hint is None else f"{hint}?")

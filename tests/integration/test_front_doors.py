@@ -220,19 +220,6 @@ def test_a_lightning_module_and_its_trainer():
         assert not autopack.is_enabled(module)
 
 
-def test_a_trainer_of_setfit(tmp_path):
-    model, _ = fewshot(tmp_path)
-    columns = {"text": sentences(24), "label": [number % 2 for number in range(24)]}
-    setfit = pytest.importorskip("setfit")
-    arguments = setfit.TrainingArguments(output_dir=str(tmp_path), batch_size=4, max_steps=2, report_to="none")
-    subject = setfit.Trainer(model, arguments, train_dataset=Dataset.from_dict(columns))
-    with autopack.enable(subject) as handle:
-        subject.train()
-        assert handle.tally.training.calls > 0
-        assert handle.tally.training.fill == 1
-        assert autopack.is_enabled(model)
-
-
 def _losses(trainer):
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()

@@ -180,3 +180,12 @@ class TestCollator:
         example[MASKS[model_type]] = example[MASKS[model_type]][:, 1:]
         with refused("unusable-data"):
             PackingCollator.for_model(model)([example])
+
+    def test_padding_of_an_example_is_left_out_of_its_mask(self):
+        stock, model = opened("mllama")
+        document = documents(stock, [(3, IMAGE, 2)])[0]
+        call = padded(stock, [document, images.document(stock, (9,))], "left")
+        masks = {name: call[name][0].tolist() for name in ("input_ids", "attention_mask")}
+        example = {**self.example(model, document), **masks, "cross_attention_mask": call["cross_attention_mask"][:1]}
+        batch = PackingCollator.for_model(model)([example])
+        assert torch.equal(batch["cross_attention_mask"], document.seen["cross_attention_mask"])

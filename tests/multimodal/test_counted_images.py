@@ -45,6 +45,18 @@ def test_a_batch_without_padding_too():
     assert all(error(row, own) <= FLOAT32 for row in logits)
 
 
+def test_positions_of_the_call_are_taken_as_they_are():
+    stock, model = twins_with_images("hunyuan_vl")
+    call = padded_with_images(stock, "right")
+    given = (call[name] for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask"))
+    positions = stock.model.get_rope_index(*given)[0]
+    expected = stock(**call, use_cache=False).logits
+    with autopack.enable(model):
+        found = model(**call, position_ids=positions, use_cache=False).logits
+    real = call["attention_mask"].bool()
+    assert error(found[real], expected[real]) <= FLOAT32
+
+
 @pytest.mark.parametrize("change", ["fewer", "in another order"])
 def test_grids_that_are_not_those_of_the_documents(change):
     model = with_images("hunyuan_vl")

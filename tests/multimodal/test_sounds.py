@@ -13,14 +13,14 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.tiny import media_rows, sounds
+from autopack.tiny import sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import alone, packed
 from compat.with_images import cast
 from compat.with_sounds import documents, overrides
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import agrees, padded, rows_with_padding_agree, serves, unpadded_as_stock, worst
+from tests.multimodal.models import agrees, padded, serves, unpadded_as_stock, worst
 from tests.support.refusals import refused
 
 EAGER = ("gemma4", "vibevoice_asr")
@@ -143,12 +143,6 @@ def test_stock_leaks_in_the_plain_call(model_type):
     assert worst(stock(**call).logits, stock, [found]) > LEAK
 
 
-def test_two_rows_with_padding_behind_them():
-    stock, model = twins_with_sounds("qwen3_asr")
-    found = documents(stock)
-    rows_with_padding_agree(model, stock, [found[:3], found[3:]], verify=False)
-
-
 def refused_since_they_would_meet(model, stock, found, match, least=LEAK):
     """Want packed rows to be refused, and as a control to leak where nothing refuses them."""
     call = packed(model, [found])
@@ -229,33 +223,6 @@ def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():
         short.append(dataclasses.replace(document, tokens={"input_ids": ids[~repeated][None]}))
     with autopack.enable(model, verify=False), refused("media-mixed"):
         model(**packed(model, [short]))
-
-
-COLLATED = """
-audioflamingo3 dots3_note fun_asr_nano gemma4 inkling_mm_model musicflamingo qwen2_5_omni_thinker qwen2_audio qwen3_asr
-vibevoice_asr voxtral
-""".split()
-
-
-@pytest.mark.parametrize("model_type", COLLATED)
-def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
-    """In the order of the documents, the shorter padded with zeros: what `compat.images.packed` gives."""
-    model = with_sounds(model_type)
-    found = documents(model)
-    examples = []
-    for document in found:
-        example = {name: value[0].tolist() for name, value in document.tokens.items()}
-        for name in document.images[0] if document.images else ():
-            example[name] = media_rows.row(model, [document])[name].numpy()
-        examples.append({**example, "labels": example["input_ids"]})
-    batch = autopack.PackingCollator.for_model(model)(examples)
-    expected = packed(model, [found])
-    assert batch.keys() >= expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(torch.as_tensor(batch[name]), value), name
-    labels = batch.pop("labels")
-    with autopack.enable(model, verify=False):
-        assert torch.isfinite(model(**batch, labels=labels).loss)
 
 
 def test_every_type_that_takes_sounds_has_been_run_with_them():

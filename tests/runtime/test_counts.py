@@ -73,21 +73,6 @@ def test_a_call(model_type, config, options, call, expected):
         assert handle.tally.evaluation == Volume()
 
 
-def test_a_batch_that_has_to_run_again_as_it_came():
-    """The first one of a tower that picks a token by itself runs as a row before that shows."""
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
-
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = CLIPTextModelWithProjection(
-        CLIPTextConfig(vocab_size=128, eos_token_id=127, bos_token_id=126, **sizes)
-    ).train()
-    given = {name: value for name, value in padded().items() if name != "labels"}
-    with autopack.enable(model, verify=False) as handle:
-        for calls in (1, 2):
-            model(**given)
-            assert handle.tally.training == Volume(*(calls * number for number in STAYED))
-
-
 def test_evaluation_is_counted_apart_and_generation_not_at_all(model):
     with autopack.enable(model.eval()) as handle:
         with torch.no_grad():
