@@ -75,6 +75,22 @@ def test_a_call_takes_one_step_as_a_forward_does(name, norm):
         torch.testing.assert_close(found, wanted, msg=name)
 
 
+def test_gradients_are_those_of_documents_alone():
+    model = _model("bloom", hooked_spectral_norm)
+    stock, row = copy.deepcopy(model), _row(model)
+    autopack.enable(model)
+    model(**row).logits.square().sum().backward()
+    buffers = [buffer.clone() for buffer in stock.buffers()]
+    for part in row["input_ids"].split(LENGTHS, dim=1):
+        for buffer, before in zip(stock.buffers(), buffers, strict=True):
+            buffer.data.copy_(before)
+        stock(input_ids=part).logits.square().sum().backward()
+    for (name, found), wanted in zip(model.named_parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(
+            found.grad, wanted.grad, rtol=1e-4, atol=1e-4 * float(wanted.grad.abs().max()), msg=name
+        )
+
+
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_checks_take_no_step_of_a_norm_for_a_leak(norm):
     """`check_every` looks at models of the libraries' own code, too, and not at what they began with."""

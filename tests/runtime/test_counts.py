@@ -48,6 +48,9 @@ CALLS = [
     ("llama", {}, {}, {**padded(), "output_attentions": True}, STAYED),
     ("llama", {}, {}, {"inputs_embeds": torch.zeros(2, 5, 64)}, Volume(1, 2, 10, 10, 2)),
     ("llama", {}, {"unpad": False}, padded(), STAYED),
+    *((name, {}, {}, ROW, Volume(1, 1, 8, 5, 2)) for name in ("bart", "qwen3_next")),
+    # What the mask hides are other tokens than the padding token.
+    ("bert", {"task": "masked-lm"}, {}, {"input_ids": token_ids(3, 9), "attention_mask": mask_of(LENGTHS)}, STAYED),
     # Documents of a head are counted once: BERT runs them as a padded batch, whose backbone runs one row.
     ("bert", CLASSES["bert"], {}, {**ROW, "labels": torch.tensor([0, 1])}, Volume(1, 1, 5, 5, 2, 3)),
     ("bert", CLASSES["bert"], {}, {**padded(), "labels": torch.tensor([0, 1, 0])}, RAN),
