@@ -6,11 +6,10 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from transformers import PerceiverForSequenceClassification
 
 import autopack
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, token_ids
-from tests.engine import Call, in_rows, must_be_exact
+from tests.engine import Call, must_be_exact
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -54,26 +53,6 @@ def test_reformer_numbers_documents_itself(task):
     with pytest.raises(RuntimeError, match="expand"):
         stock(input_ids=IDS[:, :7], position_ids=torch.arange(7)[None])
     serves(stock, TASKS[task], verify=False)
-
-
-class Reading(PerceiverForSequenceClassification):
-    def forward(self, input_ids=None, attention_mask=None, return_dict=None, output_hidden_states=None, labels=None):
-        given = {"return_dict": True, "output_hidden_states": output_hidden_states, "labels": labels}
-        output = super().forward(input_ids=input_ids, attention_mask=attention_mask, **given)
-        output.logits = output.logits + input_ids.float().mean(1, keepdim=True)
-        return output
-
-
-def test_a_forward_of_ones_own_that_reads_padding_gets_documents_of_one_length():
-    config = with_head("perceiver", "sequence-classification", torch.float32).config
-    torch.manual_seed(0)
-    model = Reading(config).eval()
-    documents = IDS[0].split(LENGTHS)
-    expected = torch.cat([model(input_ids=document[None]).logits for document in documents])
-    mask = in_rows([torch.ones_like(document) for document in documents])
-    assert error(model(input_ids=in_rows(documents), attention_mask=mask).logits, expected) > LEAK
-    with autopack.enable(model):
-        assert error(torch.stack(list(results(packed(model)))), expected) < FLOAT32
 
 
 PROBLEMS = {
@@ -164,16 +143,6 @@ def test_documents_that_hold_and_end_with_the_padding_token(model_type):
     ids[:, [0, 3, 17, 18]] = pad  # first, inside, the last two of a document
     ids[:, 19:24] = pad  # a whole document
     serves(stock, TASKS["sequence-classification"], ids=ids)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_embeddings_instead_of_tokens(model_type):
-    stock = with_head(model_type)
-    model, embeddings = copy.deepcopy(stock), stock.get_input_embeddings()(IDS).detach()
-    expected = [stock(inputs_embeds=part).logits for part in embeddings.split(LENGTHS, 1)]
-    with autopack.enable(model):
-        found = model(inputs_embeds=embeddings, position_ids=positions(LENGTHS)).logits
-    assert error(found, torch.cat(expected)) < FLOAT64
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])

@@ -11,7 +11,6 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.enabling.trainer_logs import PackingLogs, logs_packing
 from tests.integration.documents import documents, with_mask
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -189,18 +188,6 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
     assert plain != logs[1]
 
 
-def test_others_keys_and_own_logs_of_a_script_are_left_alone(enabled, reporter):
-    """A trainer that counts tokens itself has both."""
-    subject = enabled(include_num_input_tokens_seen=True)
-    subject.train()
-    trained = [logs for logs in reporter.logs if "loss" in logs]
-    assert [set(ours(logs)) for logs in trained] == [NAMES] * 2
-    assert all("num_input_tokens_seen" in logs and not ours(logs, "train_") for logs in trained)
-    subject.log({"kl": 0.5})
-    subject.log({"loss": 0.5})
-    assert none_of_ours(reporter.logs[-2:])
-
-
 def test_several_evaluation_sets_are_apart(enabled, reporter):
     subject = enabled(eval_strategy="steps", eval_steps=4)
     short, long = [{"input_ids": [5] * n} for n in (2, 4)], [{"input_ids": [5] * n} for n in (10, 20, 30)]
@@ -235,15 +222,3 @@ def test_the_callback_comes_once_and_goes_with_the_handle(tmp_path):
     autopack.enable(subject)
     autopack.disable(subject)
     assert subject.callback_handler.callbacks == before
-
-
-@pytest.mark.parametrize(
-    "change", [lambda subject: subject.remove_callback(PackingLogs), lambda subject: autopack.disable(subject.model)]
-)
-def test_without_the_callback_or_an_enabled_model_nothing_is_logged(enabled, reporter, change):
-    subject = enabled()
-    assert logs_packing(subject)
-    change(subject)
-    subject.train()
-    assert none_of_ours(reporter.logs)
-    assert none_of_ours(subject.state.log_history)

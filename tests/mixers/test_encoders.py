@@ -12,7 +12,7 @@ import autopack
 from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.models import randomize
-from tests.conftest import FLOAT32, LEAK, error, positions, spans, weights_like
+from tests.conftest import FLOAT32, error, positions, spans, weights_like
 from tests.engine import Result, check, leaks
 from tests.support.refusals import refused
 
@@ -78,21 +78,6 @@ def test_what_a_call_says_of_single_tokens(model_type):
         check(weighted(model(**call).logits), expected)
 
 
-def test_positions_of_a_table_are_those_of_its_cells_or_as_given():
-    """TAPAS alone numbers tokens by cells; positions that do not count from 0 are taken, in the same batch too."""
-    model = tiny.build("tapas", task="masked-lm")
-    ids, kinds = tiny.tokens(model.config, 1, 12), table(1, 12)
-    where = torch.cat([torch.arange(6), torch.arange(3, 9)])[None]  # of one length, so they share a batch
-    first = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6]).logits
-    second = model(input_ids=ids[:, 6:], token_type_ids=kinds[:, 6:], position_ids=where[:, 6:]).logits
-    counted = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6], position_ids=where[:, :6]).logits
-    assert error(first, counted) > LEAK  # what the cells say is not what columns say
-    numbers = torch.tensor([[0] * 6 + [1] * 6])
-    with autopack.enable(model):
-        found = model(input_ids=ids, token_type_ids=kinds, position_ids=where, seq_idx=numbers).logits
-    assert error(found, torch.cat([first, second], dim=1)) < FLOAT32
-
-
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 11), min_size=2, max_size=5), st.sampled_from([4, 6]), st.booleans())
 def test_windows_of_documents_of_any_length(lengths, window, global_tokens):
@@ -102,20 +87,6 @@ def test_windows_of_documents_of_any_length(lengths, window, global_tokens):
     if global_tokens:
         inputs["global_attention_mask"] = (integers(5, 1, columns) == 0).long()
     serves(model, inputs, [lengths])
-
-
-def test_attention_weights_of_windows_are_those_of_tokens():
-    model = tiny.build("longformer", task="masked-lm")
-    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
-    with autopack.enable(model):
-        call = {**inputs, "position_ids": packed_positions(model), "output_attentions": True}
-        found = model(**call).attentions[0]
-        with refused("output-asked"):
-            model(**call, global_attention_mask=torch.eye(2, COLUMNS, dtype=torch.long))
-    for row, lengths in enumerate(ROWS):
-        for a, b in spans(lengths):
-            own = model(input_ids=inputs["input_ids"][row : row + 1, a:b], output_attentions=True).attentions[0]
-            assert torch.allclose(found[row, :, a:b], own[0], atol=1e-5)
 
 
 def test_neighbours_of_embeddings_that_the_caller_made():

@@ -8,8 +8,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import autopack
-from autopack.enabling.trainer_logs import numbers
-from autopack.runtime.tally import Volume
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -90,10 +88,6 @@ class TestWhen:
                 _scored(model.eval(), batch)
                 assert _shared(handle) > 0
 
-    def test_no_such_choice(self, pair):
-        with pytest.raises(ValueError, match="share must be True or False; found 'sometimes'"):
-            autopack.enable(pair[1], share="sometimes")
-
     def test_rows_without_padding(self, pair):
         batch = padded(group(32, (6, 6, 6)))
         batches = [batch, {"input_ids": batch["input_ids"]}]
@@ -168,12 +162,6 @@ class TestSaid:
             _scored(pair[1], batch)
             assert "96 tokens were computed with those of another row" in repr(handle)
             assert handle.tally.evaluation.fill == 1.0
-
-    def test_in_the_logs_of_a_trainer(self):
-        found = numbers(Volume(1, 1, 57, 153, 4, 0, 96), 1.0)
-        assert found["autopack/shared"] == round(96 / 153, 4)
-        assert found["autopack/real_tokens_per_second"] == 153.0
-        assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
 
 
 def _checkpointed(reentrant):
