@@ -103,13 +103,6 @@ class TestLeftAsItCame:
         model(**BATCH)
         assert tally_of(model).batches == 2
 
-    @pytest.mark.parametrize("pair", [("bert", CLASSES)], indirect=True)
-    @torch.no_grad()
-    def test_an_encoder_has_no_cache_to_want(self, pair):
-        stock, model = (which.eval()(**TOKENS).logits for which in pair)
-        assert logit_error(model, stock, MASK) < FLOAT32
-        assert tally_of(pair[1]).batches == 1
-
 
 class TestFurtherIn:
     """What the top cannot unpad, its backbone may."""

@@ -100,6 +100,8 @@ def with_own_loss():
         (lambda: with_recordings()[0], True),  # without recordings
         (lambda: as_class(HidingItsHalves, "t5", "seq2seq"), True),
         (with_own_loss, True),
+        (lambda: tiny.build("whisper"), True),
+        (lambda: tiny.build("qwen2_vl", task="image-text-to-text"), False),
         (lambda: tiny.build("bert", task="token-classification", num_labels=2), True),
         (lambda: tiny.build("bert", task="token-classification", num_labels=1), None),  # whose loss is zero
     ],

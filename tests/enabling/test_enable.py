@@ -243,25 +243,3 @@ def test_the_handle_says_what_was_done():
     assert "<table><caption>autopack: enabled, exact, no call yet</caption>" in handle._repr_html_()
     handle.remove()
     assert repr(handle).startswith("autopack: disabled\n")
-
-
-ROW = {"input_ids": torch.arange(5, 14)[None], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])}
-BATCH = {"input_ids": torch.arange(5, 15).view(2, 5), "attention_mask": torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])}
-SUMMARIES = {
-    "no call": ({}, [], "enabled, exact, no call yet"),
-    "a packed row": ({}, [ROW], "packed, exact"),
-    "a padded batch": ({}, [BATCH], "packed, exact, 30.0% of tokens saved"),
-    "both": ({}, [ROW, BATCH], "packed, exact, 15.8% of tokens saved"),
-    "padding that stays": ({"unpad": False}, [BATCH], "not packed so far, exact"),
-    "no proof": ({"verify": False}, [ROW], "packed, not verified"),
-}
-
-
-@pytest.mark.parametrize("case", SUMMARIES)
-def test_the_first_line_says_what_users_ask_first(case):
-    options, calls, said = SUMMARIES[case]
-    model = llama().eval()
-    with autopack.enable(model, **options) as handle, torch.no_grad():
-        for call in calls:
-            model(**call, use_cache=False)
-        assert repr(handle).startswith(f"autopack: {said}\n")

@@ -57,6 +57,15 @@ def test_positions_of_the_call_are_taken_as_they_are():
     assert error(found[real], expected[real]) <= FLOAT32
 
 
+def test_generation_is_stocks():
+    stock, model = twins_with_images("hunyuan_vl")
+    call = {**padded_with_images(stock, "left"), "max_new_tokens": 4, "do_sample": False}
+    del call["labels"]
+    expected = stock.generate(**call)
+    with autopack.enable(model):
+        assert torch.equal(model.generate(**call), expected)
+
+
 @pytest.mark.parametrize("change", ["fewer", "in another order"])
 def test_grids_that_are_not_those_of_the_documents(change):
     model = with_images("hunyuan_vl")

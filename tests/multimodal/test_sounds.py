@@ -13,7 +13,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.tiny import sounds
+from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import alone, packed
@@ -223,6 +223,33 @@ def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():
         short.append(dataclasses.replace(document, tokens={"input_ids": ids[~repeated][None]}))
     with autopack.enable(model, verify=False), refused("media-mixed"):
         model(**packed(model, [short]))
+
+
+COLLATED = """
+audioflamingo3 dots3_note fun_asr_nano gemma4 inkling_mm_model musicflamingo qwen2_5_omni_thinker qwen2_audio qwen3_asr
+vibevoice_asr voxtral
+""".split()
+
+
+@pytest.mark.parametrize("model_type", COLLATED)
+def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
+    """In the order of the documents, the shorter padded with zeros: what `compat.images.packed` gives."""
+    model = with_sounds(model_type)
+    found = documents(model)
+    examples = []
+    for document in found:
+        example = {name: value[0].tolist() for name, value in document.tokens.items()}
+        for name in document.images[0] if document.images else ():
+            example[name] = media_rows.row(model, [document])[name].numpy()
+        examples.append({**example, "labels": example["input_ids"]})
+    batch = autopack.PackingCollator.for_model(model)(examples)
+    expected = packed(model, [found])
+    assert batch.keys() >= expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(torch.as_tensor(batch[name]), value), name
+    labels = batch.pop("labels")
+    with autopack.enable(model, verify=False):
+        assert torch.isfinite(model(**batch, labels=labels).loss)
 
 
 def test_every_type_that_takes_sounds_has_been_run_with_them():
