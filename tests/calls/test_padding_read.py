@@ -195,13 +195,6 @@ def test_gradients_that_are_no_numbers_say_nothing(trained):
     assert handle.tally.batches > 0
 
 
-@pytest.mark.parametrize("kind", ["the mean over all columns", "the mean over tokens"])
-def test_compiled_models(trained, kind):
-    compiled = trained._replace(model=torch.compile(trained.model, backend="eager"))
-    assert sum(compiled.steps(kind, 3)) == int(kind in OTHERS)
-    torch.compiler.reset()
-
-
 def test_functional_gradients_keep_the_padding(trained):
     """No gradient of theirs can be looked at."""
     handle, model, stock, given = trained

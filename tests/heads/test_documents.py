@@ -145,6 +145,16 @@ def test_documents_that_hold_and_end_with_the_padding_token(model_type):
     serves(stock, TASKS["sequence-classification"], ids=ids)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_embeddings_instead_of_tokens(model_type):
+    stock = with_head(model_type)
+    model, embeddings = copy.deepcopy(stock), stock.get_input_embeddings()(IDS).detach()
+    expected = [stock(inputs_embeds=part).logits for part in embeddings.split(LENGTHS, 1)]
+    with autopack.enable(model):
+        found = model(inputs_embeds=embeddings, position_ids=positions(LENGTHS)).logits
+    assert error(found, torch.cat(expected)) < FLOAT64
+
+
 @pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
 def test_states_weights_and_tuples_are_by_documents(model_type):
     stock = with_head(model_type)
@@ -188,3 +198,8 @@ def test_token_types_and_positions_inside_a_document_go_along():
     parts = zip(*(each.split(LENGTHS, 1) for each in (IDS, at, types)), strict=True)
     expected = [stock(ids, position_ids=where, token_type_ids=kinds).logits for ids, where, kinds in parts]
     assert error(found, torch.cat(expected)) < FLOAT64
+
+
+def test_it_is_the_same_whatever_becomes_of_padded_batches():
+    handle = serves(with_head("bert"), {"labels": CLASSES}, unpad=False)
+    assert "no padded batch yet" in str(handle.tally)

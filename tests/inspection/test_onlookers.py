@@ -95,34 +95,6 @@ def test_without_being_looked_for_the_hook_sees_one_row():
     assert shapes == [(1, sum(PADDED))]
 
 
-def test_gradients_of_single_samples_by_hooks():
-    """As Opacus takes them: what a layer was given is kept, and meets its gradient in backward, row by row."""
-
-    def norms(which):
-        kept, found = [], []
-        layer = _layer(which).mlp.down_proj
-
-        def keep(module, args, output):
-            kept.append(args[0].detach())
-
-        def meet(module, given, out):
-            found.append(torch.einsum("bti,bto->boi", kept.pop(), out[0]).flatten(1).norm(dim=1))
-
-        layer.register_forward_hook(keep)
-        layer.register_full_backward_hook(meet)
-        return found
-
-    (stock, model), inputs = _twins("llama")
-    found = {}
-    with autopack.enable(model):
-        for which in (stock, model):
-            found[which] = norms(which)
-            which(**inputs).loss.backward()
-    (expected,), (seen,) = found[stock], found[model]
-    assert seen.shape == (len(PADDED),)
-    assert torch.allclose(seen, expected, rtol=1e-4)
-
-
 def test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model(monkeypatch):
     """Ranks that gather parameters would wait for each other: the model is run at calls 1, 2, 4, 8 and so on alone."""
     model = build("llama", "causal LM").train()

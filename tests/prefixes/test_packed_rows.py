@@ -132,13 +132,3 @@ class TestWhen:
             states = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
             assert states.shape[:2] == batch["input_ids"].shape
             assert any("a hook looks into its layers" in reason for reason in handle.tally.apart)
-
-    def test_checkpointing_and_a_compiled_model(self):
-        stock, model = twins(build("llama").train())
-        model.gradient_checkpointing_enable()
-        with autopack.enable(model) as handle:
-            agree(stock, model, packed(tree()))
-            compiled = torch.compile(model, backend="eager")
-            before = handle.tally.training.shared
-            agree(stock, compiled, packed(tree(1), max_length=100))
-            assert handle.tally.training.shared > before

@@ -1,7 +1,6 @@
 """What users run models in every day, with models and subclasses of any type: PEFT, accelerate, Trainer, threads."""
 
 import concurrent.futures
-from functools import partial
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.enabling import prove
-from tests.engine import WHEN, Call, Property, check, form_of, table, verdict
+from tests.engine import WHEN, Call, Property, check, form_of, table
 from tests.subjects import DECODERS, alternating, build, crossed, subclass
 from tests.unfamiliar.test_subclasses import names_some
 
@@ -114,11 +113,3 @@ def test_hooks_that_transformers_puts_on_for_hidden_states_are_no_change(proofs)
         model(input_ids=tiny.tokens(model.config, 1, 12))
         assert len(model.model.layers[0]._forward_hooks) > before
         assert len(proofs) == 1
-
-
-@pytest.mark.exhaustive
-def test_a_compiled_subclass():
-    torch._dynamo.reset()
-    compiled = partial(torch.compile, backend="eager", dynamic=True)
-    verdict(partial(thin, "llama"), call_of("llama", labels=None).both, compiled)
-    torch._dynamo.reset()
