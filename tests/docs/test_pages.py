@@ -225,8 +225,8 @@ PAGES = {
     "families.md": Page(holds=lambda names: names["report"].exact),
     "testing.md": Page(audited, holds=lambda names: not names["report"].exact),
     "steps.md#steps-by-tokens": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
-    "steps.md#rows-that-begin-alike": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
+    "steps.md#rows-that-begin-alike": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
     "distributed.md#engines": Page(one_process, holds=as_alone),
     "distributed.md#rows-that-ranks-share": Page(
         one_process, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING

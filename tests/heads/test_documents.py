@@ -203,3 +203,12 @@ def test_token_types_and_positions_inside_a_document_go_along():
 def test_it_is_the_same_whatever_becomes_of_padded_batches():
     handle = serves(with_head("bert"), {"labels": CLASSES}, unpad=False)
     assert "no padded batch yet" in str(handle.tally)
+
+
+def test_only_real_tokens_reach_the_layers():
+    model, shapes = with_head("llama"), []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape[:2]))
+    with autopack.enable(model, verify=False):
+        packed(model)
+        model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
+    assert shapes == [(1, 33), (4, 6)]

@@ -12,7 +12,7 @@ import autopack
 from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.models import randomize
-from tests.conftest import FLOAT32, error, positions, spans, weights_like
+from tests.conftest import FLOAT32, LEAK, error, positions, spans, weights_like
 from tests.engine import Result, check, leaks
 from tests.support.refusals import refused
 
@@ -76,6 +76,21 @@ def test_what_a_call_says_of_single_tokens(model_type):
     assert leaks(weighted(model(**call).logits), expected)
     with autopack.enable(model):
         check(weighted(model(**call).logits), expected)
+
+
+def test_positions_of_a_table_are_those_of_its_cells_or_as_given():
+    """TAPAS alone numbers tokens by cells; positions that do not count from 0 are taken, in the same batch too."""
+    model = tiny.build("tapas", task="masked-lm")
+    ids, kinds = tiny.tokens(model.config, 1, 12), table(1, 12)
+    where = torch.cat([torch.arange(6), torch.arange(3, 9)])[None]  # of one length, so they share a batch
+    first = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6]).logits
+    second = model(input_ids=ids[:, 6:], token_type_ids=kinds[:, 6:], position_ids=where[:, 6:]).logits
+    counted = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6], position_ids=where[:, :6]).logits
+    assert error(first, counted) > LEAK  # what the cells say is not what columns say
+    numbers = torch.tensor([[0] * 6 + [1] * 6])
+    with autopack.enable(model):
+        found = model(input_ids=ids, token_type_ids=kinds, position_ids=where, seq_idx=numbers).logits
+    assert error(found, torch.cat([first, second], dim=1)) < FLOAT32
 
 
 @settings(max_examples=10)

@@ -1,6 +1,7 @@
 """Which batches have what their rows begin with computed once, and that it holds however the model is run."""
 
 import contextlib
+import copy
 from functools import partial
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import autopack
+from autopack.enabling.trainer_logs import numbers
+from autopack.runtime.tally import Volume
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -88,6 +91,10 @@ class TestWhen:
                 _scored(model.eval(), batch)
                 assert _shared(handle) > 0
 
+    def test_no_such_choice(self, pair):
+        with pytest.raises(ValueError, match="share must be True or False; found 'sometimes'"):
+            autopack.enable(pair[1], share="sometimes")
+
     def test_rows_without_padding(self, pair):
         batch = padded(group(32, (6, 6, 6)))
         batches = [batch, {"input_ids": batch["input_ids"]}]
@@ -163,6 +170,12 @@ class TestSaid:
             assert "96 tokens were computed with those of another row" in repr(handle)
             assert handle.tally.evaluation.fill == 1.0
 
+    def test_in_the_logs_of_a_trainer(self):
+        found = numbers(Volume(1, 1, 57, 153, 4, 0, 96), 1.0)
+        assert found["autopack/shared"] == round(96 / 153, 4)
+        assert found["autopack/real_tokens_per_second"] == 153.0
+        assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
+
 
 def _checkpointed(reentrant):
     def change(model):
@@ -209,6 +222,14 @@ class TestHowever:
             expected, found = (_scored(model, batch := padded(tree())).logits.float() for model in pair)
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1  # bfloat16 keeps 8 bits
             assert _shared(handle) > 40
+
+    def test_copies(self, pair):
+        stock, model = pair
+        with autopack.enable(model), torch.no_grad():
+            copied = copy.deepcopy(model)
+            _agree(stock, copied, padded(tree()))
+            assert copied.__dict__["_autopack_handle"].tally.evaluation.shared > 40
+            autopack.disable(copied)
 
     def test_a_model_that_is_changed_is_asked_again(self, pair):
         """A layer that mixes tokens by their columns, put in after the first shared call: its twin has none."""
