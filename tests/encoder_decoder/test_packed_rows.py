@@ -233,6 +233,17 @@ def test_the_model_without_head_and_the_encoder_alone(make, part):
     assert worst(row.split(TARGETS if part == "model" else SOURCES), own) < LOGITS
 
 
+def test_the_bias_is_that_of_the_longest_document():
+    """A bias of the row would be dense, 1000 times as large as that of its documents here."""
+    model = build("t5")
+    autopack.enable(model, verify=False)
+    pairs, seen = Pairs.draw((16,) * 32, (16,) * 32), []
+    attention = model.encoder.block[1].layer[0].SelfAttention
+    attention.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_bias"]), with_kwargs=True)
+    model(**pairs.one_row())
+    assert [bias.shape[-2:] for bias in seen] == [(16, 16)]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_compiled(model_type):

@@ -11,6 +11,10 @@ from tests.engine import (
     WHEN,
     Call,
     Property,
+    Result,
+    counted,
+    ids,
+    states_of,
     table,
 )
 from tests.subjects import DECODERS, crossed, rebuilt, subclass, turned
@@ -166,6 +170,33 @@ class FromTokens(Call):
         return ((self.undeclared, self.alone),)
 
 
+OTHER = (3, 6, 7)
+
+
+def runs_twice(self, input_ids=None, position_ids=None, **kwargs):
+    """Two views of one row; a document alone has one of them."""
+    if input_ids.shape[1] != sum(LENGTHS):
+        return super(type(self), self).forward(input_ids, **kwargs)
+    views = (self.base_model(input_ids, position_ids=where) for where in (position_ids, counted(OTHER)))
+    output = super(type(self), self).forward(input_ids, position_ids=position_ids, **kwargs)
+    head = self.get_output_embeddings()
+    output.logits = torch.cat([head(view.last_hidden_state) for view in views])
+    return output
+
+
+def two_views(model):
+    """Both views, by documents alone."""
+    parts = [*ids().split(LENGTHS, 1), *ids().split(OTHER, 1)]
+    return Result([model(input_ids=part).logits[0] for part in parts])
+
+
+def both_views_packed(model):
+    if "runs_twice" not in str(type(model).forward):
+        return CALL.packed(model)
+    states = states_of(model(input_ids=ids(), position_ids=counted()))
+    return Result([*states[0].split(LENGTHS), *states[1].split(OTHER)])
+
+
 def adds_the_previous(self, *args, **kwargs):
     output = super(type(self), self).forward(*args, **kwargs)
     output["last_hidden_state"] = shifted(output.last_hidden_state)
@@ -182,6 +213,7 @@ def backbone_that_mixes(model):
     subclass(model.base_model, adds_the_previous, type(model.base_model).__name__)
 
 
+CALLED_TWICE = ["llama", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "stablelm"]
 FORMS = crossed(["llama", "gpt2", "bloom", "mamba"], ["segments", "cu_seq_lens"], 1)
 WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt", "falcon", "phi"]
 
@@ -202,6 +234,8 @@ WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt"
              lambda model: subclass(model, makes_positions), FromTokens().both, usual=2),
     Property("a forward that makes its own positions, above a layer that mixes tokens", ["llama"],
              makes_positions_and_mixes, FromTokens().both),
+    Property("a backbone that is called twice with two layouts", [(t, w) for t in CALLED_TWICE for w in WHEN],
+             lambda model: subclass(model, runs_twice), ((both_views_packed, two_views),), usual=1),
     Property("a thin backbone", crossed(DECODERS, WHEN, 1), thin_backbone, exact=("before",), usual=2),
     Property("a backbone that mixes tokens", crossed(DECODERS, WHEN, 1), backbone_that_mixes),
 ])  # fmt: skip
