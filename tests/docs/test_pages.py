@@ -221,8 +221,8 @@ PAGES = {
     "README.md": Page(holds=lambda names: names["loss"].item() > 0),
     "tutorial.md": Page(holds=lambda names: abs(names["packed"] - names["single"]) < ROUNDING),
     "leaks.md": Page(),
-    "design.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "families.md": Page(holds=lambda names: names["report"].exact),
+    "design.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "testing.md": Page(audited, holds=lambda names: not names["report"].exact),
     "steps.md#steps-by-tokens": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
@@ -291,6 +291,17 @@ def test_a_page(page, in_a_folder):
             assert not what.anew or what.holds(names), block
     assert what.holds(names)
     disable_all(names)
+
+
+@pytest.mark.parametrize("lacking", ['"ToyMixer": ROWS, ', ', "ToyPositions": RESTARTING'])
+def test_a_family_that_names_too_little_is_refused(lacking, in_a_folder):
+    """What docs/families.md says of its walk: a way that is missing cannot be trained on."""
+    names = {"__name__": "page"}
+    *before, last = pages.blocks("families.md")
+    for block in before:
+        pages.run(block, names, {lacking: ""})
+    with pytest.raises(autopack.UnsupportedModel, match="it is not exact"):
+        pages.run(last, names, {})
 
 
 def disable_all(names):

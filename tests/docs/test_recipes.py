@@ -108,7 +108,6 @@ def alone(there, documents, by_document=False):
 
 TOGETHER = {
     "plans": (("plan", "ranks"), {}),
-    "groups": (("groups",), {}),
     "resumed": (("loop", "resume"), {"...": "break"}),
     "shapes": (("shapes",), {}),
     "stream": (("stream",), {"= dataset.": "= dataset.to_iterable_dataset()."}),
@@ -125,8 +124,24 @@ def test_recipes_run(there, names, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     there["dataset"].save_to_disk("corpus")
     recipes, instead = TOGETHER[names]
-    of_groups = {"groups": np.repeat(np.arange(6), 4), "prefixes": [2] * 24}
-    run(there | of_groups | {"datasets": datasets, "os": os}, *recipes, **instead)
+    made = run(there | {"datasets": datasets, "os": os}, *recipes, **instead)
+    for batch in ([there["dataset"][i] for i in each] for each in made.get("sampler", ())):
+        made["collate"](batch)
+    for row in made.get("rows", ()):
+        made["collate"]([row])
+
+
+@only_llama
+def test_groups(there):
+    draw = np.random.default_rng(1)
+    prompts = [draw.integers(3, 90, size=20).tolist() for _ in range(6)]
+    documents = [prompt + draw.integers(3, 90, size=5).tolist() for prompt in prompts for _ in range(4)]
+    there["dataset"] = Dataset.from_list([{"input_ids": document} for document in documents])
+    there = run(there | {"lengths": [25] * 24, "groups": np.repeat(np.arange(6), 4), "prefixes": [20] * 24}, "groups")
+    assert len(there["rows"]) == len(there["plan"]) == 6  # four documents of 25 tokens each, 40 of them to compute
+    assert sorted(number for batch in there["sampler"] for number in batch) == list(range(24))
+    batch = there["collator"]([{"prompt_ids": prompts[0], "completion_ids": [[5], [6]]}])
+    assert batch["input_ids"].shape == (1, 42)
 
 
 def test_a_loop_over_a_loader(there):

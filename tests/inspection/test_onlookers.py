@@ -1,11 +1,13 @@
 """Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and say why."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import autopack
+from tests.engine import counted
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -18,6 +20,7 @@ from tests.support.padded import (
     tally_of,
 )
 from tests.support.padded import twins as twins_of
+from tests.support.refusals import refused
 
 KINDS = ["llama", "gpt2", "mamba", "bloom", "bert", "qwen3_moe", "opt", "gemma2"]
 
@@ -93,6 +96,19 @@ def test_without_being_looked_for_the_hook_sees_one_row():
         _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
         model(**inputs)
     assert shapes == [(1, sum(PADDED))]
+
+
+def test_threads_wait_for_the_check_of_a_hook():
+    (_, model), _ = _twins("llama")
+    ids, where = torch.arange(9)[None], counted((4, 5))
+    _layer(model).mlp.register_forward_hook(lambda module, args, output: torch.roll(output, 1, dims=1))
+
+    def run(_):
+        with refused("leak-detected"):
+            model(input_ids=ids, position_ids=where)
+
+    with autopack.enable(model), ThreadPoolExecutor(4) as threads:
+        list(threads.map(run, range(4)))
 
 
 def test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model(monkeypatch):
