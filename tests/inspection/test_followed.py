@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from torch import nn
-from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
@@ -180,22 +179,6 @@ def test_the_next_call_is_exact_or_refused(user, kind):
             CALL.packed(model)
     with autopack.enable(model, verify=False):  # where nothing looks, it leaks
         assert leaks(CALL.packed(model), CALL.alone(model))
-
-
-def test_a_forward_of_trl_is_known_where_nothing_else_is_third_party():
-    utils = pytest.importorskip("trl.trainer.utils")
-    function = next(each for each in vars(utils).values() if getattr(each, "__module__", "") == utils.__name__)
-
-    class Mine(LlamaForCausalLM):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
-
-    for cls, known in ((LlamaForCausalLM, True), (Mine, False)):
-        model = cls(tiny.config("llama"))
-        model.forward = function
-        code = ModelCode(model)
-        assert code.foreign
-        assert (code.unknown is None) == known
 
 
 @pytest.mark.parametrize(

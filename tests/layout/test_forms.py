@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.modeling_outputs import SequenceClassifierOutput
 
-from autopack.layout.forms import Frame
+import autopack
+from autopack import tiny
+from autopack.layout.forms import AXES, Frame
 from autopack.layout.ways import Of
+from tests.conftest import FLOAT32, error, positions, token_ids
 
 FRAME = Frame(2, 7, documents=5, labels=("labels",))
+LENGTHS = (4, 9, 4)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +64,50 @@ def test_each_kind_of_positions_is_changed_by_itself(rows, columns, kinds):
     value = torch.randn(kinds, rows, columns)
     found = Frame(rows, columns).changed("position_ids", value, lambda part: part.flip(1))
     assert torch.equal(found, value.flip(2))
+
+
+@dataclass
+class Scored(SequenceClassifierOutput):
+    pair_scores: torch.Tensor | None = None
+
+
+class Scoring(transformers.BertForSequenceClassification):
+    """Gives scores of pairs of tokens, (documents, tokens, tokens)."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, output_attentions=None, **others):
+        found = self.bert(input_ids, attention_mask, position_ids=position_ids)
+        last = found.last_hidden_state
+        return Scored(logits=self.classifier(found.pooler_output), pair_scores=last @ last.mT)
+
+
+@pytest.fixture
+def scored():
+    """What a head that gives such scores says of packed documents, and of each alone; it runs them alone."""
+    torch.manual_seed(0)
+    model = Scoring(tiny.config("bert")).eval()
+    ids = token_ids(1, sum(LENGTHS))
+
+    def run():
+        with torch.no_grad():
+            alone = [model(input_ids=part) for part in ids.split(LENGTHS, 1)]
+            with autopack.enable(model, verify=False):
+                found = model(input_ids=ids, position_ids=positions(LENGTHS), output_attentions=True, return_dict=True)
+        return found, alone
+
+    return run
+
+
+def test_a_new_field_of_a_head_is_one_line(scored, monkeypatch):
+    monkeypatch.setitem(AXES, "pair_scores", (1, 2))
+    found, alone = scored()
+    assert found.pair_scores.shape == (3, 9, 9)
+    for number, (length, each) in enumerate(zip(LENGTHS, alone, strict=True)):
+        assert error(found.pair_scores[number, :length, :length], each.pair_scores[0]) < FLOAT32
+        assert not found.pair_scores[number, length:].any()
+        assert not found.pair_scores[number, :, length:].any()
+
+
+def test_without_the_line_it_is_left_out(scored):
+    found, _ = scored()
+    assert found.logits.shape == (3, 2)
+    assert found.pair_scores is None

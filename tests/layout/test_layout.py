@@ -97,11 +97,6 @@ def test_rows_of_different_lengths_are_refused():
         PackedLayout.from_lengths([[2, 3], [2, 4]])
 
 
-def test_a_row_of_queries_is_cut_by_its_keys():
-    layout, mask = PackedLayout.from_lengths([[3, 4]]), torch.arange(7).reshape(1, 1, 1, 7)
-    assert torch.equal(square(TokenMap.of_documents(layout, np.array([1])), mask), mask[..., 3:])
-
-
 @pytest.mark.parametrize(
     "shape", [(2, 1, 6, 6), (2, 1, 6, 7), (1, 1, 9, 9), (1, 1, 1, 9), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)]
 )
