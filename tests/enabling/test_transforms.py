@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.func import functional_call, grad, vmap
 
 import autopack
 from autopack import tiny
-from tests.conftest import FLOAT64, alone, alone_loss, error, llama, positions, token_ids
-from tests.engine import declared, gradients
+from tests.conftest import FLOAT64, alone, error, llama, positions, token_ids
+from tests.engine import declared
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
@@ -21,30 +21,8 @@ def _loss(model, call):
     return lambda parameters: functional_call(model, parameters, kwargs=call).loss
 
 
-def _expected(model):
-    alone_loss(model, IDS, LENGTHS).backward()
-    return gradients(model)
-
-
 def _furthest(found, expected):
     return max(float((found[name] - expected[name]).abs().max()) for name in expected)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_derivatives_of_packed_rows(implementation):
-    model, stock = llama(implementation), llama(implementation)
-    expected, parameters = _expected(stock), dict(model.named_parameters())
-    loss, tangents = _loss(model, PACKED), {name: torch.randn_like(p) for name, p in parameters.items()}
-    unserved = grad(loss)(parameters)
-    assert _furthest(unserved, expected) > 1e-3  # targets across boundaries count in stock's loss
-    with autopack.enable(model):
-        assert _furthest(grad(loss)(parameters), expected) < FLOAT64
-        (pulled,) = vjp(loss, parameters)[1](torch.ones((), dtype=torch.float64))
-        assert _furthest(pulled, expected) < FLOAT64
-        if implementation == "eager":  # torch has no forward derivative of its CPU kernel of SDPA
-            _, along = jvp(loss, (parameters,), (tangents,))
-            wanted = float(sum((tangents[n] * g).sum() for n, g in expected.items()))
-            assert float(along) == pytest.approx(wanted, rel=1e-5)  # the loss is float32
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba", "lfm2", "bert"])

@@ -121,16 +121,6 @@ def test_an_image_that_no_token_sees_is_of_no_document():
     assert error(logits[0, len(found[0]) :], alone(stock, rest).logits[0]) <= FLOAT32
 
 
-def test_states_that_came_without_images_are_refused():
-    model = with_images("mllama")
-    call = packed(model, [documents(model, [(7,), (5,)])])
-    with (
-        autopack.enable(model),
-        refused("argument-of-no-document"),
-    ):
-        model(**call, cross_attention_states=torch.zeros(2, 17, 64))
-
-
 def test_checkpointing_reads_the_same_images():
     stock, model = opened("mllama")
     found = documents(stock)

@@ -63,15 +63,6 @@ def test_any_declaration_numbers_the_documents(form):
     assert worst(logits, stock, [found]) <= FLOAT32
 
 
-def test_the_backbone_alone_numbers_the_documents():
-    stock, model = twins_with_images("qwen2_vl")
-    found = documents(stock)
-    with autopack.enable(model):
-        states = model.model(**packed(model, [found])).last_hidden_state
-    for document, row, a, b in spans([found]):
-        assert error(states[row, a:b], stock.model(**media_rows.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
-
-
 def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
     stock, model = twins_with_images("qwen2_vl")
     found = documents(stock)

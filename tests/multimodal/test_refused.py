@@ -174,12 +174,6 @@ class TestNormsOverTheBatch:
             )
             assert (float((alone - beside).detach().abs().max()) > 0.01) == train
 
-    def test_text_and_documents_one_per_row_are_not_asked(self, model):
-        found = documents(model)
-        assert model(**packed(model, [found[2:3]])).logits.isfinite().all()
-        row = media_rows.row(model, found[:1])
-        assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
-
 
 def test_encoder_outputs_hold_what_they_say():
     assert media.kinds("mm_encoder_outputs", {"image": 1, "audio": 2}) == {"image", "sound"}

@@ -105,14 +105,6 @@ class TestWhen:
                 assert _shared(handle) == 64
                 assert not handle.tally.left
 
-    def test_a_cache_is_wanted(self, pair):
-        """Evaluation without use_cache=False may want it: the batch runs as it came, padded or not."""
-        with autopack.enable(pair[1]) as handle, torch.no_grad():
-            for rows in (group(32, (6, 6, 6)), group()):
-                output = pair[1](**padded(rows))
-                assert output.past_key_values.get_seq_length() == max(map(len, rows))
-            assert _shared(handle) == 0
-
     def test_something_else_comes_with_the_tokens(self, pair):
         batch = padded(group())
         embeds = pair[1].get_input_embeddings()(batch["input_ids"]).detach()

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM, LlamaModel
 from transformers.utils import ModelOutput
 
 import autopack
-from tests.prefixes.forms import agree, packed, parts
+from tests.prefixes.forms import agree, packed
 from tests.support.padded import build, twins
 from tests.support.prefixes import group, tree
 
@@ -29,17 +29,6 @@ class TestAgreement:
         with autopack.enable(model) as handle:
             agree(stock, model, packed(tree(), declare=("attention_mask", how)))
             assert handle.tally.training.shared > 40
-
-    def test_no_positions(self, pair):
-        stock, model = pair
-        batch = packed(tree(), declare=("attention_mask", "seq_idx"))
-        given = {name: batch[name] for name in ("input_ids", "seq_idx")}
-        with autopack.enable(model) as handle, torch.no_grad():
-            found = model(**given, use_cache=False).logits
-            for row, first, end in parts(batch):
-                alone = stock(input_ids=batch["input_ids"][row : row + 1, first:end]).logits
-                assert torch.allclose(found[row, first:end], alone[0], atol=1e-5)
-            assert handle.tally.evaluation.shared > 40
 
 
 @dataclass

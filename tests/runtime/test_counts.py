@@ -1,8 +1,6 @@
 """What is counted of the calls of an enabled model: real tokens, columns that ran, documents, padding left out."""
 
-import copy
 import logging
-import pickle
 import re
 
 import pytest
@@ -120,21 +118,6 @@ def test_audits_and_checks_of_training_calls_are_not_counted():
         assert handle.checked.checks == 1
         autopack.audit(model)
         assert (handle.tally.training, handle.tally.evaluation) == (RAN, Volume())
-
-
-def test_copies_count_by_themselves(model):
-    with autopack.enable(model) as handle:
-        model(**padded()), model(**padded())
-        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            tally = vars(copied)["_autopack_handle"].tally
-            assert tally.tokens_per_second is None  # the seconds were another's
-            copied(**padded())
-            assert tally.training == Volume(*(3 * number for number in RAN))
-            assert tally.tokens_per_second is None
-            copied(**padded())
-            assert tally.tokens_per_second > 0
-            autopack.disable(copied)
-        assert handle.tally.training == RAN.plus(RAN)
 
 
 def test_handles_say_it_live(model, caplog):

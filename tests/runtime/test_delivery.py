@@ -157,15 +157,6 @@ def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
         loss.backward()
 
 
-def test_disabling_before_backward_does_no_harm_without_checkpointing(stock):
-    model = llama()
-    with autopack.enable(model):
-        found = logits(model)
-    _total(found).backward()
-    _total(alone(stock, IDS, LENGTHS)).backward()
-    assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpointed_forward_on_a_layer_is_refused(model, reentrant):
     layer = model.model.layers[0]
