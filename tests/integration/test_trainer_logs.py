@@ -129,28 +129,6 @@ def test_training_logs_have_them_before_others_report(enabled, reporter):
     assert subject.state.log_history[0]["autopack/fill"] == 1.0
 
 
-def test_rates_leave_out_how_long_a_reporter_takes_to_begin(enabled, monkeypatch):
-    class Clock(Reporter):
-        now = 0.0
-
-        def perf_counter(self):
-            return self.now
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            self.now += 1000  # as one that makes a run on a server
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.now += 1
-
-    clock = Clock()
-    monkeypatch.setattr("autopack.enabling.trainer_logs.time", clock)
-    subject = enabled(clock)
-    subject.train()
-    subject.train()
-    rates = [(ours(logs) | ours(logs, "train_"))["real_tokens_per_second"] for logs in clock.logs]
-    assert rates == 2 * [sum(LENGTHS[:8]) / 2, sum(LENGTHS[8:]) / 2, round(sum(LENGTHS) / 4, 1)]
-
-
 def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(enabled, reporter, tmp_path):
     stock, settings = Reporter(), {"eval_strategy": "steps", "eval_steps": 2}
     subject, other = enabled(**settings), trainer(tmp_path, stock, **settings)
