@@ -174,6 +174,17 @@ def folder(tmp_path, monkeypatch):
 
 
 @every_toy
+def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
+    assert model_type in tiny.types_for("causal-lm")
+    config = tiny.build(model_type).config
+    assert (config.hidden_size, config.vocab_size) == (64, 128)
+    own = next(family.tiny.configs for family in autopack.registry.families() if family.name == model_type)[model_type]
+    assert own == {name: getattr(config, name) for name in own}
+    start = tiny.first_position(config)
+    assert start == autopack.PackingCollator.for_model(config).first_position == {"warming": 2}.get(model_type, 0)
+
+
+@every_toy
 def test_packed_equals_alone_and_without_autopack_it_leaks(folder, model_type):
     make = partial(tiny.build, model_type, dtype=torch.float64)
     call = Call(labels=None, form="position_ids" if model_type == "warming" else "segments")

@@ -111,7 +111,7 @@ TOGETHER = {
     "resumed": (("loop", "resume"), {"...": "break"}),
     "shapes": (("shapes",), {}),
     "stream": (("stream",), {"= dataset.": "= dataset.to_iterable_dataset()."}),
-    "shards": (("shards", "files of shards"), {"]), 64": "]), 1"}),
+    "shards": (("shards", "files of shards"), {"]), 64": "]), 2"}),
 }
 """Recipes that are run one after the other, and what stands for some of their words."""
 
@@ -124,7 +124,11 @@ def test_recipes_run(there, names, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     there["dataset"].save_to_disk("corpus")
     recipes, instead = TOGETHER[names]
-    made = run(there | {"datasets": datasets, "os": os}, *recipes, **instead)
+    there |= {"datasets": datasets, "os": os}
+    if names == "shards":
+        run(there, "shards", **instead)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    made = run(there, *recipes, **instead)
     for batch in ([there["dataset"][i] for i in each] for each in made.get("sampler", ())):
         made["collate"](batch)
     for row in made.get("rows", ()):

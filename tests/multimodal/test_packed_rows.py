@@ -124,6 +124,13 @@ def test_equally_long_documents_have_their_images_where_they_have_them(model_typ
     serves(model, stock, [found])
 
 
+@pytest.mark.parametrize("parts", [[(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)]])
+def test_documents_of_one_token_and_of_an_image_alone(parts):
+    stock, model = twins_with_images("qwen2_vl")
+    with torch.no_grad():
+        serves(model, stock, [documents(stock, parts)])
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl", "paligemma"])
 def test_text_alone_on_a_model_of_images(model_type):
     model = with_images(model_type)
