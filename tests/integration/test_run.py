@@ -269,6 +269,14 @@ def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
     assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
 
 
+@pytest.mark.exhaustive
+def test_variables_and_options_reach_the_model_and_an_option_overrides_a_variable():
+    options = ("--no-quiet", "--check-every", "2")
+    (line,) = start(*RUN, *options, "loop.py", AUTOPACK_UNPAD="no", AUTOPACK_QUIET="1").lines
+    assert "padded batches stay as they come; trained: 4 calls" in line
+    assert "; checked: every 2 training calls; " in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "said"),
     [
