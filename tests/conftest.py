@@ -4,7 +4,6 @@ import gc
 import os
 import random
 import sys
-import traceback
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -95,29 +94,6 @@ def _seed():
     random.seed(SEED)
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """Have a test that fails keep alive no more than one that passes: its traceback holds all that its frames do."""
-    report = yield
-    if call.excinfo is not None and not item.config.getoption("usepdb", False):
-        _clear_frames(call.excinfo.value)
-    return report
-
-
-def _clear_frames(error):
-    """Let go of the local variables of what has raised an error, and those that it came from."""
-    waiting, seen = [error], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            for frame, _ in traceback.walk_tb(each.__traceback__):
-                frame.f_locals  # noqa: B018  # until Python 3.12 a copy is kept, which is brought up to date so
-            waiting.extend(e for e in (each.__cause__, each.__context__) if e is not None)
-            waiting.extend(getattr(each, "exceptions", ()))  # of a group
 
 
 def _slow():

@@ -2,13 +2,11 @@
 
 import ast
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import autopack
-from autopack import version
 
 ROOT = Path(autopack.__file__).parent
 LAYERS = """
@@ -122,22 +120,3 @@ def test_a_circle_is_found():
 
 def test_only_what_belongs_there_lies_at_the_top():
     assert {path.stem for path in ROOT.glob("*.py")} == TOP
-
-
-@pytest.mark.parametrize(
-    ("library", "module"), [("matplotlib", "pages.figure"), ("jinja2", "pages.parts"), ("ray", "packing.on_ray")]
-)
-def test_one_module_imports_a_library(library, module):
-    assert [name for name, text in sources().items() if library in imported(text)] == [module]
-
-
-def test_what_is_required_is_imported():
-    assert {*version.MINIMUM} <= {*chain(*map(imported, sources().values()))}
-
-
-def imported(text):
-    """The names of all that a module imports, inside functions and for type checkers too."""
-    nodes = list(ast.walk(ast.parse(text)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}

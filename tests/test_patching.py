@@ -21,10 +21,6 @@ class _Owner:
     table = {}  # noqa: RUF012
 
 
-class _Heir(_Owner):
-    pass
-
-
 @pytest.fixture
 def module():
     """A module like one of transformers: a function, a class, and a mapping of functions."""

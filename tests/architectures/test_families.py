@@ -1,9 +1,6 @@
 """`autopack families`: every family, its mixers, and the figures of the recorded table."""
 
-import inspect
 import json
-import re
-from collections import Counter
 
 import pytest
 
@@ -11,7 +8,6 @@ from autopack import registry
 from autopack.cli import main
 from autopack.family import Family
 from autopack.mixers import ROWS
-from autopack.tiny import images
 from compat import exactness
 from compat.exactness import recorded
 
@@ -90,22 +86,3 @@ def test_a_family_serves_what_it_does_not_refuse(family):
     served = family.model_types | {"vision-encoder-decoder"}  # as its decoder is
     assert all(types <= served for types in (family.dense_types, *family.media_types.values()))
     assert family.tiny.not_alone <= family.refused_types.keys()
-
-
-def test_what_is_known_of_a_type_stands_in_one_file():
-    found = registry.families()
-    for name in ("configs", "causal", "parts", "stand_ins", "not_alone"):
-        once = Counter(model_type for family in found for model_type in getattr(family.tiny, name))
-        assert not [model_type for model_type, times in once.items() if times > 1], name
-    for facts in (
-        [family.model_types for family in found],
-        [family.numbering for family in found],
-        [types for family in found for types in family.tiny.images.values()],
-    ):
-        once = Counter(model_type for types in facts for model_type in types)
-        assert not [model_type for model_type, times in once.items() if times > 1]
-    lines = re.findall(r"^ *(?:case|assert form ==) (.*)$", inspect.getsource(images._picture), re.M)
-    cases = {form for line in lines for form in re.findall('"([^"]+)"', line)}
-    assert {form for family in found for form in family.tiny.images} == cases
-    served = {"vision-encoder-decoder"}.union(*(family.model_types for family in found))
-    assert {model_type for family in found for types in family.media.values() for model_type in types} <= served

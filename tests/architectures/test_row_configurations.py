@@ -11,7 +11,6 @@ import torch
 import autopack
 from autopack import registry, tiny
 from autopack.architectures import quirks, recurrent, whole_model
-from autopack.layout.packed import PackedLayout
 from autopack.mixers import OneByOne
 from tests.engine import Call, must_be_exact
 from tests.subjects import build
@@ -74,17 +73,6 @@ def test_reformer_with_hashes_drawn_anew_is_refused():
     with torch.no_grad():
         make = partial(build, "reformer", hash_seed=None, attn_layers=["local", "local"])
         must_be_exact(make, Call(labels=None).row, verify=False)
-
-
-def test_a_run_of_padding_is_cut_to_the_length_of_documents():
-    starts, real = torch.zeros(1, 20, dtype=torch.bool).numpy(), torch.ones(1, 20, dtype=torch.bool).numpy()
-    starts[0, [0, 4, 7]] = True
-    real[0, 7:] = False
-    layout = PackedLayout.from_starts(starts, torch.device("cpu"), None, real)
-    assert layout.lengths == (4, 3, 4, 4, 4, 1)
-    assert layout.is_padding.tolist() == [False, False, True, True, True, True]
-    short = PackedLayout.from_starts(starts[:, :9], torch.device("cpu"), None, real[:, :9])
-    assert short.lengths == (4, 3, 2)
 
 
 @dataclass(frozen=True)

@@ -112,19 +112,6 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     assert counter.frame_count <= 2
 
 
-@pytest.mark.exhaustive
-def test_chunks_are_exact_although_dynamo_cannot_read_their_mask():
-    model = tiny.build("llama4_text", attn_implementation="sdpa")
-    stock = copy.deepcopy(model)
-    counter = CompileCounterWithBackend("eager")
-    with autopack.enable(model, verify=False):
-        compiled, graphs = torch.compile(model, backend=counter), []
-        for lengths in BATCHES[:4]:
-            assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT32
-            graphs.append(counter.frame_count)
-    assert graphs[-1] == graphs[-2]  # more graphs, but none per layout
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
 def test_training_is_exact(checkpointing):
@@ -172,16 +159,6 @@ def test_unpacked_calls_of_a_compiled_model_are_those_of_the_stock_model():
         for lengths in (NOT_PACKED, BATCHES[0], NOT_PACKED):
             assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT64
         assert compiled(input_ids=IDS).past_key_values is not None
-
-
-def test_compiled_layers_inside_an_eager_model_are_exact_and_few():
-    model, stock = llama(), llama()
-    counter = CompileCounterWithBackend("aot_eager")
-    for layer in model.model.layers:
-        layer.compile(backend=counter)
-    with autopack.enable(model):
-        assert max(_errors(model, stock)) <= FLOAT64
-    assert counter.frame_count <= 2 * len(model.model.layers)
 
 
 class TestErrorsInCompiledCode:

@@ -6,7 +6,6 @@ import autopack
 from autopack import tiny
 from autopack.inspection import masks
 from compat.standins import flex_standin, set_implementation
-from tests.conftest import positions
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.skipif(not masks.has_mask_interface(), reason="this transformers has no mask interface")
@@ -22,20 +21,6 @@ def test_packed_equals_alone(model_type):
         autopack.enable(model, backend="flex")
         report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
     assert report.exact, str(report)
-
-
-def test_one_block_mask_per_kind_of_layer_and_forward(monkeypatch):
-    from transformers import masking_utils
-
-    model = tiny.build("gemma2")
-    set_implementation(model, "flex_attention")
-    made = []
-    with flex_standin():
-        create = masking_utils.create_block_mask
-        monkeypatch.setattr(masking_utils, "create_block_mask", lambda *a, **k: made.append(1) or create(*a, **k))
-        autopack.enable(model, verify=False)  # an audit would count
-        model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions((9, 7)))
-    assert len(made) == len(set(model.config.layer_types))
 
 
 OWN_RULES = {

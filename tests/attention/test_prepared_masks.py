@@ -106,15 +106,6 @@ def test_one_that_keeps_documents_apart_in_its_own_way_is_left_to_stock_if_it_hi
             assert torch.equal(model(**call).logits, stock(**call).logits)
 
 
-def test_a_dict_of_masks_is_left_to_stock():
-    model, stock = llama(), llama()
-    call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": {"full_attention": together().tril()}}
-    with autopack.enable(model):
-        for which in (model, stock):
-            with pytest.raises(AttributeError):  # a model whose layers are all alike takes no dict
-                which(**call)
-
-
 @every_form
 def test_one_that_lets_documents_see_each_other_contradicts_them(form):
     model = llama()

@@ -9,9 +9,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.auditing.running import run_as_stock
 from autopack.calls import entry
-from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -74,16 +72,6 @@ def test_packed_rows_with_short_and_long_documents_are_exact(build, rows):
         assert error(model(input_ids=ids, seq_idx=numbers).logits, expected) <= FLOAT64
 
 
-def test_a_rotary_hook_that_was_taken_off_is_put_on_again(build):
-    model, expected = build(), _alone(build, IDS, *ROWS)
-    (rotary,) = row_dependent_rotaries(model)
-    before = dict(rotary._forward_hooks)
-    with autopack.enable(model):
-        rotary._forward_hooks.clear()
-        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
-    assert rotary._forward_hooks == before
-
-
 def test_gradients_are_exact_under_checkpointing(build):
     model, stock = build().train(), build()
     short, long = (5, 3, 8), (4, 12)
@@ -131,21 +119,6 @@ def test_a_head_that_takes_positions_and_does_not_pass_them_on(lengths, found, m
     with autopack.enable(model, verify=False):
         off = error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected)
     assert off < FLOAT64 if found else off > LEAK
-
-
-@torch.no_grad()
-def test_the_auditors_reference_forgets_longer_calls_in_every_kind_of_layer():
-    """Olmo 3 has frequencies for each kind of layer; dynamic NTK keeps those of a longer call until a short one."""
-    kinds = {
-        "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        "sliding_attention": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
-    }
-    model = tiny.build("olmo3", dtype=torch.float64, rope_parameters=kinds, max_position_embeddings=8)
-    short = {"input_ids": IDS[:1, :9]}
-    expected = model(**short).logits
-    model(input_ids=IDS[:1, :16])
-    assert error(model(**short).logits, expected) >= LEAK
-    assert error(run_as_stock(model, short).logits, expected) <= FLOAT64
 
 
 def test_threads_that_share_a_model_have_frequencies_of_their_own():

@@ -11,8 +11,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.layout.declarations import read
-from tests.conftest import FLOAT64, LENGTHS, error, llama, token_ids
+from tests.conftest import LENGTHS, llama, token_ids
 from tests.engine import Call, must_be_exact, numbered
 from tests.support.refusals import refused
 
@@ -67,31 +66,6 @@ def test_frequencies_are_those_of_the_largest_position_of_each_document(scaling)
     rope |= factors if scaling == "longrope" else {}
     changed = {"rope_scaling": rope, "max_position_embeddings": 24 if scaling == "dynamic" else 96}
     must_be_exact(partial(llama, **changed), Positioned().row, verify=False)
-
-
-def test_padding_may_have_any_positions():
-    model, where, mask = llama(), POSITIONS["reversed"].clone(), torch.ones_like(IDS)
-    call = {"input_ids": IDS, "seq_idx": SEQ_IDX, "attention_mask": mask}
-    with autopack.enable(model):
-        expected = model(**call, position_ids=where).logits
-        mask[:, -LENGTHS[-1] :] = 0
-        where[:, -LENGTHS[-1] :] = 77
-        found = model(**call, position_ids=where).logits
-    real = sum(LENGTHS[:-1])
-    assert error(found[:, :real], expected[:, :real]) < FLOAT64
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        [0, 1, 2, 3, 0, 1, 2, 3],  # begins anew one token after seq_idx says so
-        [5, 6, 7, 8, 9, 5, 6, 7],
-    ],
-)
-def test_positions_that_count_still_have_to_agree(row):
-    given = {"position_ids": torch.tensor([row]), "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])}
-    with refused("documents-unclear"):
-        read(given, (1, 8), torch.device("cpu"), any_positions=True)
 
 
 def test_models_that_read_positions_otherwise_refuse_them():

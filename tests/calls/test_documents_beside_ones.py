@@ -8,7 +8,6 @@ import torch
 import autopack
 from autopack import tiny
 from tests.conftest import alone_loss, positions
-from tests.engine import numbered
 
 LENGTHS = (7, 12, 5)
 WARNING = "autopack keeps the documents in packed rows"
@@ -35,25 +34,6 @@ def test_they_are_kept_apart_and_it_is_said_once(caplog):
         for _ in range(3):
             assert abs(float(model(**ones(rows())).loss) - expected) <= FLOAT32
     assert [WARNING in record.getMessage() for record in caplog.records] == [True]
-
-
-NUMBERS = numbered(LENGTHS)
-MASK = (NUMBERS < 3).long()
-OTHERS = {
-    "no mask": rows(),
-    "segments": rows(attention_mask=NUMBERS),
-    "padding": rows(attention_mask=MASK),
-    "seq_idx as well": ones(rows(seq_idx=NUMBERS.int())),
-    "padded": {"input_ids": rows()["input_ids"], "attention_mask": MASK, "use_cache": False},
-}
-
-
-@pytest.mark.parametrize("given", OTHERS.values(), ids=[*OTHERS])
-def test_nothing_is_said_of_other_rows(caplog, given):
-    model = tiny.build("llama", attn_implementation="sdpa")
-    with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model):
-        model(**given)
-    assert WARNING not in caplog.text
 
 
 @pytest.mark.parametrize("pad", [0, 1, 2, 9])

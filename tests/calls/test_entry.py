@@ -5,8 +5,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import DynamicCache
 
 import autopack
@@ -104,22 +102,6 @@ def test_padding_may_stand_left_right_and_between(model, stock, said):
     found = model(input_ids=ids, **said).logits
     for number, document, logits in zip(NUMBERS, ids.split(RUNS, 1), found.split(RUNS, 1), strict=True):
         assert not number or error(logits, stock(input_ids=document).logits) <= FLOAT64
-
-
-@settings(max_examples=25)
-@given(st.data())
-def test_any_packed_rows_equal_their_documents_alone(stock, data):
-    columns = data.draw(st.integers(2, 24))
-    cut = st.sets(st.integers(1, columns - 1), min_size=1, max_size=6)
-    rows = [
-        [b - a for a, b in itertools.pairwise([0, *sorted(data.draw(cut)), columns])]
-        for _ in range(data.draw(st.integers(1, 2)))
-    ]
-    ids = token_ids(len(rows), columns, seed=data.draw(st.integers(0, 99)))
-    model = llama()
-    with autopack.enable(model):
-        packed = model(input_ids=ids, position_ids=positions(*rows)).logits
-    assert error(packed, alone(stock, ids, *rows)) <= FLOAT64
 
 
 class TestLosses:

@@ -47,26 +47,6 @@ def test_positions_that_restart_at_0_are_refused(model_type):
         model(input_ids=IDS, position_ids=positions(LENGTHS))
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "mpnet", "xlm-roberta"])
-def test_the_collator_of_a_model_begins_where_its_documents_do(model_type):
-    model = build(model_type)
-    expected = alone(model, IDS, LENGTHS)
-    documents = [{"input_ids": part, "labels": part} for part in IDS[0].split(LENGTHS)]
-    with autopack.enable(model):
-        with refused("first-position"):
-            model(**autopack.PackingCollator(labels="unshifted")(documents))
-        assert error(model(**autopack.PackingCollator.for_model(model)(documents)).logits, expected) <= FLOAT64
-
-
-def test_positions_of_padding_are_not_looked_at():
-    model = build("roberta")
-    expected = alone(model, IDS, LENGTHS)
-    row = {"input_ids": IDS, "position_ids": positions(LENGTHS, start=2), "attention_mask": torch.ones_like(IDS)}
-    padded = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in row.items()}
-    with autopack.enable(model):
-        assert error(model(**padded).logits[:, : IDS.shape[1]], expected) <= FLOAT64
-
-
 def test_positions_of_padded_batches_are_what_stock_makes_of_them():
     """They may begin at 0."""
     stock, model = build("roberta"), build("roberta")

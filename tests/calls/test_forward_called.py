@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,16 +66,6 @@ def test_the_signature_and_the_function_are_those_of_stock():
         assert inspect.signature(model.forward) == before
         assert "forward" not in vars(model)
     assert type(model).forward is function
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies(copied):
-    model = llama()
-    autopack.enable(model)
-    other = copied(model)
-    for enabled in (model, other):
-        assert error(other.forward(**PACKED).logits, alone(llama(), PACKED["input_ids"], LENGTHS)) < FLOAT64
-        autopack.disable(enabled)
 
 
 def test_the_forward_of_a_subclass_is_run_once_or_refused():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
 
 import autopack
 from autopack import tiny
@@ -93,30 +93,6 @@ def test_a_second_turn_with_padding(model_type, first):
             following = {"attention_mask": seen, "position_ids": where[:, 5:], "use_cache": True}
             found.append(which(ids[:, 5:], **following, **cache).logits)
     assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "llama"])
-def test_evaluation_without_labels_returns_the_cache_that_it_returned(model_type):
-    stock = tiny.build(model_type).eval()
-    model, prompts = copy.deepcopy(stock), _prompts(stock, "right")
-    with autopack.enable(model):
-        assert {*model(**prompts)} == {*stock(**prompts)}
-
-
-def test_packed_rows_of_another_model_inside_generation_are_packed_rows():
-    writer, model, found = llama(seed=1), llama(), []
-
-    class Judge(LogitsProcessor):
-        """Asks an enabled model about packed rows at every token that another model generates."""
-
-        def __call__(self, input_ids, scores):
-            found.append(model(input_ids=token_ids(), position_ids=positions(LENGTHS)).logits)
-            return scores
-
-    with autopack.enable(writer), autopack.enable(model):
-        writer.generate(**_prompts(writer, "left"), max_new_tokens=2, logits_processor=LogitsProcessorList([Judge()]))
-    expected = alone(llama(), token_ids(), LENGTHS)
-    assert [error(each, expected) < FLOAT64 for each in found] == [True, True]
 
 
 @pytest.mark.skipif(

@@ -28,11 +28,3 @@ def test_padded_batches(model_type):
         agree(model, stock, inputs, ignore_index=IGNORED)
         agree(model, stock, inputs)  # there it is a label like any other
         assert handle.tally.batches == 1
-
-
-def test_feed_forward_layers_in_chunks_are_no_window():
-    stock, model = twins(build("bert", "masked LM", chunk_size_feed_forward=1))
-    inputs = batch("masked LM", mask_of(PADDED, "holes"))
-    with autopack.enable(model) as handle:
-        agree(model, stock, inputs)
-        assert "windows" not in repr(handle)

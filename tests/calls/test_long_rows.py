@@ -3,13 +3,12 @@
 from functools import partial
 
 import pytest
-import torch
 from torch.nn.functional import pad
 
 import autopack
 from autopack import tiny
 from autopack.registry import first_position
-from tests.conftest import FLOAT64, alone, error
+from tests.conftest import alone, error
 from tests.engine import Call, ids, must_be_exact, numbered
 
 LENGTHS, MOST = (12, 5, 9, 7), 16
@@ -50,34 +49,7 @@ def test_several_rows_with_padding_behind_them(model_type):
     assert error(found[:, : IDS.shape[1]], expected.expand_as(found[:, : IDS.shape[1]])) <= IN_FLOAT32
 
 
-@pytest.mark.parametrize("model_type", ["big_bird", "convbert", "roformer"])
-def test_heads_with_one_result_per_document(model_type):
-    model = build(model_type, task="sequence-classification")
-    model.config.pad_token_id = 0
-    expected = torch.cat([model(input_ids=part).logits for part in IDS.split(LENGTHS, 1)])
-    with autopack.enable(model, verify=False):
-        assert error(model(input_ids=IDS, attention_mask=NUMBER).logits, expected) <= FLOAT64
-
-
 @pytest.mark.parametrize("model_type", ["big_bird", "roformer"])
 def test_decoders(model_type):
     call = Call(form="segments", lengths=LENGTHS, given={"use_cache": False})
     must_be_exact(partial(build, model_type, "causal-lm"), ((call.packed, call.alone),), verify=False)
-
-
-def test_kinds_of_tokens_that_are_given_are_taken():
-    model = build("big_bird")
-    kinds = torch.arange(IDS.shape[1])[None] % 2
-    parts = [each.split(LENGTHS, 1) for each in (IDS, kinds)]
-    expected = torch.cat([model(one, token_type_ids=kind).logits for one, kind in zip(*parts, strict=True)], 1)
-    with autopack.enable(model, verify=False):
-        found = model(input_ids=IDS, attention_mask=NUMBER, token_type_ids=kinds).logits
-    assert error(found, expected) <= FLOAT64
-
-
-def test_a_document_that_does_not_fit_fails_as_it_does_alone():
-    model = tiny.build("bert", task="masked-lm", max_position_embeddings=8)
-    with pytest.raises((RuntimeError, IndexError)):
-        model(IDS[:, :12])
-    with autopack.enable(model, verify=False), pytest.raises((RuntimeError, IndexError)):
-        model(input_ids=IDS, attention_mask=NUMBER)

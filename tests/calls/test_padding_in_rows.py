@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import AutoModel
 
 import autopack
 from autopack import tiny
@@ -101,17 +100,3 @@ def test_it_is_counted_and_no_gradient_may_reach_it():
         with refused("unpad-refused"):
             (output.loss + output.logits.square().mean()).backward()
         assert columns_that_ran(model, batch) == (2, COLUMNS)
-
-
-@pytest.mark.parametrize("model_type", ["bert", "albert"])
-def test_it_stays_below_a_pooler(model_type):
-    """Which gives one result for each document of the rows."""
-    model = AutoModel.from_config(tiny.config(model_type, task="masked-lm")).double().eval()
-    batch = {name: value for name, value in rows(model).items() if name != "labels"}
-    with torch.no_grad():
-        expected = [
-            model(input_ids=batch["input_ids"][row : row + 1, first:end]).pooler_output for row, first, end in spans()
-        ]
-        with autopack.enable(model):
-            found = model(**batch).pooler_output
-    torch.testing.assert_close(found, torch.cat(expected))

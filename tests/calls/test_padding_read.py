@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import autopack
 from autopack import tiny
 from tests.support.padded import packs_at_once
-from tests.support.padding_readers import EXACT, FOUND_OUT, IS_READ, WRONG, backbone, batch, same_gradients, twins
+from tests.support.padding_readers import EXACT, IS_READ, WRONG, backbone, batch, same_gradients, twins
 
 READERS = {
     "the mean over all columns": lambda states, mask: states.mean(1).square().sum(),
@@ -195,13 +195,6 @@ def test_gradients_that_are_no_numbers_say_nothing(trained):
     assert handle.tally.batches > 0
 
 
-@pytest.mark.parametrize("kind", ["the mean over all columns", "the mean over tokens"])
-def test_compiled_models(trained, kind):
-    compiled = trained._replace(model=torch.compile(trained.model, backend="eager"))
-    assert sum(compiled.steps(kind, 3)) == int(kind in OTHERS)
-    torch.compiler.reset()
-
-
 def test_functional_gradients_keep_the_padding(trained):
     """No gradient of theirs can be looked at."""
     handle, model, stock, given = trained
@@ -217,19 +210,3 @@ def test_functional_gradients_keep_the_padding(trained):
         found, wanted = gradient(model), gradient(stock)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
     assert handle.tally.batches == 0
-
-
-def test_a_copy_knows_what_its_model_knew(trained):
-    trained.steps("the last column")
-    copied = copy.deepcopy(trained.model)
-    other = trained._replace(model=copied, handle=autopack.enable(copied))
-    step(copied, trained.given, READERS["the last column"])
-    assert other.is_read()
-
-
-def test_an_audit_does_not_ask_and_does_not_count(trained):
-    report = autopack.audit(trained.model, modes=("right-padded", "right-padded, no labels"))
-    assert report.exact
-    assert all(result.unpadded for result in report.results)
-    trained.model(**trained.given)
-    assert any(FOUND_OUT in reason for reason in trained.handle.tally.left)

@@ -47,14 +47,6 @@ def test_it_is_said_once_and_names_rows_and_token(llama, caplog, left, trains):
     assert "without an attention_mask" in str(tally_of(llama))
 
 
-def test_of_many_calls_some_are_looked_at(llama, caplog):
-    for _ in range(20):
-        llama(input_ids=tokens(0, 0, 0, 0))
-    for number in range(20, 40):
-        llama(input_ids=PADDED)
-        assert len(warnings(caplog)) == (number >= 32), number
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -73,14 +65,6 @@ def test_other_calls_are_not_pointed_out(llama, caplog, call):
     assert not tally_of(llama).unmasked
 
 
-@pytest.mark.parametrize(("pad", "options"), [(PAD, {"unpad": False}), (None, {})])
-def test_nor_where_there_is_no_padding_token_or_padding_stays_anyway(caplog, pad, options):
-    model = tiny.build("llama", pad_token_id=pad).train()
-    with autopack.enable(model, **options), caplog.at_level(logging.WARNING):
-        model(input_ids=PADDED)
-    assert not warnings(caplog)
-
-
 def test_an_encoder_decoder_is_looked_at_too(caplog):
     model = tiny.build("t5", task="seq2seq", pad_token_id=PAD).train()
     with autopack.enable(model), caplog.at_level(logging.WARNING):
@@ -96,16 +80,3 @@ def test_tokens_on_a_device_are_looked_at_only_where_the_host_knows_them(caplog)
         assert not warnings(caplog)
         model(**HostBatch(input_ids=PADDED).to("meta"))
         assert len(warnings(caplog)) == 1
-
-
-def test_a_call_that_is_recorded_is_not_looked_at(caplog):
-    model = tiny.build("llama", pad_token_id=PAD)
-    given, rows = PADDED, torch.export.Dim("rows", min=2, max=8)
-    with autopack.enable(model) as handle, caplog.at_level(logging.WARNING):
-        shapes = {"input_ids": {0: rows}, "use_cache": None}
-        kwargs = {"input_ids": given, "use_cache": False}
-        found = torch.export.export(model, (), kwargs, dynamic_shapes=shapes, strict=False)
-        assert not warnings(caplog)
-        assert handle.tally.evaluation.calls == handle.tally.training.calls == 0
-        # What is counted must not make a fixed number of rows of any.
-        assert found.module()(input_ids=given[:3], use_cache=False).logits.shape[:2] == (3, 9)

@@ -15,7 +15,6 @@ from tests.support.padded import (
     build,
     logit_error,
     mask_of,
-    model_gradient_error,
     tally_of,
     twins,
 )
@@ -70,15 +69,6 @@ class TestAgreement:
         # Where a loss of labels is differentiated, anything but zeros: who reads it is seen by its gradient.
         first = found[0, mask[0].argmax()]
         assert (found[mask == 0] == first).all()
-
-    @llamas
-    def test_two_forwards_before_one_backward(self, pair):
-        """As DPO does, here with gradient checkpointing, which must give each its own layout."""
-        first, second = (batch("causal LM", mask_of(n), seed=n[0]) for n in ((9, 4, 7), (3, 12)))
-        for which in pair:
-            which.gradient_checkpointing_enable({"use_reentrant": False})
-            (which(**first).loss - 0.5 * which(**second).loss).backward()
-        assert model_gradient_error(*reversed(pair)) < GRADIENT
 
     @llamas
     def test_embeddings_and_explicit_positions(self, pair):

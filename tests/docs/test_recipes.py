@@ -106,13 +106,33 @@ def alone(there, documents, by_document=False):
     return pytest.approx(loss_alone(there["stock"], documents, weights).item(), rel=ROUNDING)
 
 
+TOGETHER = {
+    "plans": (("plan", "ranks"), {}),
+    "resumed": (("loop", "resume"), {"...": "break"}),
+    "shapes": (("shapes",), {}),
+    "stream": (("stream",), {"= dataset.": "= dataset.to_iterable_dataset()."}),
+    "shards": (("shards", "files of shards"), {"]), 64": "]), 2"}),
+}
+"""Recipes that are run one after the other, and what stands for some of their words."""
+
+
 @only_llama
-def test_plans(there, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
+@pytest.mark.parametrize("names", TOGETHER)
+def test_recipes_run(there, names, tmp_path, monkeypatch):
+    """What they give is tested beside the code that gives it (tests/packing)."""
     monkeypatch.chdir(tmp_path)
-    made = run(there, "plan")["plan"]
-    assert made == autopack.packing.plan(there["lengths"], CAPACITY)
-    assert len(run(there, "ranks")["plan"]) % 8 == 0
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    there["dataset"].save_to_disk("corpus")
+    recipes, instead = TOGETHER[names]
+    there |= {"datasets": datasets, "os": os}
+    if names == "shards":
+        run(there, "shards", **instead)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    made = run(there, *recipes, **instead)
+    for batch in ([there["dataset"][i] for i in each] for each in made.get("sampler", ())):
+        made["collate"](batch)
+    for row in made.get("rows", ()):
+        made["collate"]([row])
 
 
 @only_llama
@@ -141,14 +161,6 @@ def test_a_loop_over_a_loader(there):
     assert sorted(seen) == sorted(there["documents"] * 3)
 
 
-@only_llama
-def test_a_sampler_goes_on_with_the_batches_that_remained(there):
-    there["sampler"] = autopack.PackedBatchSampler(there["lengths"], CAPACITY)
-    batches = iter(there["sampler"])
-    next(batches)
-    assert list(run(there, "resume")["again"]) == list(batches)
-
-
 def test_accelerate(there):
     from accelerate import Accelerator
 
@@ -167,20 +179,6 @@ def test_accelerate(there):
     assert losses[0] == alone(there, first)
     assert len(losses) == 3 * len(sampler)
     autopack.disable(there["model"])
-
-
-def test_batches_of_one_shape(there):
-    run(there, "shapes")
-    shapes = set()
-    with autopack.enable(there["model"]):
-        for indices in there["sampler"]:
-            batch = there["collate"]([there["dataset"][i] for i in indices])
-            shapes.add((batch["input_ids"].shape, len(batch["cu_seq_lens_q"])))
-            for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"):
-                batch.pop(name)  # not every forward has a place for them
-            found = there["model"](**batch).loss.item()
-            assert found == alone(there, [there["documents"][i] for i in indices])
-    assert len(shapes) == 1
 
 
 def with_the_sampler(there):
@@ -224,15 +222,6 @@ def test_trainers(there, make, steps):
     autopack.disable(trainer)
 
 
-def test_streams(there):
-    there["dataset"] = there["dataset"].to_iterable_dataset()
-    rows = run(there, "stream")["rows"]
-    with autopack.enable(there["model"]):
-        for row in list(rows)[:2]:
-            batch = there["collate"]([row])
-            assert there["model"](**batch).loss.item() == alone(there, documents_in(batch))
-
-
 def test_weights_of_documents(there):
     there["rows"] = autopack.pack(there["dataset"], CAPACITY)
     there["args"].per_device_train_batch_size, there["args"].gradient_accumulation_steps = 2, 100
@@ -258,16 +247,3 @@ def test_weights_in_a_loop(there, monkeypatch):
     with autopack.enable(there["model"]):
         run(there, "weights in a loop")
     assert sum(loss.item() for loss in losses) == alone(there, there["documents"], by_document=True)
-
-
-@only_llama
-def test_an_array_of_jobs(there, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    there["dataset"].save_to_disk("corpus")
-    there |= {"datasets": datasets, "os": os}
-    documents = there["dataset"]
-    for job in range(3):
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
-        run(there, "shards", **{"]), 64": "]), 3"})
-    rows = run(there, "files of shards")["rows"]
-    assert list(rows) == list(autopack.pack(documents, CAPACITY))

@@ -245,20 +245,3 @@ def test_a_decorated_forward_is_exact_or_refused(monkeypatch, address, decorate)
                 assert is_exact(model)
         except (SiteDrift, UnsupportedModel):
             assert decorate is not _keeps_signature, "a decorator that keeps the signature is harmless"
-
-
-MIXERS = [address for address in FORWARDS if "Mixer" in address or "DeltaNet" in address]
-
-
-@pytest.mark.parametrize("address", MIXERS)
-def test_a_mixer_is_served_where_its_signature_can_be_found_and_named_where_not(monkeypatch, address):
-    model, _ = control(FORWARDS[address])
-    place = Place(address)
-    with monkeypatch.context() as changing:
-        place.put(changing, _hides_signature(place.value))
-        with autopack.enable(model):
-            assert is_exact(model)
-    place.put(monkeypatch, _hides_function(place.value))
-    with refused("other-code") as raised:
-        autopack.enable(model)
-    assert str(place.site) in str(raised.value)

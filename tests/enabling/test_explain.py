@@ -96,18 +96,6 @@ def decided(model, batch, caplog):
     return [record.args for record in caplog.records if record.msg == "a call of %s %s, since %s"]
 
 
-def test_a_kind_of_decision_is_logged_once_and_only_where_it_is_wanted(caplog):
-    model, _ = enabled(LLAMA)
-    assert decided(model, PADDED, caplog)
-    assert not decided(model, PADDED, caplog)
-    assert len(decided(model, PACKED, caplog)) == 1
-    model, _ = enabled(LLAMA)
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="autopack"):
-        model(**PADDED)
-    assert not [record for record in caplog.records if record.msg.startswith("a call of")]
-
-
 @pytest.mark.parametrize("batch", [PACKED, PADDED, {**PADDED, "use_cache": True}, {**PACKED, "use_cache": True}])
 @pytest.mark.parametrize("kind", [LLAMA, CLASSIFIER])
 def test_nothing_is_run_counted_or_changed(kind, batch):
@@ -153,13 +141,6 @@ def test_a_disabled_model_has_nothing_to_explain():
     autopack.disable(model)
     with pytest.raises(ValueError, match="is disabled"):
         handle.explain(**PACKED)
-
-
-def test_a_table_in_notebooks():
-    _, handle = enabled(CLASSIFIER)
-    page = handle.explain(**PADDED)._repr_html_()
-    assert page.count("<tr>") == 3
-    assert "the head takes the padded form" in page
 
 
 @pytest.mark.parametrize("reference", [False, True])

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, vjp, vmap
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from torch.func import functional_call, grad, vmap
 
 import autopack
 from autopack import tiny
-from tests.conftest import FLOAT64, LEAK, alone, alone_loss, error, llama, positions, token_ids
-from tests.engine import declared, gradients
+from tests.conftest import FLOAT64, alone, error, llama, positions, token_ids
+from tests.engine import declared
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
@@ -23,30 +21,8 @@ def _loss(model, call):
     return lambda parameters: functional_call(model, parameters, kwargs=call).loss
 
 
-def _expected(model):
-    alone_loss(model, IDS, LENGTHS).backward()
-    return gradients(model)
-
-
 def _furthest(found, expected):
     return max(float((found[name] - expected[name]).abs().max()) for name in expected)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_derivatives_of_packed_rows(implementation):
-    model, stock = llama(implementation), llama(implementation)
-    expected, parameters = _expected(stock), dict(model.named_parameters())
-    loss, tangents = _loss(model, PACKED), {name: torch.randn_like(p) for name, p in parameters.items()}
-    unserved = grad(loss)(parameters)
-    assert _furthest(unserved, expected) > 1e-3  # targets across boundaries count in stock's loss
-    with autopack.enable(model):
-        assert _furthest(grad(loss)(parameters), expected) < FLOAT64
-        (pulled,) = vjp(loss, parameters)[1](torch.ones((), dtype=torch.float64))
-        assert _furthest(pulled, expected) < FLOAT64
-        if implementation == "eager":  # torch has no forward derivative of its CPU kernel of SDPA
-            _, along = jvp(loss, (parameters,), (tangents,))
-            wanted = float(sum((tangents[n] * g).sum() for n, g in expected.items()))
-            assert float(along) == pytest.approx(wanted, rel=1e-5)  # the loss is float32
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba", "lfm2", "bert"])
@@ -66,19 +42,6 @@ def test_gradients_are_those_of_backward(model_type, padded):
     assert _furthest(found, {name: p.grad for name, p in parameters.items()}) < FLOAT64
 
 
-def test_an_ensemble_of_models_at_once():
-    models = [llama(seed=seed) for seed in (0, 1)]
-    stacked = {
-        n: torch.stack([dict(m.named_parameters())[n].detach() for m in models])
-        for n, _ in models[0].named_parameters()
-    }
-    with autopack.enable(models[0]):
-        call = {**PACKED, "labels": None}
-        found = vmap(lambda parameters: functional_call(models[0], parameters, kwargs=call).logits)(stacked)
-    for each, model in zip(found, (llama(seed=0), llama(seed=1)), strict=True):
-        assert error(each, alone(model, IDS, LENGTHS)) < FLOAT64
-
-
 class TestWithoutValues:
     """Where documents begin cannot be read: the call is refused, and tokens alone are what they are to stock."""
 
@@ -95,21 +58,6 @@ class TestWithoutValues:
                 vmap(run)(rows, where)
             assert error(vmap(run)(rows), stock(input_ids=rows).logits) < FLOAT64
             assert error(model(**PACKED).logits, alone(stock, IDS, LENGTHS)) < FLOAT64  # nothing is left in force
-
-    def test_gradients_of_every_sample(self):
-        model, stock = llama(), llama()
-        rows, parameters = IDS.view(4, 6), dict(model.named_parameters())
-
-        def loss(parameters, ids):
-            call = {"input_ids": ids[None], "use_cache": False}
-            return functional_call(model, parameters, kwargs=call).logits.square().mean()
-
-        with autopack.enable(model):
-            found = vmap(grad(loss), in_dims=(None, 0))(parameters, rows)
-        stock(input_ids=rows[2:3]).logits.square().mean().backward()
-        assert (
-            _furthest({n: g[2] for n, g in found.items()}, {n: p.grad for n, p in stock.named_parameters()}) < FLOAT64
-        )
 
     def test_exported(self):
         model, stock = llama(), llama()
@@ -146,25 +94,3 @@ class TestTraced:
             traced = torch.jit.trace(_Traced(model, "attention_mask"), (ids, first))
             assert error(traced(ids, second)[1, :7], stock(input_ids=ids[1:, :7]).logits[0]) < FLOAT64
             assert "traced" in repr(handle)
-
-
-def _sharper(module, query, key, value, attention_mask, **options):
-    return sdpa_attention_forward(module, 3 * query, key, value, attention_mask, **options)
-
-
-@pytest.mark.exhaustive
-def test_a_function_registered_in_the_place_of_sdpa_is_run_in_compiled_code():
-    torch._dynamo.reset()
-    model, stock = llama(), llama()
-    usual = alone(stock, IDS, LENGTHS)
-    AttentionInterface._global_mapping["sdpa"] = _sharper
-    try:
-        expected = alone(stock, IDS, LENGTHS)
-        assert error(usual, expected) > LEAK
-        with autopack.enable(model):
-            compiled = torch.compile(model, backend="eager")
-            assert error(model(**PACKED).logits, expected) < FLOAT64
-            assert error(compiled(**PACKED).logits, expected) < FLOAT64
-    finally:
-        AttentionInterface._global_mapping["sdpa"] = sdpa_attention_forward
-        torch._dynamo.reset()

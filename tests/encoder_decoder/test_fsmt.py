@@ -41,16 +41,6 @@ def test_the_audit_finds_it_exact_whatever_its_cache_hides():
     assert "use_cache=False" in report.notes["documents alone"]
 
 
-def test_what_its_collator_makes_of_batches_runs_as_it_came():
-    pairs, model = drawn()
-    batch = pairs.padded()
-    wanted = model(**batch)
-    autopack.enable(model, verify=False)
-    found = model(**batch)
-    assert torch.equal(found.logits, wanted.logits)
-    assert torch.equal(found.loss, wanted.loss)
-
-
 def test_tokens_that_it_would_take_from_the_encoder_are_refused():
     _, model = drawn()
     autopack.enable(model, verify=False)

@@ -4,11 +4,8 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autopack
-from compat.standins import flex_standin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, token_ids
 from tests.engine import in_rows, numbered
 from tests.heads.models import CLASSES, ENDS, STARTS, serves, with_head
@@ -72,15 +69,6 @@ def test_rows_with_padding_declared_by_segment_ids(name):
     assert error(model(input_ids=ids, attention_mask=mask).logits, alone(stock, documents(stock))) < FLOAT32
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(2, 9), min_size=2, max_size=6), st.integers(0, 99))
-def test_documents_of_any_lengths(lengths, seed):
-    model, stock, _ = enabled("bart")
-    ids = documents(model, tuple(lengths), seed)
-    found = model(input_ids=ids, position_ids=positions(lengths)).logits
-    assert error(found, alone(stock, ids, lengths)) < FLOAT32
-
-
 def test_documents_that_begin_midway_are_refused_where_positions_are_not_taken():
     model, stock, _ = enabled("bart")
     with refused("first-position"):
@@ -92,15 +80,3 @@ def test_padded_batches_stay_as_they_came():
     ids = in_rows(documents(stock)[0].split(LENGTHS))
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), **labels}
     assert torch.equal(model(**batch).loss, stock(**batch).loss)
-
-
-def test_documents_of_one_length_are_no_batch_with_flex_attention():
-    """Stock looks up T5's bias, of one row, by the number of the row, so it cannot run a batch of two."""
-    with flex_standin():
-        stock = with_head("t5", "sequence-classification", torch.float32, attn_implementation="flex_attention")
-        ids = documents(stock, (6, 6, 4))
-        expected = alone(stock, ids, (6, 6, 4))
-        with pytest.raises(IndexError):
-            stock(ids[:, :12].reshape(2, 6))
-        with autopack.enable(stock, verify=False):
-            assert error(stock(input_ids=ids, position_ids=positions((6, 6, 4))).logits, expected) < FLOAT32

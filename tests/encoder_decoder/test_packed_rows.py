@@ -253,15 +253,3 @@ def test_compiled(model_type):
     for pairs in (Pairs.draw(), Pairs.draw(SOURCES[::-1], TARGETS[::-1], seed=1)):
         expected = model(**pairs.one_row()).logits
         torch.testing.assert_close(compiled(**pairs.one_row()).logits, expected, rtol=0, atol=1e-3)
-
-
-class Derived(transformers.T5ForConditionalGeneration):
-    """A class of one's own is what it derives from."""
-
-
-def test_a_class_derived_from_one_of_transformers():
-    pairs, model = Pairs.draw(), Derived(tiny.config("t5", task="seq2seq")).eval()
-    expected = alone(model, pairs)
-    autopack.enable(model, verify=False)
-    hold(model, pairs, expected, "one_row", "padded")
-    assert autopack.audit(model).exact

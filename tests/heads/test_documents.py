@@ -5,15 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PerceiverForSequenceClassification
 
 import autopack
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, token_ids
-from tests.engine import Call, in_rows, must_be_exact, numbered
+from tests.engine import Call, must_be_exact
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -60,26 +57,6 @@ def test_reformer_numbers_documents_itself(task):
     serves(stock, TASKS[task], verify=False)
 
 
-class Reading(PerceiverForSequenceClassification):
-    def forward(self, input_ids=None, attention_mask=None, return_dict=None, output_hidden_states=None, labels=None):
-        given = {"return_dict": True, "output_hidden_states": output_hidden_states, "labels": labels}
-        output = super().forward(input_ids=input_ids, attention_mask=attention_mask, **given)
-        output.logits = output.logits + input_ids.float().mean(1, keepdim=True)
-        return output
-
-
-def test_a_forward_of_ones_own_that_reads_padding_gets_documents_of_one_length():
-    config = with_head("perceiver", "sequence-classification", torch.float32).config
-    torch.manual_seed(0)
-    model = Reading(config).eval()
-    documents = IDS[0].split(LENGTHS)
-    expected = torch.cat([model(input_ids=document[None]).logits for document in documents])
-    mask = in_rows([torch.ones_like(document) for document in documents])
-    assert error(model(input_ids=in_rows(documents), attention_mask=mask).logits, expected) > LEAK
-    with autopack.enable(model):
-        assert error(torch.stack(list(results(packed(model)))), expected) < FLOAT32
-
-
 PROBLEMS = {
     "regression": torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
     "multi_label_classification": torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]]).double(),
@@ -111,45 +88,6 @@ def test_stock_has_one_result_for_all_documents_of_a_row(model_type):
     assert logits.shape == (1, 3)
     read = documents[-1] if model_type == "llama" else documents[0]
     assert (error(logits, model(input_ids=read).logits) > LEAK) == (model_type == "bert")
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    """Models for drawn documents, by task: stock and enabled."""
-    found = {}
-    for task, model_type in (("sequence-classification", "llama"), ("question-answering", "bert")):
-        stock = with_head(model_type, task, num_hidden_layers=1)
-        model = copy.deepcopy(stock)
-        autopack.enable(model)
-        found[task] = stock, model
-    yield found
-    for _, model in found.values():
-        autopack.disable(model)
-
-
-@settings(max_examples=12)
-@given(
-    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3),
-    padding=st.integers(0, 4),
-    seed=st.integers(0, 99),
-    task=st.sampled_from(["sequence-classification", "question-answering"]),
-)
-def test_any_lengths_rows_and_padding(drawn, rows, padding, seed, task):
-    stock, model = drawn[task]
-    assume(max(map(max, rows)) > 1)  # one token has no other to choose, and no gradient
-    if all(len(row) == 1 for row in rows):
-        rows = [[*row, 1] for row in rows]  # else it is an ordinary batch
-    segments = nn.functional.pad(in_rows([numbered(row)[0] for row in rows]), (0, padding))
-    ids = token_ids(*segments.shape, seed=seed)
-    documents = [part for each, row in zip(ids, rows, strict=True) for part in each[: sum(row)].split(row)]
-    generator = torch.Generator().manual_seed(seed)
-    if task == "sequence-classification":
-        labels = {"labels": torch.randint(3, (len(documents),), generator=generator)}
-    else:
-        at = [torch.randint(len(document), (2,), generator=generator) for document in documents]
-        labels = dict(zip(("start_positions", "end_positions"), torch.stack(at, dim=1), strict=True))
-    output = model(input_ids=ids, attention_mask=segments, **labels)
-    agrees(model, stock, output, documents, labels)
 
 
 def test_two_rows_and_padding_between_documents():

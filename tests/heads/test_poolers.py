@@ -58,25 +58,6 @@ def test_a_head_on_the_encoder_of_t5():
     agrees(model, stock, packed(model, **labels), documents, labels, FLOAT32)
 
 
-def of_pooler(model_type, kind):
-    """A model of one of the types whose poolers are handed single tokens."""
-    options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
-    prefix = {"big_bird": "BigBird", "albert": "Albert", "bert": "Bert"}[model_type]
-    config = tiny.config(model_type, task="masked-lm", **options)
-    return getattr(transformers, f"{prefix}{kind}")(config).double().eval()
-
-
-@pytest.mark.parametrize("model_type", ["big_bird", "albert"])
-def test_pretraining_with_such_a_pooler(model_type):
-    model = of_pooler(model_type, "ForPreTraining")
-    parts = [model(input_ids=part) for part in IDS.split(LENGTHS, 1)]
-    autopack.enable(model, verify=False)
-    found = packed(model)
-    for name in ("prediction_logits", "sop_logits" if model_type == "albert" else "seq_relationship_logits"):
-        expected = torch.cat([part[name] for part in parts], dim=int(name == "prediction_logits"))
-        assert error(found[name], expected) < FLOAT64
-
-
 def test_a_head_of_ones_own_on_a_backbone():
     model, head = MambaModel(tiny.config("mamba")).double().eval(), nn.Linear(64, 3).double()
     last = torch.tensor([b - 1 for _, b in spans(LENGTHS)])

@@ -211,16 +211,6 @@ def test_poolers_that_are_modules_run_without_padding(kind):
         assert len(model(input_ids=packed()["input_ids"]).pooler_output) == 1
 
 
-def test_documents_of_one_token_each_have_poolers_too():
-    """As many rows as tokens: vectors of rows have the shape of values of flattened tokens."""
-    stock = build(transformers.BertModel)
-    model = copy.deepcopy(stock)
-    batch = {"input_ids": torch.tensor([[5, 0], [6, 0], [7, 0]]), "attention_mask": torch.tensor([[1, 0]] * 3)}
-    with packs_at_once(model, verify=False) as handle:
-        assert error(model(**batch).pooler_output, stock(**batch).pooler_output) <= FLOAT64
-        assert handle.tally.batches == 1
-
-
 def test_a_tower_inside_a_model():
     config = tiny.config("clip")
     stock = transformers.CLIPModel(config).double().eval()
@@ -271,11 +261,3 @@ def test_a_head_of_ones_own_on_such_a_tower():
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.score(pooled))
 
     serves(Head(tiny.config("clip_text_model")).double().eval(), Vectors("logits"))
-
-
-def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():
-    from autopack.calls.rows import of_each_row
-
-    output = {"pooler_output": torch.zeros(1, 64), "log_probs": torch.zeros(1, 32), "logits": torch.zeros(1, 65, 8)}
-    assert of_each_row(output, 1, 65, frozenset({64})) == ["pooler_output", "log_probs"]
-    assert of_each_row({"log_probs": torch.zeros(1, 64)}, 1, 65, frozenset({32})) == []

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import transformers
-from torch import nn
 
 import autopack
 from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
@@ -52,20 +51,6 @@ def test_peft_with_a_trained_head(task, enabled_first):
     autopack.enable(model)
     agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
     autopack.disable(model)
-
-
-def test_distributed_data_parallel(tmp_path):
-    stock = with_head("llama")
-    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with autopack.enable(model):
-            output = nn.parallel.DistributedDataParallel(model)(
-                input_ids=IDS, position_ids=positions(LENGTHS), **labels
-            )
-            agrees(model, stock, output, IDS[0].split(LENGTHS), labels)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "question-answering", "token-classification"])

@@ -68,7 +68,7 @@ def library(tmp_path, monkeypatch):
 
     yield made
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("deepspeed", "mine"):
+        if name.partition(".")[0] in ("deepspeed", "wandb", "mine"):
             del sys.modules[name]
 
 
@@ -84,8 +84,9 @@ def compared(stock, model):
     assert model_gradient_error(model, stock) < GRADIENT
 
 
-def test_an_engine_that_gathers_parameters(library):
-    hooks = library("deepspeed.runtime.zero.parameter_offload", ENGINE)
+@pytest.mark.parametrize("name", ["deepspeed.runtime.zero.parameter_offload", "wandb.integration.torch.wandb_torch"])
+def test_a_library_that_gathers_parameters_or_records(library, name):
+    hooks = library(name, ENGINE)
     stock, model = twins(build("llama"))
     for which in (stock, model):
         for layer in projections(which):

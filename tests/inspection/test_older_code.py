@@ -9,8 +9,6 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autopack
 from autopack import registry
@@ -77,14 +75,6 @@ def test_documents_of_packed_rows_get_what_they_get_alone(kind):
 def test_padded_batches_are_those_of_stock(kind):
     call = Call()
     must_be_exact(partial(build, kind), (*call.batch, (call.padded_left, call.padded_left)))
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=12)
-@given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.sampled_from(FORMS))
-def test_any_layout(lengths, kind):
-    call = Call(labels=None, form="position_ids", lengths=tuple(lengths))
-    must_be_exact(partial(build, kind), ((call.packed, call.alone),))
 
 
 @pytest.mark.parametrize("kind", [ByTable, InAKernel, Rotating])

@@ -72,27 +72,11 @@ def _by_one_half(rank, kind):
     return max(float((found[n] - w).abs().max()) / max(float(w.abs().max()), least) for n, w in wanted.items())
 
 
-def _loss_of_tuple(rank):
-    """The difference of the loss that is the first of a tuple, and that of an output by name."""
-    model = sharded("xlnet").train()
-    given = packed(_share(rank, model))
-    loss, *_ = model(**given, return_dict=False)
-    loss.backward()
-    return abs(float(loss.detach()) - float(model(**given).loss.detach()))
-
-
-def _left_behind(rank, **options):
-    """What a call with dropout leaves otherwise than where nobody waits for it: random state, counts."""
-    left = []
-    for made in (sharded("xlnet", dropout=0.2, **options), tiny.build("xlnet", dropout=0.2, **options)):
-        handle = autopack.enable(made)
-        given = packed(_share(rank, made))
-        if options:
-            given["labels"] = torch.arange(len(DOCUMENTS))[SHARES[rank]] % 2
-        torch.manual_seed(rank)
-        made.train()(**given)
-        left.append({"random state": torch.get_rng_state().tolist(), "counts": handle.tally.training})
-    return [name for name, found in left[0].items() if found != left[1][name]]
+def _head(rank):
+    """A call of a head that runs documents alone."""
+    model = sharded("xlnet", task="sequence-classification")
+    labels = torch.arange(len(DOCUMENTS))[SHARES[rank]] % 2
+    model.train()(**{**packed(_share(rank, model)), "labels": labels})
 
 
 def _with_a_cache(rank):
@@ -144,11 +128,11 @@ def _within_context_parallel(rank):
         model(input_ids=ids, position_ids=positions, use_cache=False)
 
 
-def _attention_across_ranks(rank, function):
+def _attention_across_ranks(rank):
     """A row that two ranks share: no position of a part begins anew, and yet it is packed."""
-    ALL_ATTENTION_FUNCTIONS[function.__name__] = function
+    ALL_ATTENTION_FUNCTIONS["across"] = across
     model = tiny.build("llama", attn_implementation="eager")
-    model.set_attn_implementation(function.__name__)
+    model.set_attn_implementation("across")
     autopack.enable(model, verify=False)
     ids = tiny.tokens(model.config, 1, 24)[:, 12 * rank : 12 * rank + 12]
     with torch.no_grad():
@@ -162,31 +146,15 @@ def across(module, query, key, value, *_, **__):
     raise AssertionError("it has been reached")
 
 
-def across_further_in(module, query, key, *_, **__):
-    """The same by a function of its own."""
-
-    def gather(states):
-        dist.all_gather([torch.empty_like(states) for _ in range(dist.get_world_size())], states.contiguous())
-
-    gather(key)
-    raise AssertionError("it has been reached")
-
-
 PART = says("holds a part of every row")
 CASES = {
     "evaluated": (_evaluated, exact),
-    "tuple": (_loss_of_tuple, exact),
     "a whole encoder": (partial(_by_one_half, kind="led"), lambda found: found < GRADIENTS),
     "a whole decoder": (partial(_by_one_half, kind="t5gemma2"), lambda found: found < GRADIENTS),
-    "left behind": (_left_behind, lambda found: found == []),
-    "a head that runs documents alone": (
-        partial(_left_behind, task="sequence-classification"),
-        says("Pass it padded batches"),
-    ),
+    "a head that runs documents alone": (_head, says("Pass it padded batches")),
     "cache": (_with_a_cache, says("UnsupportedModel")),
     "context_parallel": (_within_context_parallel, PART),
-    "attention across ranks": (partial(_attention_across_ranks, function=across), PART),
-    "attention across ranks, further in": (partial(_attention_across_ranks, function=across_further_in), PART),
+    "attention across ranks": (_attention_across_ranks, PART),
     "padded beside packed": (_padded_beside_packed, exact),
     "hook on one rank": (_hooked_on_one_rank, exact),
     "without idle runs": (_without_idle_runs, says("Timed out")),

@@ -228,23 +228,6 @@ def _packed_beside_padded(rank):
     return _error_of_gradients(model, texts, [batch])
 
 
-def _uneven(rank):
-    """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
-    model, _, texts = _prepared(_ddp, "after")
-    wanted, count = _reference(model, texts), targets(texts)
-    rows = [texts[SHARES[1]]] if rank else [texts[:2], texts[2:4]]
-    found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
-    with model.join():
-        for row in rows:
-            model.zero_grad()
-            (WORLD * model(**packed(row), num_items_in_batch=count).loss).backward()
-            for name, gradient in _gradients(model).items():
-                found[name] += gradient
-    if rank:
-        return 0.0  # it has left before the last step
-    return _largest_error(found, wanted)
-
-
 def padded(texts):
     texts = [text[0] for text in texts]
     return with_mask(in_rows(texts), in_rows([torch.ones_like(text) for text in texts]))
@@ -273,15 +256,6 @@ def _unpadded(wrap, order, read):
     return run_case
 
 
-def _accumulated(rank):
-    """Two packed rows before the gradients are averaged."""
-    model, _, texts = _prepared(_ddp, "after")
-    mine = texts[SHARES[rank]]
-    with model.no_sync():
-        (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()
-    return _error_of_gradients(model, texts, [packed(mine[1:])])
-
-
 SHARDED = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
 SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
 WRAPS = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
@@ -296,8 +270,6 @@ EXACT = {
 }
 EXACT |= {
     "packed beside padded": _packed_beside_padded,
-    "uneven inputs joined": _uneven,
-    "accumulated": _accumulated,
 }
 EXACT |= {
     f"watched, {name}, {label}": _watched(wrap, order, noise, plain)

@@ -191,15 +191,6 @@ def test_a_model_that_is_called_beside_its_pipeline_keeps_its_cache(tmp_path):
         assert sum(handle.tally.left.values()) == 1
 
 
-def test_text_is_generated_as_ever(tmp_path):
-    pipe = piped(tmp_path, "text-generation", transformers.AutoModelForCausalLM, "llama", "causal-lm")
-    pipe.tokenizer.padding_side = "left"
-    options = {"batch_size": 4, "max_new_tokens": 5, "do_sample": False, "return_full_text": False}
-    expected = pipe(sentences(4), **options)
-    with autopack.enable(pipe):
-        assert pipe(sentences(4), **options) == expected
-
-
 def test_a_lightning_module_and_its_trainer():
     """That what it trains is exact is measured in test_neighbours.py."""
     lightning = pytest.importorskip("lightning")
@@ -227,19 +218,6 @@ def test_a_lightning_module_and_its_trainer():
         assert autopack.enable(subject).enabled is handle.enabled
         autopack.disable(subject)
         assert not autopack.is_enabled(module)
-
-
-def test_a_trainer_of_setfit(tmp_path):
-    model, _ = fewshot(tmp_path)
-    columns = {"text": sentences(24), "label": [number % 2 for number in range(24)]}
-    setfit = pytest.importorskip("setfit")
-    arguments = setfit.TrainingArguments(output_dir=str(tmp_path), batch_size=4, max_steps=2, report_to="none")
-    subject = setfit.Trainer(model, arguments, train_dataset=Dataset.from_dict(columns))
-    with autopack.enable(subject) as handle:
-        subject.train()
-        assert handle.tally.training.calls > 0
-        assert handle.tally.training.fill == 1
-        assert autopack.is_enabled(model)
 
 
 def _losses(trainer):

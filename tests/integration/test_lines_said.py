@@ -1,4 +1,4 @@
-"""A run of ten steps says at most three lines of ours, whatever model and trainer it has."""
+"""What is said of the packing that a trainer of TRL does by itself."""
 
 import logging
 
@@ -6,23 +6,9 @@ import pytest
 
 import autopack
 from autopack import tiny
-from tests.enabling.test_changed_models import replace_layer, without_twin
-from tests.integration.test_trainer_logs import trainer
-from tests.support.dpo import preferences, tiny_tokenizer
+from tests.support.dpo import tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-MOST = 3
-
-
-def usual():
-    return tiny.build("llama")
-
-
-def with_own_layer():
-    """It is exact, and proven."""
-    model = tiny.build("llama")
-    replace_layer(model)
-    return model
 
 
 @pytest.fixture
@@ -30,27 +16,6 @@ def said(caplog):
     """What autopack has said."""
     caplog.set_level(logging.WARNING, "autopack")
     return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("make", [usual, with_own_layer, without_twin])
-def test_a_trainer_of_transformers(tmp_path, said, make, checkpointing):
-    run = trainer(tmp_path, model=make(), max_steps=10, gradient_checkpointing=checkpointing)
-    with autopack.enable(run):
-        run.train()
-    assert len(said()) <= MOST, said()
-    assert len(said()) == len(set(said())), "nothing is said twice"
-
-
-@pytest.mark.parametrize("make", [usual, with_own_layer])
-def test_dpo_with_the_defaults_of_trl(tmp_path, said, make):
-    """Two models, tags for the model card, and a reference model."""
-    run = preferences(tmp_path, make())
-    with autopack.enable(run) as handle:
-        run.train()
-        assert "packed inside" in str(handle), "padding is gained of both"
-    assert len(said()) <= MOST, said()
-    assert len(said()) == len(set(said())), "nothing is said twice"
 
 
 def packing(path, strategy, **settings):

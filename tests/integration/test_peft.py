@@ -150,13 +150,6 @@ def test_a_prompt_around_a_base_model_that_is_enabled_afterwards_is_refused_at_t
     CALL.packed(model)
 
 
-def test_a_prompt_on_another_model_is_none_of_our_business():
-    enabled, other = llama(), llama()
-    autopack.enable(enabled)
-    model = peft.get_peft_model(other, PROMPTS["prompt tuning"]())
-    CALL.packed(model)
-
-
 def test_a_second_adapter_is_judged_like_the_first():
     model = peft.get_peft_model(llama(), METHODS["LoRA"]())
     autopack.enable(model)

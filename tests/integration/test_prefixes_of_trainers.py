@@ -11,7 +11,6 @@ import random
 from typing import Any, NamedTuple
 
 import pytest
-import transformers
 
 import autopack
 from compat.programs._words import WORDS, save_model
@@ -134,11 +133,7 @@ def made(folder, case):
     rows = datasets.Dataset.from_list(case.rows())
     if case.rows is not prompts:
         more["eval_dataset"] = rows.select(range(8))
-    known = trl
-    if case.kind == "OnlineDPO":
-        known = pytest.importorskip("trl.experimental.online_dpo")
-        more["processing_class"] = transformers.AutoTokenizer.from_pretrained(model, padding_side="left")
-    arguments = getattr(known, f"{case.kind}Config")(
+    arguments = getattr(trl, f"{case.kind}Config")(
         output_dir=str(folder / "output"),
         max_steps=STEPS,
         logging_steps=1,
@@ -150,7 +145,7 @@ def made(folder, case):
         disable_tqdm=True,
         **case.options,
     )
-    return getattr(known, f"{case.kind}Trainer")(model=str(model), args=arguments, train_dataset=rows, **more)
+    return getattr(trl, f"{case.kind}Trainer")(model=str(model), args=arguments, train_dataset=rows, **more)
 
 
 def trained(folder, case, **options):
@@ -204,19 +199,3 @@ def test_a_script_of_trl(tmp_path, name):
         assert not found.models[model].tally.left
         assert found.models[model].tally.padding > 0
     assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
-
-
-@pytest.mark.exhaustive
-def test_online_dpo(tmp_path):
-    """Two answers that the model gives to each prompt. Its KL and entropy are sums over all columns, padding among
-    them, which are logged and get no gradient: there stock's padding counts, and zeros without it."""
-    case = Case("OnlineDPO", prompts, {}, {"max_new_tokens": 16})
-    expected, found = trained(tmp_path, case), trained(tmp_path, case, share=True)
-    of_padding = ("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward")
-    for run in (expected, found):
-        for entry in run.logs:
-            for name in of_padding:
-                entry.pop(name, None)
-    assert largest_difference(found, expected) < NEAR
-    assert 0.3 < found.shared["ref_model"] < 0.5
-    assert found.shared["model"] > 0  # in steps that do not look whether anybody reads padding

@@ -4,7 +4,7 @@ import transformers
 
 import autopack
 from autopack.integrations import trainers
-from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
+from autopack.integrations.trainers import TrainerAdapter
 from tests.conftest import llama
 from tests.packing.test_trainers import _rows, _trainer
 from tests.support.refusals import refused
@@ -20,15 +20,3 @@ def test_a_loss_that_adds_up_rows_is_said_in_the_adapter(monkeypatch, tmp_path):
     trainer = _trainer(llama().train(), tmp_path, _rows(), kind=AddingUp)
     with autopack.enable(trainer), refused("trainer-loses-documents"):
         trainer.train()
-
-
-def test_kinds_are_told_by_class_and_package():
-    def made(name, module, *bases):
-        return type(name, bases, {"__module__": module})()
-
-    plain = made("Trainer", "transformers.trainer")
-    assert adapter_of(plain) is TRANSFORMERS
-    dpo = adapter_of(made("DPOTrainer", "trl.trainer.dpo_trainer", type(plain)))
-    assert (dpo.adds_up_rows, dpo.reference) == (True, "ref_model")
-    assert adapter_of(made("DPOTrainer", "trlx", type(plain))) is TRANSFORMERS
-    assert adapter_of(llama()) is None

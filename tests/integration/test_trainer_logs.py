@@ -11,7 +11,6 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.enabling.trainer_logs import PackingLogs, logs_packing
 from tests.integration.documents import documents, with_mask
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -130,28 +129,6 @@ def test_training_logs_have_them_before_others_report(enabled, reporter):
     assert subject.state.log_history[0]["autopack/fill"] == 1.0
 
 
-def test_rates_leave_out_how_long_a_reporter_takes_to_begin(enabled, monkeypatch):
-    class Clock(Reporter):
-        now = 0.0
-
-        def perf_counter(self):
-            return self.now
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            self.now += 1000  # as one that makes a run on a server
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.now += 1
-
-    clock = Clock()
-    monkeypatch.setattr("autopack.enabling.trainer_logs.time", clock)
-    subject = enabled(clock)
-    subject.train()
-    subject.train()
-    rates = [(ours(logs) | ours(logs, "train_"))["real_tokens_per_second"] for logs in clock.logs]
-    assert rates == 2 * [sum(LENGTHS[:8]) / 2, sum(LENGTHS[8:]) / 2, round(sum(LENGTHS) / 4, 1)]
-
-
 def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(enabled, reporter, tmp_path):
     stock, settings = Reporter(), {"eval_strategy": "steps", "eval_steps": 2}
     subject, other = enabled(**settings), trainer(tmp_path, stock, **settings)
@@ -189,35 +166,6 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
     assert plain != logs[1]
 
 
-def test_a_resumed_run_counts_what_it_runs(enabled, reporter, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2}
-    enabled(Reporter(), **settings).train()
-    second = enabled(**settings)
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert autopack.enable(second.model).tally.training.calls == 4
-    assert [set(ours(logs)) for logs in reporter.logs if "loss" in logs] == [NAMES]
-
-
-def test_padding_of_packed_rows_is_not_computed_and_counted(enabled, reporter):
-    subject = enabled()
-    subject.data_collator = autopack.PackingCollator(max_length=64, pad_to_multiple_of=32)
-    subject.train()
-    training = autopack.enable(subject.model).tally.training
-    assert ours(reporter.logs[-1], "train_")["fill"] == training.tokens / training.columns == 1 < training.skipped
-
-
-def test_others_keys_and_own_logs_of_a_script_are_left_alone(enabled, reporter):
-    """A trainer that counts tokens itself has both."""
-    subject = enabled(include_num_input_tokens_seen=True)
-    subject.train()
-    trained = [logs for logs in reporter.logs if "loss" in logs]
-    assert [set(ours(logs)) for logs in trained] == [NAMES] * 2
-    assert all("num_input_tokens_seen" in logs and not ours(logs, "train_") for logs in trained)
-    subject.log({"kl": 0.5})
-    subject.log({"loss": 0.5})
-    assert none_of_ours(reporter.logs[-2:])
-
-
 def test_several_evaluation_sets_are_apart(enabled, reporter):
     subject = enabled(eval_strategy="steps", eval_steps=4)
     short, long = [{"input_ids": [5] * n} for n in (2, 4)], [{"input_ids": [5] * n} for n in (10, 20, 30)]
@@ -252,15 +200,3 @@ def test_the_callback_comes_once_and_goes_with_the_handle(tmp_path):
     autopack.enable(subject)
     autopack.disable(subject)
     assert subject.callback_handler.callbacks == before
-
-
-@pytest.mark.parametrize(
-    "change", [lambda subject: subject.remove_callback(PackingLogs), lambda subject: autopack.disable(subject.model)]
-)
-def test_without_the_callback_or_an_enabled_model_nothing_is_logged(enabled, reporter, change):
-    subject = enabled()
-    assert logs_packing(subject)
-    change(subject)
-    subject.train()
-    assert none_of_ours(reporter.logs)
-    assert none_of_ours(subject.state.log_history)

@@ -79,9 +79,3 @@ def test_what_three_sections_leave_open_is_refused():
         one = torch.zeros(1, columns, dtype=torch.long)
         assert _read((1, columns), position_ids=positions_, seq_idx=one) is None
     assert _bounds((1, 5), position_ids=gap.expand(3, 1, 5), seq_idx=_tensor([0, 0, 0, 1, 1])) == [0, 3, 5]
-
-
-def test_any_other_shape_is_refused():
-    for shape in ((5, 1, 8), (2, 1, 8), (3, 2, 8)):
-        with refused("declaration-invalid"):
-            _read((1, 8), position_ids=torch.zeros(shape, dtype=torch.long))

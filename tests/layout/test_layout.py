@@ -84,15 +84,6 @@ def test_first_positions_come_from_the_positions_of_the_call():
     assert layout.first_positions.tolist() == [5, 0]
 
 
-def test_moving_keeps_the_documents_and_moves_the_tensors():
-    layout = PackedLayout.from_lengths([[2, 3]])
-    assert layout.to(CPU) is layout
-    moved = layout.to(torch.device("meta"))
-    assert moved.cu_seqlens.is_meta
-    assert moved.seq_idx.is_meta
-    assert moved.lengths == layout.lengths
-
-
 @pytest.mark.parametrize(
     ("rows", "bounds"), [(1, [1, 5]), (1, [0, 4]), (1, [0, 3, 3, 5]), (1, [0, 3, 2, 5]), (2, [0, 4, 10])]
 )
@@ -104,11 +95,6 @@ def test_impossible_bounds_are_refused(rows, bounds):
 def test_rows_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"same number of tokens; found \[5, 6\]"):
         PackedLayout.from_lengths([[2, 3], [2, 4]])
-
-
-def test_a_row_of_queries_is_cut_by_its_keys():
-    layout, mask = PackedLayout.from_lengths([[3, 4]]), torch.arange(7).reshape(1, 1, 1, 7)
-    assert torch.equal(square(TokenMap.of_documents(layout, np.array([1])), mask), mask[..., 3:])
 
 
 @pytest.mark.parametrize(

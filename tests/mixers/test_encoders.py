@@ -104,20 +104,6 @@ def test_windows_of_documents_of_any_length(lengths, window, global_tokens):
     serves(model, inputs, [lengths])
 
 
-def test_attention_weights_of_windows_are_those_of_tokens():
-    model = tiny.build("longformer", task="masked-lm")
-    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
-    with autopack.enable(model):
-        call = {**inputs, "position_ids": packed_positions(model), "output_attentions": True}
-        found = model(**call).attentions[0]
-        with refused("output-asked"):
-            model(**call, global_attention_mask=torch.eye(2, COLUMNS, dtype=torch.long))
-    for row, lengths in enumerate(ROWS):
-        for a, b in spans(lengths):
-            own = model(input_ids=inputs["input_ids"][row : row + 1, a:b], output_attentions=True).attentions[0]
-            assert torch.allclose(found[row, :, a:b], own[0], atol=1e-5)
-
-
 def test_neighbours_of_embeddings_that_the_caller_made():
     model = tiny.build("mobilebert", task="masked-lm")
     inputs = {"inputs_embeds": model.get_input_embeddings()(tiny.tokens(model.config, 2, COLUMNS))}

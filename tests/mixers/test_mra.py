@@ -74,16 +74,6 @@ def test_packed_documents_are_as_alone(kernels):
         check(_weighted(model, model(**call).logits), expected)
 
 
-def test_what_stock_cannot_run_alone_raises_what_stock_raises(kernels):
-    model = _model()
-    ids, where = tiny.tokens(model.config, 1, 96), positions((64, 32), start=2)
-    with pytest.raises(RuntimeError) as stock:
-        model(input_ids=ids[:, 64:])
-    with autopack.enable(model, verify=False), pytest.raises(RuntimeError) as packed:
-        model(input_ids=ids, position_ids=where)
-    assert str(packed.value) == str(stock.value)
-
-
 def test_padded_batches_keep_their_padding(kernels):
     model = _model("sequence-classification")
     padded = batch("backbone", mask_of((96, 64)))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-from functools import partial
 
 import pytest
 import torch
@@ -94,18 +93,6 @@ def test_a_convolution_in_half_precision_rounds_once(dtype):
     assert found.dtype == dtype
     # the float32 sum may fall on the other side of a tie, never further
     assert torch.allclose(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-7)
-
-
-def test_gradients_of_gradients():
-    """Also where the gradient that comes from above depends on nothing, as that of a sum does."""
-    layout, hidden, weight = PackedLayout.from_lengths([[4, 3]]), random(1, 3, 7), random(3, 3, seed=1)
-
-    def bent(hidden, weight):
-        (found,) = torch.autograd.grad(causal_convolution(layout, hidden, weight).sum(), weight, create_graph=True)
-        return found.square().sum()
-
-    assert torch.autograd.gradgradcheck(partial(causal_convolution, layout), (hidden, weight))
-    assert torch.autograd.gradcheck(bent, (hidden, weight))
 
 
 def test_a_mixer_that_does_not_come_by_its_operations_is_refused(monkeypatch):

@@ -7,7 +7,6 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.mixers import OneByOne
 from autopack.registry import first_position
 from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions, spans
 from tests.engine import mean_loss
@@ -107,16 +106,6 @@ def test_a_model_that_runs_documents_alone_warns_and_has_their_loss(model_type, 
     assert abs((found.loss / expected).item() - 1) < FLOAT32
     assert torch.equal(as_tuple[0], found.loss)
     assert torch.equal(as_tuple[1], found.logits)
-
-
-def test_at_most_thirteen_types_run_whole_four_by_one_half_and_one_by_both():
-    families = [f for f in registry.families() if any(isinstance(way, OneByOne) for way in f.mixers.values())]
-    counts = {family.name: len(family.model_types) for family in families}
-    assert counts.keys() == {"fsmt", "one_by_one", "perceiver", "whole_half"}
-    assert counts["fsmt"] <= 1
-    assert counts["perceiver"] <= 1
-    assert counts["one_by_one"] <= 12
-    assert counts["whole_half"] <= 4
 
 
 def test_codebooks_are_never_mixed_up():

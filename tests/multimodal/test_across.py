@@ -121,16 +121,6 @@ def test_an_image_that_no_token_sees_is_of_no_document():
     assert error(logits[0, len(found[0]) :], alone(stock, rest).logits[0]) <= FLOAT32
 
 
-def test_states_that_came_without_images_are_refused():
-    model = with_images("mllama")
-    call = packed(model, [documents(model, [(7,), (5,)])])
-    with (
-        autopack.enable(model),
-        refused("argument-of-no-document"),
-    ):
-        model(**call, cross_attention_states=torch.zeros(2, 17, 64))
-
-
 def test_checkpointing_reads_the_same_images():
     stock, model = opened("mllama")
     found = documents(stock)
@@ -189,12 +179,3 @@ class TestCollator:
         example = {**self.example(model, document), **masks, "cross_attention_mask": call["cross_attention_mask"][:1]}
         batch = PackingCollator.for_model(model)([example])
         assert torch.equal(batch["cross_attention_mask"], document.seen["cross_attention_mask"])
-
-    def test_documents_without_images_alone(self):
-        """Idefics keeps an empty one, without which it does not run."""
-        stock, model = opened("idefics")
-        like = documents(stock, [(3, IMAGE)])[0]
-        found = with_none(stock, [like, *(images.document(stock, (n,), seed=n) for n in (4, 6))])[1:]
-        batch = PackingCollator.for_model(model)([self.example(model, d) for d in found])
-        with autopack.enable(model):
-            assert worst(model(**batch).logits, stock, [found]) <= FLOAT32

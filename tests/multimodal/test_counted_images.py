@@ -32,14 +32,6 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
     assert model.model.rope_deltas is None
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_that_is_to_stay_gets_what_stock_gives(side):
-    stock, model = twins_with_images("hunyuan_vl")
-    call = padded_with_images(stock, side)
-    with autopack.enable(model, unpad=False):
-        assert torch.equal(model(**call, use_cache=False).logits, stock(**call, use_cache=False).logits)
-
-
 def test_a_batch_without_padding_too():
     stock, model = twins_with_images("hunyuan_vl")
     found = documents(stock, [(3, IMAGE, 2), (4, IMAGE, 1)])

@@ -4,13 +4,10 @@ import pytest
 import torch
 
 import autopack
-from autopack import tiny
 from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.engine import mean_loss
 from tests.multimodal.models import (
     padded,
-    same_loss,
     twins_with_images,
     with_images,
     worst,
@@ -64,24 +61,6 @@ def test_padded_batches_give_what_they_gave(model_type, side):
     assert torch.equal(output.logits, expected.logits)
     assert torch.equal(output.loss, expected.loss)
     assert all(torch.equal(*pair) for pair in zip(gradients(model), gradients(stock), strict=True))
-
-
-def test_frames_of_a_video_stand_before_a_document_of_git():
-    def build():
-        return tiny.build("git", num_image_with_embedding=2)
-
-    stock, model = build(), build()
-    found = documents(stock)
-    call = packed(model, [found])
-    call["pixel_values"] = torch.randn(len(found), 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with autopack.enable(model):
-        output = model(**call, labels=call["input_ids"])
-    own = []
-    for (document, row, a, b), pixels in zip(spans([found]), call["pixel_values"].split(1), strict=True):
-        ids = document.tokens["input_ids"]
-        own.append(stock(input_ids=ids, pixel_values=pixels, labels=ids, use_cache=False))
-        assert error(output.logits[row, a:b], own[-1].logits[0, -len(document) :]) <= FLOAT32
-    same_loss(output.loss, mean_loss([each.loss for each in own], [len(document) - 1 for document in found]))
 
 
 def test_hidden_states_of_git_are_those_of_its_text():

@@ -12,9 +12,7 @@ from autopack.enabling import twin_calls
 from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
-from compat.images import documents as parts_of_mllama
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import PARTS, opened, padded
 from tests.support.refusals import refused
 
 REFUSED = "documents with {}s are not proven to be kept apart"
@@ -159,18 +157,3 @@ def test_sounds(mixes):
         return
     assert apart(model, found, verify=False) > LEAK
     not_proven(model, found, REFUSED.format("sound"))
-
-
-def test_padded_batches_are_left_to_stock_where_no_twin_tells():
-    """Mllama's rows get what they get alone, and not what stock gives them, only where its code is known to be so."""
-    stock, model = opened("mllama")
-    found = parts_of_mllama(stock, PARTS)
-    call = padded(stock, found) | {"labels": None, "use_cache": False}
-    expected = stock(**call).logits
-    with autopack.enable(model):
-        assert error(model(**call).logits, expected) > LEAK
-    inner = type(model.model)
-    put = {"get_input_embeddings": lambda self: inner.get_input_embeddings(self)}
-    model.model.__class__ = type("Patched", (inner,), put)
-    with autopack.enable(model):
-        assert torch.equal(model(**call).logits, expected)

@@ -94,31 +94,3 @@ def test_what_qwen_omni_numbers_by(model_type):
     assert error(slower, right) > LEAK
     rows = stock(**call, use_cache=False).logits
     assert error(rows[0, : sum(map(len, found[0]))], alone(stock, found[0]).logits[0]) > LEAK
-
-
-@pytest.mark.parametrize("model_type", TYPES[:2])
-def test_the_sound_of_a_video(model_type):
-    """`use_audio_in_video`: sounds stand within their videos, and one text counts both in turn."""
-    stock, model = twins_with_sounds(model_type)
-    config = stock.config
-    starts = [config.vision_start_token_id, config.audio_start_token_id]
-    found = []
-    for seed in (1, 2, 3):
-        video, sound = piece(stock, "video", seed), piece(stock, "sound", seed)
-        of_video, of_sound = (p.tokens["input_ids"][0] for p in (video, sound))
-        placeholders = {config.video_token_id, getattr(config, "audio_token_id", None) or config.audio_token_index}
-        runs = [[int(t) for t in ids if int(t) in placeholders] for ids in (of_video, of_sound)]
-        ends = [getattr(config, "audio_end_token_id", None) or 9, getattr(config, "vision_end_token_id", None) or 9]
-        ids = torch.tensor([[10 + seed, *starts, *runs[0], *runs[1], *ends, 20 + seed]])
-        found.append(([Document({"input_ids": ids}, video.images), Document({}, sound.images)], ids))
-    lengths = [each.shape[1] for _, each in found]
-    row = media_of(stock, [p for pieces, _ in found for p in pieces]) | {"use_audio_in_video": True}
-    row |= {"input_ids": torch.cat([ids for _, ids in found], dim=1), "position_ids": counted(lengths)}
-    with autopack.enable(model, verify=False):
-        logits = model(**row).logits[0].split(lengths)
-    leaking = stock(**row).logits[0].split(lengths)
-    for number, (pieces, each) in enumerate(found):
-        call = {"input_ids": each, "attention_mask": torch.ones_like(each), **media_of(stock, pieces)}
-        expected = stock(**call, use_cache=False, use_audio_in_video=True).logits[0]
-        assert error(logits[number], expected) <= FLOAT32
-        assert number == 0 or error(leaking[number], expected) > LEAK

@@ -1,11 +1,7 @@
 """Positions that a model computes from its images: each document of a packed row is numbered as it is alone."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import autopack
 from autopack.tiny import media_rows
@@ -67,15 +63,6 @@ def test_any_declaration_numbers_the_documents(form):
     assert worst(logits, stock, [found]) <= FLOAT32
 
 
-def test_the_backbone_alone_numbers_the_documents():
-    stock, model = twins_with_images("qwen2_vl")
-    found = documents(stock)
-    with autopack.enable(model):
-        states = model.model(**packed(model, [found])).last_hidden_state
-    for document, row, a, b in spans([found]):
-        assert error(states[row, a:b], stock.model(**media_rows.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
-
-
 def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
     stock, model = twins_with_images("qwen2_vl")
     found = documents(stock)
@@ -90,34 +77,6 @@ def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
         embeds = model.get_input_embeddings()(media_rows.row(stock, text)["input_ids"])
         logits = model(inputs_embeds=embeds, position_ids=where).logits
     assert worst(logits, stock, [text]) <= FLOAT32
-
-
-@settings(max_examples=6)
-@given(
-    st.lists(
-        st.lists(st.one_of(st.integers(1, 6), st.just(IMAGE)), min_size=1, max_size=4).filter(
-            # Two images without text between them are one to upstream, in a document alone too.
-            lambda parts: not any(a == b == IMAGE for a, b in pairwise(parts))
-        ),
-        min_size=2,
-        max_size=4,
-    )
-)
-def test_documents_of_any_parts(twins, parts):
-    stock, model = twins
-    found = documents(stock, parts)
-    with torch.no_grad():
-        logits = model(**packed(model, [found])).logits
-        for document, row, a, b in spans([found]):
-            # Not relative to the document's own spread: one of a single token has none worth the name.
-            assert (logits[row, a:b] - alone(stock, document).logits[0]).abs().max() <= FLOAT32
-
-
-@pytest.fixture(scope="module")
-def twins():
-    stock, model = twins_with_images("qwen2_vl")
-    with autopack.enable(model):
-        yield stock, model
 
 
 def test_rotary_embeddings_by_the_longest_position_follow_the_positions_of_each_document():

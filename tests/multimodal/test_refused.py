@@ -57,17 +57,6 @@ class TestBadInput:
         with refused("media-positions"):
             model(**call, inputs_embeds=embeds)
 
-    def test_more_grids_than_images_is_upstreams_error(self, model):
-        grids = packed(model, [documents(model)])["image_grid_thw"]
-        with pytest.raises((ValueError, RuntimeError), match=r"do not match|split_with_sizes|size"):
-            call_with(model, image_grid_thw=torch.cat([grids, grids[:1]]))
-
-    def test_a_count_of_images_that_does_not_match_stays_readable(self):
-        model = with_images("llava")
-        pixels = packed(model, [documents(model)])["pixel_values"]
-        with autopack.enable(model), pytest.raises(ValueError, match="Image features and image tokens do not match"):
-            call_with(model, pixel_values=pixels[:-1])
-
     def test_an_error_leaves_what_the_model_keeps(self, model):
         model.model.rope_deltas = None
         with refused("media-positions"):
@@ -112,11 +101,6 @@ class TestNumbersOfPatches:
         value = packed(model, [documents(model)])[name][:-1] if fewer else None
         with refused("media-of-others"):
             call_with(model, **{name: value})
-
-    def test_padded_batches_are_upstreams_business(self, model):
-        row = media_rows.row(model, documents(model)[:1])
-        del row["image_num_crops"]
-        assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
 
 
 REFUSED = {
@@ -179,14 +163,6 @@ class TestNormsOverTheBatch:
         model.get_submodule(NORMS[model_type]).eval()
         assert model(**call).logits.isfinite().all()
 
-    def test_so_are_they_where_nothing_is_known_but_the_batch(self, model, model_type):
-        model.eval()
-        call = packed(model, [documents(model)])
-        norm = next(m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm))
-        norm.running_mean = norm.running_var = None
-        with refused("media-mixed"):
-            model(**call)
-
     def test_stock_mixes_documents_there(self, model_type):
         """Negative control: the first document sees nothing of the second but by the norms."""
         stock = with_images(model_type, "eager")
@@ -197,12 +173,6 @@ class TestNormsOverTheBatch:
                 for each in ([first], [first, second])
             )
             assert (float((alone - beside).detach().abs().max()) > 0.01) == train
-
-    def test_text_and_documents_one_per_row_are_not_asked(self, model):
-        found = documents(model)
-        assert model(**packed(model, [found[2:3]])).logits.isfinite().all()
-        row = media_rows.row(model, found[:1])
-        assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
 
 
 def test_encoder_outputs_hold_what_they_say():

@@ -20,7 +20,7 @@ from compat.images import alone, packed
 from compat.with_images import cast
 from compat.with_sounds import documents, overrides
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import agrees, padded, rows_with_padding_agree, serves, unpadded_as_stock, worst
+from tests.multimodal.models import agrees, padded, serves, unpadded_as_stock, worst
 from tests.support.refusals import refused
 
 EAGER = ("gemma4", "vibevoice_asr")
@@ -141,12 +141,6 @@ def test_stock_leaks_in_the_plain_call(model_type):
     if model_type == "fun_asr_nano":
         call["attention_mask"] = torch.ones_like(call["input_ids"])
     assert worst(stock(**call).logits, stock, [found]) > LEAK
-
-
-def test_two_rows_with_padding_behind_them():
-    stock, model = twins_with_sounds("qwen3_asr")
-    found = documents(stock)
-    rows_with_padding_agree(model, stock, [found[:3], found[3:]], verify=False)
 
 
 def refused_since_they_would_meet(model, stock, found, match, least=LEAK):

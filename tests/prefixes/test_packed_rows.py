@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM, LlamaModel
 from transformers.utils import ModelOutput
 
 import autopack
-from tests.prefixes.forms import agree, packed, parts
+from tests.prefixes.forms import agree, packed
 from tests.support.padded import build, twins
 from tests.support.prefixes import group, tree
 
@@ -29,17 +29,6 @@ class TestAgreement:
         with autopack.enable(model) as handle:
             agree(stock, model, packed(tree(), declare=("attention_mask", how)))
             assert handle.tally.training.shared > 40
-
-    def test_no_positions(self, pair):
-        stock, model = pair
-        batch = packed(tree(), declare=("attention_mask", "seq_idx"))
-        given = {name: batch[name] for name in ("input_ids", "seq_idx")}
-        with autopack.enable(model) as handle, torch.no_grad():
-            found = model(**given, use_cache=False).logits
-            for row, first, end in parts(batch):
-                alone = stock(input_ids=batch["input_ids"][row : row + 1, first:end]).logits
-                assert torch.allclose(found[row, first:end], alone[0], atol=1e-5)
-            assert handle.tally.evaluation.shared > 40
 
 
 @dataclass
@@ -132,25 +121,3 @@ class TestWhen:
             states = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
             assert states.shape[:2] == batch["input_ids"].shape
             assert any("a hook looks into its layers" in reason for reason in handle.tally.apart)
-
-    def test_explained_and_counted(self):
-        model = build("llama").eval()
-        batch = packed(tree(), max_length=100)
-        with autopack.enable(model) as handle:
-            said = str(handle.explain(**batch))
-            assert "of them computed with those of another row" in said
-            with torch.no_grad():
-                model(**batch, use_cache=False)
-            volume = handle.tally.evaluation
-            assert volume.documents == len(tree())
-            assert volume.skipped == batch["input_ids"].numel() - volume.tokens
-
-    def test_checkpointing_and_a_compiled_model(self):
-        stock, model = twins(build("llama").train())
-        model.gradient_checkpointing_enable()
-        with autopack.enable(model) as handle:
-            agree(stock, model, packed(tree()))
-            compiled = torch.compile(model, backend="eager")
-            before = handle.tally.training.shared
-            agree(stock, compiled, packed(tree(1), max_length=100))
-            assert handle.tally.training.shared > before

@@ -109,21 +109,3 @@ def test_third_party_code_computes_every_row(change, when):
         assert handle.tally.training.shared == before
         assert logit_error(found, wanted, batch["attention_mask"]) < FLOAT32
         assert model_gradient_error(model, stock) < 10 * FLOAT32
-
-
-class Note:
-    """An object that can be called, as tokenizers can."""
-
-    def __call__(self, text):
-        return text
-
-
-@pytest.mark.parametrize("note", [{}, [1, 2], 3.5, "abc", True, Note(), print, lambda text: text])
-@pytest.mark.parametrize("name", ["my_note", "tokenizer", "metadata"])
-def test_what_no_code_of_the_model_reads_changes_nothing(name, note):
-    model = build("llama").train()
-    setattr(model, name, note)
-    setattr(model.model.layers[1], name, note)
-    with packs_at_once(model) as handle:
-        _trained(model, padded(tree()))
-        assert handle.tally.training.shared > 40

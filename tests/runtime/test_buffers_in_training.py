@@ -91,21 +91,6 @@ def test_gradients_are_those_of_documents_alone():
         )
 
 
-def test_batch_norms_count_every_run():
-    """They add up what they have seen, and in training nothing of it comes back."""
-
-    class Normed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
-
-    module = Normed().train()
-    kept = Buffers(module)
-    module.norm(torch.randn(5, 3))
-    assert not kept.put_back()
-    assert int(module.norm.num_batches_tracked) == 1
-
-
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_checks_take_no_step_of_a_norm_for_a_leak(norm):
     """`check_every` looks at models of the libraries' own code, too, and not at what they began with."""

@@ -13,7 +13,6 @@ from autopack.patching import SiteLease
 from autopack.runtime.scope import BoundCheckpoint
 from tests.conftest import (
     FLOAT64,
-    LEAK,
     LENGTHS,
     alone,
     error,
@@ -24,7 +23,7 @@ from tests.conftest import (
     same,
 )
 from tests.runtime.test_copies_of_parts import COPIES, run_elsewhere
-from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
+from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits
 from tests.support.refusals import refused
 
 
@@ -95,30 +94,6 @@ def test_threads_that_make_the_first_call_of_a_copy_install_once(monkeypatch):
     handle = autopack.enable(other)
     handle.remove()
     assert same(installed_functions(), before)
-
-
-@pytest.mark.exhaustive
-def test_hooks_registered_after_loading_take_no_place_of_ours(stock, tmp_path):
-    """Hooks are numbered by process: a loaded number must not be given out again."""
-    model = llama()
-    for _ in range(3):
-        model.register_forward_pre_hook(users_hook).remove()
-    autopack.enable(model)
-    torch.save(model, tmp_path / "model.pt")
-    torch.save((IDS, WHERE, alone(stock, IDS, LENGTHS)), tmp_path / "expected.pt")
-    autopack.disable(model)
-    code = (
-        "import sys, torch\n"
-        f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
-        f"ids, where, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
-        "import autopack\n"
-        "assert autopack.is_enabled(model)\n"
-        "for _ in range(60): model.register_forward_pre_hook(lambda module, args: None)\n"
-        f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() <= {FLOAT64}\n"
-        "autopack.disable(model)\n"
-        f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() > {LEAK}\n"
-    )
-    run_elsewhere(code)
 
 
 def test_a_checkpoint_holds_nothing_of_autopack(tmp_path):

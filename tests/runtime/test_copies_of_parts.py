@@ -127,17 +127,6 @@ def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(mo
     assert error(states(model.base_model), expected) > LEAK
 
 
-def test_the_halves_of_a_pair_are_parts_too():
-    model = tiny.build("t5", task="seq2seq")
-    autopack.enable(model, verify=False)
-    encoder = copy.deepcopy(model.get_encoder())
-    with refused("copied-part"):
-        encoder(IDS)
-    autopack.disable(encoder)
-    autopack.disable(model)
-    assert torch.equal(encoder(IDS).last_hidden_state, model.get_encoder()(IDS).last_hidden_state)
-
-
 def test_rotations_and_poolers_of_a_part_are_served_where_they_are_put_into_a_model():
     """They stand in no entry: left alone, they would follow the row and not its documents."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}

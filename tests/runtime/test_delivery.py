@@ -3,7 +3,6 @@
 import gc
 import weakref
 from functools import partial
-from types import MethodType
 
 import pytest
 import torch
@@ -125,40 +124,6 @@ def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch
         _two_forwards_one_backward(model)
 
 
-@pytest.mark.parametrize("how", ["a partial of a method", "what transformers hands over"])
-def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
-    """LLaMA-Factory reads `func.func.__self__` of the partial that transformers 5.6 hands over, which is of a method
-    there, and of a function and its layer later."""
-    model, seen = llama().train(), []
-
-    def of_somebody(function, *args, **kwargs):
-        if how == "what transformers hands over":
-            assert isinstance(function, partial)
-            seen.append(function.args[0] if function.args else function.func.__self__)
-        else:
-            seen.append(function.func.__self__)
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
-
-    def handed_over(layer):
-        def call(function, *args, **kwargs):
-            if how == "what transformers hands over":
-                return layer.somebodys(function, *args, **kwargs)
-            held = function.func
-            method = held if hasattr(held, "__self__") else MethodType(held, layer)
-            return layer.somebodys(partial(method, **function.keywords), *args, **kwargs)
-
-        return call
-
-    model.gradient_checkpointing_enable()
-    with autopack.enable(model):
-        for layer in model.model.layers:
-            layer.somebodys = BoundCheckpoint(of_somebody)
-            layer._gradient_checkpointing_func = handed_over(layer)
-        found = _two_forwards_one_backward(model)
-    assert {*map(id, seen)} == {*map(id, model.model.layers)}
-    assert gradient_error(found, _expected(stock)) <= FLOAT64
-
-
 def test_below_a_checkpoint_function_of_a_script_padded_batches_run_without_their_padding(stock):
     """LLaMA-Factory puts one on the model and on its layers."""
     model, mask = llama().train(), torch.ones(2, 8, dtype=torch.long)
@@ -190,15 +155,6 @@ def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
         loss = _total(logits(model))
     with refused("disabled-before-backward"):
         loss.backward()
-
-
-def test_disabling_before_backward_does_no_harm_without_checkpointing(stock):
-    model = llama()
-    with autopack.enable(model):
-        found = logits(model)
-    _total(found).backward()
-    _total(alone(stock, IDS, LENGTHS)).backward()
-    assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -4,30 +4,22 @@ Tensors on the meta device have no values, so a model there that reads any raise
 """
 
 import copy
-import sys
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 import autopack
 from autopack import tiny
-from autopack.calls import row_heads
-from autopack.layout import declarations, host
+from autopack.layout import host
 from autopack.layout.host import note_padding, noted_padding, recall, remember
 from autopack.packing import HostBatch
 from tests.conftest import token_ids
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
-READS = """
-cpu item tolist __bool__ __int__ __float__ __index__ __contains__ nonzero argwhere unique unique_consecutive equal
-allclose is_nonzero masked_select
-""".split()
 PACKED = ("llama", "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "mamba", "jamba", "qwen3_next", "bart", "bert")
 LENGTHS = (7, 3, 9)
 
@@ -89,56 +81,6 @@ def test_nothing_is_read_where_the_collators_values_are_remembered(name):
             model(**{n: v.to("meta") for n, v in batch.items()})  # moved one by one, nobody knows what they hold
 
 
-def test_the_host_knows_of_documents_as_rows_what_their_device_holds(monkeypatch):
-    model = tiny.build("llama", task="sequence-classification")
-    batch, made, begin = classes(model), [], row_heads.PaddedDocuments.__init__
-    for value in batch.values():
-        remember(value, value)
-
-    def spy(self, *arguments):
-        begin(self, *arguments)
-        made.append(self.arguments)
-
-    monkeypatch.setattr(row_heads.PaddedDocuments, "__init__", spy)
-    with autopack.enable(model, verify=False):
-        model(**batch)
-    (arguments,) = made
-    known = recall(arguments)  # on a CPU what differs is not recalled
-    assert known.keys() >= {"attention_mask", "position_ids"}
-    assert known["position_ids"].tolist() == arguments["position_ids"].tolist() == [[*range(max(LENGTHS))]] * 3
-
-
-class Reads(TorchFunctionMode):
-    """Counts what code of autopack reads of tensors."""
-
-    __module__ = "torch.tests"  # in a mode of somebody else's, calls are checked, which reads more
-
-    def __init__(self):
-        super().__init__()
-        self.found = Counter()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
-        frame = sys._getframe(1)
-        while "torch" in frame.f_globals["__name__"].partition(".")[0] and frame.f_back is not None:
-            frame = frame.f_back
-        if name in READS and frame.f_globals["__name__"].startswith("autopack."):
-            self.found[f"{name} in {frame.f_globals['__name__']}"] += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("model_type", PACKED)
-def test_only_the_positions_of_packed_rows_are_read(model_type):
-    model = tiny.build(model_type)
-    batch = autopack.PackingCollator.for_model(model, labels="given")(examples())
-    with autopack.enable(model, verify=False, share=False), Reads() as reads:
-        model(**batch).loss.backward()
-    own = {"all-ones mask": 0}
-    if model_type == "bart":  # stock makes an all-ones mask, which is looked at on a CPU, where that waits for nothing
-        own = {name: count for name, count in reads.found.items() if "document_mask" in name}
-    assert sum(reads.found.values()) - sum(own.values()) == 1, reads.found
-
-
 class Elsewhere(torch.Tensor):
     """The CPU stands for a device of another kind."""
 
@@ -147,30 +89,6 @@ class Elsewhere(torch.Tensor):
     @classmethod
     def of(cls, tensor):
         return tensor.clone().as_subclass(cls)
-
-
-def test_tokens_come_along_in_the_copy_of_the_positions(monkeypatch):
-    """What documents begin with is looked for in tokens, which on a GPU must not be a copy of their own."""
-    copies = []
-
-    def counted(tensors):
-        copies.append(sorted(tensors))
-        return on_host(tensors)
-
-    on_host = host.on_host
-    monkeypatch.setattr(declarations, "on_host", counted)
-    ids, positions = torch.arange(6)[None], torch.tensor([[0, 1, 2, 0, 1, 2]])
-    arguments = {"input_ids": Elsewhere.of(ids), "position_ids": Elsewhere.of(positions)}
-    found = declarations.read(arguments, (1, 6), Elsewhere.device, known={}, with_tokens=True)
-    assert copies == [["input_ids", "position_ids"]]
-    assert found.tokens.tolist() == ids.tolist()
-    assert found.layout.lengths == (3, 3)
-
-
-def test_a_read_more_would_be_counted():
-    with Reads() as reads:
-        autopack.layout.host.host_values(torch.arange(3))
-    assert reads.found == {"cpu in autopack.layout.host": 1}
 
 
 class OnGpu(Elsewhere):
@@ -255,11 +173,6 @@ class TestHostBatch:
     def test_what_is_computed_from_it_is_not_known(self, change):
         moved = positions_of_four().to("meta")
         assert recall({"position_ids": change(moved["position_ids"])}) == {}
-
-    def test_tensors_of_inference_mode_are_never_known(self):
-        with torch.inference_mode():
-            moved = positions_of_four().to("meta")
-            assert recall(moved) == {}
 
     def test_a_tensor_is_forgotten_with_its_last_reference(self):
         before = len(host._known)

@@ -26,7 +26,6 @@ from tests.conftest import (
     same,
     token_ids,
 )
-from tests.subjects import rebuilt
 from tests.support.interrupted import Interrupter, events_of, spread
 from tests.support.one_llama import IDS, logits
 
@@ -252,25 +251,6 @@ class TestRaisedBySomebody:
             assert expected.of(model) <= FLOAT32
             train(model)
         assert current() is None
-
-    def test_an_audit(self, kind):
-        class Fails(type(build())):
-            """A class that nobody has measured."""
-
-            def forward(self, *args, **kwargs):
-                if armed:
-                    raise kind("planted")
-                return super().forward(*args, **kwargs)
-
-        armed = [True]
-        model = rebuilt(build(), Fails)
-        before = pictures(model)
-        with pytest.raises((kind, autopack.UnsupportedModel)), autopack.enable(model):
-            model(input_ids=IDS, position_ids=positions(LENGTHS))
-        armed.clear()
-        assert as_before(model, before)
-        with autopack.enable(model):
-            assert Expected().of(model) <= FLOAT32
 
     def test_a_check_of_the_sentinel(self, kind):
         """The second run of the layer in a step is that of the document alone."""

@@ -74,24 +74,6 @@ class TestForks:
             assert in_child(work) == 0
             assert is_exact(model, stock)
 
-    def test_while_another_thread_is_enabling(self):
-        """What that thread holds in the parent is nobody's in the child."""
-        model, at_it, go_on = llama(num_hidden_layers=1), threading.Event(), threading.Event()
-        other = llama(num_hidden_layers=1)
-
-        def settle():
-            with autopack.enable(other).enabled.settling():
-                at_it.set()
-                go_on.wait(timeout=600)
-
-        thread = threading.Thread(target=settle)
-        thread.start()
-        assert at_it.wait(timeout=600)
-        assert in_child(lambda: autopack.enable(model).enabled.active) == 0
-        go_on.set()
-        thread.join(timeout=600)
-        autopack.disable(other)
-
 
 def test_models_come_and_go_in_one_thread_while_another_calls_two():
     """One of them enabled, the other one not: what is put at the sites and taken away concerns neither."""

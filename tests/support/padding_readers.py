@@ -11,9 +11,6 @@ EXACT, WRONG = 1e-5, 1e-3
 """Relative, of a loss in float32: rounding leaves about 1e-7, and zeros at padding change these by 1e-2 and more."""
 
 
-FOUND_OUT = "whether its results at padding are read"
-
-
 IS_READ = "was read at padding"
 
 

@@ -1,19 +1,16 @@
 """What users run models in every day, with models and subclasses of any type: PEFT, accelerate, Trainer, threads."""
 
 import concurrent.futures
-import copy
-from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 import autopack
 from autopack import tiny
 from autopack.enabling import prove
-from tests.engine import WHEN, Call, Property, check, form_of, table, verdict
+from tests.engine import WHEN, Call, Property, check, form_of, table
 from tests.subjects import DECODERS, alternating, build, crossed, subclass
-from tests.unfamiliar.test_subclasses import names_some, passes_all_on
+from tests.unfamiliar.test_subclasses import names_some
 
 EARLY_AND_LATE = ["before", "before", "after", "after"]
 
@@ -60,29 +57,6 @@ def checkpointed(model, reentrant):
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
 
-class Lightning(nn.Module):
-    """A module of the user's around the model, which hands everything on."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.config = inner, inner.config
-
-    def forward(self, **batch):
-        return self.inner(**batch)
-
-
-def around_a_thin_subclass(model):
-    subclass(model, passes_all_on)
-    return Lightning(model)
-
-
-def copied(model):
-    other = copy.deepcopy(model)
-    if autopack.is_enabled(model):
-        autopack.disable(model)
-    return other
-
-
 def put(model, setting):
     return setting(model)
 
@@ -99,11 +73,6 @@ CHECKPOINTED = alternating(crossed(DECODERS, [True, False], 1), EARLY_AND_LATE)
     Property("gradient checkpointing of a thin subclass",
              [case for case in CHECKPOINTED if build(case[0]).supports_gradient_checkpointing], checkpointed, both,
              WHEN, make=thin),
-    Property("a module around a thin subclass", crossed(["llama", "gpt2", "bloom", "mamba"], WHEN, 1),
-             around_a_thin_subclass, both, WHEN),
-    Property("a copy of an enabled subclass",
-             [(t, "after") for t in ("llama", "qwen2_moe", "gpt2", "bloom", "mamba", "mpt")], copied, both, WHEN,
-             make=thin),
 ])  # fmt: skip
 def test_an_environment(subject, case):
     subject.hold(*case)
@@ -135,21 +104,6 @@ def proofs(monkeypatch):
     return found
 
 
-def test_threads_that_call_a_copy_wait_until_one_of_them_has_proven_it(proofs):
-    call, model = call_of("llama", labels=None), thin("llama")
-    expected = call.alone(model)
-    autopack.enable(model)
-    copied = copy.deepcopy(model)
-    autopack.disable(model)
-    proofs.clear()
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(call.packed, [copied] * 4))
-    autopack.disable(copied)
-    for result in found:
-        check(result, expected)
-    assert proofs == [copied]
-
-
 def test_hooks_that_transformers_puts_on_for_hidden_states_are_no_change(proofs):
     model = thin("llama")
     with autopack.enable(model):
@@ -159,11 +113,3 @@ def test_hooks_that_transformers_puts_on_for_hidden_states_are_no_change(proofs)
         model(input_ids=tiny.tokens(model.config, 1, 12))
         assert len(model.model.layers[0]._forward_hooks) > before
         assert len(proofs) == 1
-
-
-@pytest.mark.exhaustive
-def test_a_compiled_subclass():
-    torch._dynamo.reset()
-    compiled = partial(torch.compile, backend="eager", dynamic=True)
-    verdict(partial(thin, "llama"), call_of("llama", labels=None).both, compiled)
-    torch._dynamo.reset()

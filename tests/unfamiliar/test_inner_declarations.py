@@ -75,20 +75,6 @@ class FewerLabels(Call):
         return {"labels": tokens.where(tokens % 3 != 0, IGNORED)}
 
 
-def gives_labels(module, args, kwargs):
-    mask = kwargs.get("attention_mask")
-    labels = kwargs["input_ids"] if mask is None else kwargs["input_ids"].masked_fill(mask == 0, -100)
-    return args, {**kwargs, "labels": labels}
-
-
-class LabelsOfTheHook(Call):
-    """No labels are given with the call."""
-
-    def run(self, model, arguments):
-        arguments.pop("labels", None)
-        return super().run(model, arguments)
-
-
 def previous(module, args, kwargs, output):
     """A forward hook that adds to each token what the one before it got."""
     output["last_hidden_state"] = shifted(output.last_hidden_state)
@@ -127,36 +113,10 @@ def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-def regularised(self, input_ids=None, attention_mask=None, **kwargs):
-    """A penalty on the change from token to token, added to the loss."""
-    output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-    steps = output.logits[:, 1:] - output.logits[:, :-1]
-    mask = torch.ones_like(input_ids) if attention_mask is None else (attention_mask > 0).long()
-    if output.loss is not None:
-        output.loss = (
-            output.loss + 0.1 * (steps.square().mean(-1) * mask[:, 1:] * mask[:, :-1]).sum() / mask[:, 1:].sum()
-        )
-    return output
-
-
-TEACHERS = {}
-
-
-def teaches(self, input_ids=None, attention_mask=None, **kwargs):
-    """A stock teacher, called with what the model was called with."""
-    output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-    kwargs.pop("labels", None)
-    with torch.no_grad():
-        wanted = TEACHERS[self.config.model_type](input_ids=input_ids, attention_mask=attention_mask, **kwargs).logits
-    output.logits = output.logits - 0.5 * wanted
-    return output
-
-
-INSIDE = (masks_the_inside, forgets_the_mask, pools_inside, regularised, teaches)
+INSIDE = (masks_the_inside, forgets_the_mask, pools_inside)
 
 
 def does_more(model, forward):
-    TEACHERS[model.config.model_type] = build(model.config.model_type)
     subclass(model, forward)
 
 
@@ -188,8 +148,6 @@ AFTERWARDS = alternating(crossed([*MORE, "mpt"], [previous, scaled], 1), ["befor
              WITHOUT_LABELS.batch),
     Property("a pre-hook that changes labels", on_the_whole([*MORE, "falcon"], changes_labels), hook_on,
              FewerLabels().both, usual=2),
-    Property("a pre-hook that gives labels", on_the_whole([*MORE, "falcon"], gives_labels), hook_on,
-             LabelsOfTheHook().both),
     Property("a forward hook that changes what the backbone gives",
              [(t, hook, True, "post", when) for t, hook, when in AFTERWARDS], hook_on, usual=1),
     Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),

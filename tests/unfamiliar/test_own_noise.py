@@ -53,24 +53,8 @@ def coin_in_place(x):
     return x * torch.empty(x.shape[:2]).bernoulli_(0.9)[..., None]
 
 
-def normal(x):
-    return x + torch.normal(0.0, 0.1, x.shape)
-
-
-def distribution(x):
-    return x * torch.distributions.Uniform(0.9, 1.1).sample(x.shape)
-
-
 def gumbel(x):
     return x * F.gumbel_softmax(x, hard=True)
-
-
-def gaussian(x):
-    return x + torch.randn_like(x) * 0.3
-
-
-def uniform(x):
-    return x * torch.empty_like(x).uniform_(0.9, 1.1)
 
 
 dropping = functools.partial(F.dropout, p=0.2)
@@ -88,7 +72,7 @@ def scaled(x):
     return x + torch.randn_like(x) * x.std()
 
 
-HELPERS = [noise, coin, coin_in_place, normal, distribution, gumbel, gaussian, uniform, dropping]
+HELPERS = [noise, coin, coin_in_place, gumbel, dropping]
 MIXING = [swaps, shuffles, scaled]
 
 

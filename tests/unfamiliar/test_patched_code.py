@@ -16,8 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
-from autopack import tiny
-from tests.engine import STALE, Call, Property, must_be_exact, table, verdict
+from tests.engine import STALE, Call, Property, must_be_exact, table
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import as_they_are, attended, averaged, changed, get, layers_of, place, shifted
@@ -137,38 +136,6 @@ FUNCTIONS = {
     "repeats heads": ("repeat_kv", repeats, "eager"),
 }
 ROTARY = ("llama", "gemma3_text", "qwen2_moe", "phi", "olmo2", "starcoder2", "stablelm")
-
-
-def as_users_norm(norm):
-    """A norm of the user's in place of the module's, as fused kernels bring one."""
-    return type("FusedNorm", (norm,), {"forward": wrapper(as_they_are, norm.forward), "__module__": "users_code"})
-
-
-def as_mixing_norm(norm):
-    return type(norm.__name__, (norm,), {"forward": wrapper(shifted, norm.forward), "__module__": norm.__module__})
-
-
-CLASSES = [
-    ("llama", "LlamaRMSNorm"), ("gemma3_text", "Gemma3RMSNorm"), ("qwen2_moe", "Qwen2MoeRMSNorm"),
-    ("olmo2", "Olmo2RMSNorm"), ("llama", "LlamaMLP"), ("starcoder2", "Starcoder2MLP"), ("stablelm", "StableLmMLP"),
-    ("phi", "PhiMLP"), ("mamba", "MambaRMSNorm"), ("bamba", "BambaRMSNorm"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("replacement", [as_users_norm, as_mixing_norm])
-@pytest.mark.parametrize(("model_type", "name"), CLASSES)
-def test_a_class_of_the_module_is_replaced_before_the_model_is_built(model_type, name, replacement):
-    def make():
-        options = {} if model_type == "mamba" else {"attn_implementation": "sdpa"}
-        model = tiny.build(model_type, dtype=torch.float64, **options)  # not from the cache
-        if getattr(model.config, "_experts_implementation", None) == "grouped_mm":
-            model.set_experts_implementation("eager")
-        return model
-
-    with pytest.MonkeyPatch.context() as patching:
-        module = sys.modules[class_of(model_type, "layer").__module__]
-        patching.setattr(module, name, replacement(getattr(module, name)))
-        verdict(make, CALL.both)
 
 
 def mine(module, query, key, value, attention_mask, **kwargs):

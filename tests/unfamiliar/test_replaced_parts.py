@@ -167,11 +167,6 @@ UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"
 """Types whose layers can take each other's place."""
 
 
-def more_layers(model):
-    layers_of(model).append(layers_of(build(model.config.model_type))[1])
-    model.config.num_hidden_layers = len(layers_of(model))
-
-
 def mixed(value):
     """Every token gets something of those before it, also of other documents; anything else stays as it is."""
     if isinstance(value, tuple):
@@ -219,7 +214,6 @@ def test_without_a_proof_it_is_silent(way):
 
 MIXED = [(where, kind) for where in PLACES for kind in MIXING]
 UNMIXED = [(where, kind) for where in PLACES for kind in HARMLESS]
-GROWING = ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "mamba", "mpt"]
 # Mamba asks its head for the dtype of its weight.
 IN_SEQUENCE = [name for name in DECODERS if name not in ("mamba", "mamba2")]
 
@@ -247,8 +241,6 @@ def rearrange(model, change):
         *((t, change, "after") for change, t in crossed(REARRANGED, UNIFORM, 3)),
         *((t, change, "before") for change, t in crossed(REARRANGED, UNIFORM, 1)),
     ], rearrange, WITHOUT_CACHE, usual=2),
-    Property("layers that are added", [(t, when) for t in GROWING for when in WHEN], more_layers, WITHOUT_CACHE,
-             usual=1),
 ])  # fmt: skip
 def test_a_replaced_part(subject, case):
     subject.hold(*case)
