@@ -139,7 +139,8 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
         return BACKENDS[requested]
     if requested == "auto" and not call.replaces_sdpa:
         for backend in BACKENDS.values():
-            if own in backend.stands_in and backend.refusal(call) is None and backend.availability()[0]:
+            runs = backend.devices is None or call.query.device.type in backend.devices
+            if own in backend.stands_in and runs and backend.refusal(call) is None and backend.availability()[0]:
                 return backend
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]

@@ -52,7 +52,7 @@ class Fingerprint:
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part(
                 "what stands in the place of torch's functions",
-                process.held,
+                _of_process,
                 process.foreign,
                 code.of_process,
             ),
@@ -92,6 +92,12 @@ class _Part:
                 self._last = found
                 return False
         return True
+
+
+def _of_process() -> list[list[Any]]:
+    """Return the hooks on all modules, and all that stands in torch's places."""
+    places: list[Any] = [*process.HOOKS, *map(vars, process.SPACES.values())]
+    return [list(held.values()) for held in places]
 
 
 def _values(dicts: list[dict[str, Any]]) -> list[int]:

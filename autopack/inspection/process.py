@@ -11,13 +11,13 @@ from torch.nn.modules import module as nn_module
 
 from autopack.inspection.foreign import is_own, whose
 
-_SPACES: dict[str, Any] = {
+SPACES: dict[str, Any] = {
     "torch": torch,
     "torch.nn.functional": nn.functional,
     "torch.Tensor": torch.Tensor,
     "torch.nn.Module": nn.Module,
 }
-_HOOKS = (
+HOOKS = (
     nn_module._global_forward_pre_hooks,
     nn_module._global_forward_hooks,
     nn_module._global_backward_pre_hooks,
@@ -36,17 +36,11 @@ modules).
 """
 
 
-def held() -> list[list[Any]]:
-    """Return the hooks on all modules, and all that stands in torch's places."""
-    places: list[Any] = [*_HOOKS, *map(vars, _SPACES.values())]
-    return [list(held.values()) for held in places]
-
-
 def foreign() -> list[str]:
     """Name torch's third-party parts in this process: hooks on all modules, and replaced functions."""
-    hooks = (hook for held in _HOOKS for hook in held.values() if not is_own(hook))
+    hooks = (hook for held in HOOKS for hook in held.values() if not is_own(hook))
     told = [f"a hook on all modules of the process is {whose(hook)} ({id(hook)})" for hook in hooks]
-    for space, place in _SPACES.items():
+    for space, place in SPACES.items():
         for name, value in vars(place).items():
             is_code = callable(value) and not isinstance(value, type | ModuleType)
             if is_code and name not in _NEVER and not is_own(value):
