@@ -26,7 +26,7 @@ from compat.exactness import Undeclared, built
 from compat.fuzz.case import Arranged, Spec
 from compat.fuzz.packing import by_place, collated, ignoring, labels_of, placed
 from compat.outcome import upstream_error
-from compat.words import said
+from compat.common import said
 
 
 class NoStock(Exception):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compat.published import PUBLISHED
-from compat.words import said
+from compat.common import said
 
 STATUSES = ("enabled", "refused", "crash", "upstream error", "absent")
 BAD = ("refused", "crash")
