@@ -13,5 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("configurations.json").read_text())
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("configurations.json").read_text()
+)
 """By name: the class of transformers that the model is used by, and all fields of its config.json."""

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from compat.published import PUBLISHED
 from compat.common import said
+from compat.published import PUBLISHED
 
 STATUSES = ("enabled", "refused", "crash", "upstream error", "absent")
 BAD = ("refused", "crash")

@@ -105,7 +105,7 @@ def test_selecting():
 
 
 def test_pins_and_what_an_older_hub_needs_are_installed_once(cache, monkeypatch):
-    """A second build does nothing, another pin does all; the release comes first, and the caller's path is not there."""
+    """A second build does nothing, another pin does all; the release comes first, the caller's path is left out."""
     asked = []
 
     def install(python, *arguments, environ=None):
