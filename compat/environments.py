@@ -1,4 +1,4 @@
-"""Where cells are measured: a directory of packages for each release of transformers, a virtual environment for a torch.
+"""Where cells are measured: a directory of packages for each release of transformers, an environment for a torch.
 
 A release differs from others by transformers, tokenizers and huggingface-hub (about 50 MB), which are put before the
 packages of the running interpreter: torch and the rest are its. Packages that cannot use an older huggingface-hub come

@@ -13,28 +13,23 @@ Memory is counted after a tenth of the steps and at the end. The exit status is 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import gc
-import json
-import logging
 import random
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 import autopack
 from autopack import tiny
 from autopack.layout import IGNORED_LABEL
-from compat.reliability import packages
+from compat.common import packages, quietly, write_json
 
 KINDS = {
     "llama": ("llama", "causal-lm"),
@@ -231,24 +226,6 @@ def _memory() -> tuple[int, int]:
     return len(gc.get_objects()), resident
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """On one thread, with errors alone in the logs; what was set comes back."""
-    own = logging.getLogger("autopack")
-    threads, level, verbosity = torch.get_num_threads(), own.level, transformers.logging.get_verbosity()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    own.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        transformers.logging.set_verbosity(verbosity)
-        own.setLevel(level)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Soak the models that are asked for; 1 where a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -261,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.steps < 1 or asked.rounds < 1:
         parser.error("wanted at least one step and one round")
     results = {}
-    with _quietly():
+    with quietly():
         for kind in asked.only:
             results[kind] = soak(kind, asked.steps, asked.rounds, asked.seed, progress=sys.stderr.isatty())
             print(results[kind], flush=True)
@@ -273,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
             "bounds": {"factor": FACTOR, "objects": OBJECTS, "mebibytes": BYTES >> 20},
             "models": {kind: {**asdict(result), "wrong": result.wrong} for kind, result in results.items()},
         }
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(asked.json, found)
     return int(any(result.wrong for result in results.values()))
 
 

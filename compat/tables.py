@@ -82,7 +82,7 @@ def cells_of(result: Result) -> list[Cell]:
 
 def proofs(cells: Iterable[Cell]) -> Counter[str]:
     """How many exact cells were proven by what."""
-    return Counter(source_of(cell) for cell in cells if cell["status"] == "exact")
+    return Counter(str(source_of(cell)) for cell in cells if cell["status"] == "exact")
 
 
 def counts(result: Result, task: str | None = None) -> Counter[str]:

@@ -6,8 +6,8 @@
     python -m compat.programs --page                                          write docs/programs.md anew
 
 With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment of the program's
-own: programs.json says what pip installs there (`install`) beside autopack. A program that trains by a Trainer leaves
-its `trainer_state.json` below `output`; any other writes `output/steps.json`, a list of the numbers of each step by name.
+own: programs.json says what pip installs there (`install`) beside autopack. A command that trains by a Trainer leaves
+its `trainer_state.json` below `output`; other runs write `output/steps.json`, the numbers of each step by their names.
 
 A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that
 stock lets see each other, or where stock predicts the first token of a row from the padding on its left (then those of
@@ -95,8 +95,8 @@ class Runner:
         path = os.pathsep.join([str(ROOT), str(stand_ins)])
         same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         self.environment = {**os.environ, "PYTHONPATH": path, DTYPE: dtype, **same}
-        prepared = f"import pathlib; from compat.programs._drivers import prepare as p; p({name!r}, pathlib.Path({str(folder)!r}))"
-        subprocess.run([python, "-c", prepared], check=True, env=self.environment, capture_output=True)
+        prepared = [python, "-m", "compat.programs._drivers", name, str(folder)]
+        subprocess.run(prepared, check=True, env=self.environment, capture_output=True)
 
     def versions(self) -> str:
         asked = [self.python, "-c", _VERSIONS % self.program["package"]]

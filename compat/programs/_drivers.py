@@ -1,7 +1,8 @@
 """What drives programs: their models, commands and steps, by what programs.json says of them.
 
 `python -m compat.programs._drivers NAME RUN FOLDER OUTPUT` drives a library: its module here has `train(told, folder,
-output)`, where `told` is what the run says, and writes `output/steps.json`.
+output)`, where `told` is what the run says, and writes `output/steps.json`. With NAME and FOLDER alone it writes what
+runs of a program need.
 """
 
 from __future__ import annotations
@@ -205,4 +206,7 @@ def main(name: str, run: str, folder: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) == 3:
+        prepare(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main(*sys.argv[1:])

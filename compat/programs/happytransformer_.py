@@ -1,4 +1,4 @@
-"""Happy Transformer: its classes for each task with their defaults, which pad the whole data set to its longest text."""
+"""Happy Transformer: its classes for each task with their defaults, which pad a data set to its longest text."""
 
 from __future__ import annotations
 

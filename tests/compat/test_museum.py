@@ -87,7 +87,7 @@ def lines_of_code(path):
 def test_an_exhibit_is_small_and_of_a_project_that_the_page_can_name(name):
     path = exhibit.Path(exhibit.__file__).parent / f"{name.replace('.', '/')}.py"
     assert 0 <= lines_of_code(path) <= exhibit.MOST_LINES
-    assert all("/" in page.project(source) for source in exhibit.load(name).reported), "name it in page.OWNERS"
+    assert all("/" in page.project(source) for source in exhibit.load(name).reported), "name it in projects.json"
 
 
 def test_there_are_enough_of_them_and_of_their_projects():
