@@ -125,10 +125,11 @@ def versions() -> str:
     by_source = proofs(cells)
     known = ", ".join(f"{by_source[source]:,} {words}" for source, words in SOURCES.items() if by_source[source])
     left = {name: sum(cell["status"] == "exact" and name in cell for cell in cells) for name in ("padded", "labels")}
-    text = f"""Tested with every minor release of transformers {matrix.releases[0].minor} to {matrix.releases[-1].minor},
-    with all model types of each in eager, sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call,
-    {share(found)} of what stock runs ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong;
-    padded batches of {left["padded"]:,} stay as they came and packed labels of {left["labels"]:,} are refused; see
+    first, last = matrix.releases[0].minor, matrix.releases[-1].minor
+    text = f"""Tested with every minor release of transformers {first} to {last}, with all model types of each in eager,
+    sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call, {share(found)} of what stock runs
+    ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
+    {left["padded"]:,} stay as they came and packed labels of {left["labels"]:,} are refused; see
     [compat/results/README.md](compat/results/README.md)."""
     return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 

@@ -95,7 +95,7 @@ class Runner:
         path = os.pathsep.join([str(ROOT), str(stand_ins)])
         same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         self.environment = {**os.environ, "PYTHONPATH": path, DTYPE: dtype, **same}
-        prepared = [python, "-m", "compat.programs._drivers", name, str(folder)]
+        prepared = [str(python), "-m", "compat.programs._drivers", name, str(folder)]
         subprocess.run(prepared, check=True, env=self.environment, capture_output=True)
 
     def versions(self) -> str:

@@ -199,7 +199,8 @@ def watched() -> Iterator[Steps]:
 def main(name: str, run: str, folder: str, output: str) -> None:
     """Drive one run, and write its steps."""
     program, module = programs()[name], importlib.import_module(f"compat.programs.{name}")
-    with watched() if program.get("watched") else contextlib.nullcontext([]) as steps:
+    around: contextlib.AbstractContextManager[Steps] = watched() if "watched" in program else contextlib.nullcontext([])
+    with around as steps:
         steps += module.train(program["runs"][run], Path(folder), Path(output)) or []
     if steps:
         write_steps(Path(output), steps)

@@ -38,7 +38,7 @@ def _known(labels: tuple[str, ...]) -> Any:
     return found
 
 
-def _tagger(where: str, draw: random.Random, said: dict[str, Any], _: str) -> tuple[Any, list[Any]]:
+def _tagger(where: str, draw: random.Random, said: dict[str, Any], kind: str) -> tuple[Any, list[Any]]:
     from flair.data import Sentence
     from flair.embeddings import TransformerWordEmbeddings
     from flair.models import SequenceTagger

@@ -17,8 +17,11 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     """Make a model of a configuration and train it."""
     from gliner import GLiNER, GLiNERConfig
 
-    places = {name: str(folder / told[name]) for name in ("model_name", "labels_encoder") if name in told}
-    model = GLiNER.from_config(GLiNERConfig(**{**told, **places}, hidden_size=64, dropout=0.0, name="tiny"))
+    places: dict[str, Any] = {
+        name: str(folder / told[name]) for name in ("model_name", "labels_encoder") if name in told
+    }
+    settings: dict[str, Any] = {**told, **places, "hidden_size": 64, "dropout": 0.0, "name": "tiny"}
+    model = GLiNER.from_config(GLiNERConfig(**settings))
     model.train_model(
         train_dataset=_rows(relations="relations_layer" in told),
         eval_dataset=None,

@@ -104,7 +104,8 @@ def _fabric(model: Any, given: list[Any]) -> Steps:
     fabric.launch()
     wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     steps = []
-    for batch in fabric.setup_dataloaders(_loader(given)):
+    prepared: Any = fabric.setup_dataloaders(_loader(given))
+    for batch in prepared:
         loss = wrapped(**batch).loss
         fabric.backward(loss)
         norm: Any = fabric.clip_gradients(wrapped, optimizer, max_norm=1.0)
