@@ -72,10 +72,6 @@ class Selection:
     modes: tuple[str, ...]
     types: tuple[str, ...] | None = None
 
-    def has(self, task: str, name: str, mode: str) -> bool:
-        """Whether a cell is among them."""
-        return task in self.tasks and mode in self.modes and (self.types is None or name in self.types)
-
 
 @dataclass(frozen=True)
 class Matrix:

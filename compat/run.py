@@ -98,8 +98,8 @@ class Run:
             (task, name, mode)
             for task in chosen.tasks
             for name in each.about.get("types", {}).get(task, ())
+            if chosen.types is None or name in chosen.types
             for mode in chosen.modes
-            if chosen.has(task, name, mode)
         ]
         left: dict[tuple[str, str], list[str]] = {}
         for task, name, mode in wanted:

@@ -161,13 +161,10 @@ def _is_json(overrides: dict[str, Any]) -> bool:
         return False
 
 
-_numbers = st.integers(0, _DOCUMENTS - 1)
-
-
 def _rows(draw: Any, spec: Spec, one: bool) -> tuple[tuple[int, ...], ...]:
     """One row or several, of one document or several, with padding between, before and behind them now and then."""
-    padded = not one and draw(_rarely(3))
-    entries = st.one_of(_numbers, _numbers, st.integers(-4, -1)) if padded else _numbers
+    padded, numbers = not one and draw(_rarely(3)), st.integers(0, len(spec.lengths) - 1)
+    entries = st.one_of(numbers, numbers, st.integers(-4, -1)) if padded else numbers
     row = st.lists(entries, min_size=1, max_size=5)
     rows = draw(st.lists(row, min_size=1, max_size=1 if one else 3))
     assume(all(any(entry >= 0 for entry in row) for row in rows))
@@ -176,7 +173,7 @@ def _rows(draw: Any, spec: Spec, one: bool) -> tuple[tuple[int, ...], ...]:
 
 def _padded_rows(draw: Any, spec: Spec) -> tuple[tuple[int, ...], ...]:
     left, wider = draw(_rarely(2)), draw(st.sampled_from((0, 0, 1, 3)))
-    picks = draw(st.lists(_numbers, min_size=1, max_size=4))
+    picks = draw(st.lists(st.integers(0, len(spec.lengths) - 1), min_size=1, max_size=4))
     columns = max(spec.lengths[number] for number in picks) + wider
     spare = [columns - spec.lengths[number] for number in picks]
     rows = [[n] if not k else [-k, n] if left else [n, -k] for n, k in zip(picks, spare, strict=True)]

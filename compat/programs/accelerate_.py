@@ -6,7 +6,6 @@ of another order.
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def _loop(folder: Path, output: Path, task: str, accumulated: int = 1, resumed: 
         steps.append({"evaluated": float(torch.cat(losses).mean())})
         if resumed and epoch == 0:
             accelerator.load_state(str(output / "state"))
-    if os.environ.get("RANK", "0") == "0":  # of several processes, the losses are those of the first
+    if accelerator.is_main_process:
         write_steps(output, steps)
 
 
