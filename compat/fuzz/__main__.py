@@ -70,7 +70,8 @@ class Run:
                 except tiny.CannotBuild as error:
                     self.count(Spec(error.model_type), Verdict("no stock", error.reason))
                     return
-                calls = [data.draw(draw.calls(spec)) for _ in range(data.draw(st.integers(1, _CALLS)))]
+                few, many = (st.lists(draw.calls(spec), min_size=least, max_size=_CALLS) for least in (1, _CALLS // 2))
+                calls = data.draw(st.one_of(few, many))
                 for case, verdict in session.run_build(spec, calls):
                     self.count(spec, verdict)
                     if verdict.bad:

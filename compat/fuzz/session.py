@@ -16,17 +16,20 @@ from compat.fuzz.model import Model, NoStock
 def run_build(spec: Spec, calls: Sequence[Arranged]) -> Iterator[tuple[Case, Verdict]]:
     """The cases of one model with their verdicts, up to the first that fails; one where there is no model to call.
 
-    As in compat/cells.py a model is served by its structure first; what is silent or crashes then is run again, with
-    the calls before it, on a model that is enabled as users do it, by the audit that comes with that. This one counts.
+    As in compat/cells.py a model is served by its structure first; what is silent or crashes then is run again, alone
+    and behind the calls before it, on a model that is enabled as users do it, with its audit. This one counts.
     """
     with kernels(spec):
         model, verdict = enabled(spec)
         for number, call in enumerate(calls):
-            case = Case(spec, call, tuple(calls[:number]))
+            case = Case(spec, call)
             if model is not None:
                 verdict = judge(model, call)
             if verdict.bad:
                 verdict = run_case(case)
+                if not verdict.bad:
+                    case = Case(spec, call, tuple(calls[:number]))
+                    verdict = run_case(case)
             yield case, verdict
             if model is None or verdict.bad:
                 return
