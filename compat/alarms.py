@@ -12,9 +12,6 @@ alarm. Several processes (DDP, FSDP2, ZeRO) are those of `python -m compat.engin
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +25,7 @@ import autopack
 from autopack import tiny
 from autopack.auditing.asking import argument_names
 from autopack.auditing.cases import FORMS, Case
+from compat.common import quietly, write_json
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -125,11 +123,8 @@ def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, An
 
 
 def _of(about: tuple[str, str, str, str]) -> Found:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    task, model_type, dtype, setting = about
-    return {"task": task, "type": model_type, "dtype": dtype, "setting": setting, **checked(*about)}
+    with quietly():
+        return {**dict(zip(("task", "type", "dtype", "setting"), about, strict=True)), **checked(*about)}
 
 
 def table(found: list[Found]) -> str:
@@ -168,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         for alarm in each["alarms"]:
             print(f"ALARM {each['task']} {each['type']} {each['dtype']} {each['setting']}: {alarm}")
     if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(asked.json, found)
     return int(any(each["alarms"] for each in found))
 
 

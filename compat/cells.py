@@ -1,7 +1,6 @@
 """Measure cells of the matrix (task, model type, mode) in the installed transformers: one JSON line for each.
 
-    python -m compat.cells --types llama gpt2      some types of all tasks, printed as they are measured
-    python -m compat.cells --serve                 what compat/run.py runs inside a release: asked on standard input
+`python -m compat.cells` is what compat/run.py runs inside a release: it is asked on standard input.
 
 A cell is what `autopack.enable(model)` gives, without another word, and what packed and padded calls of that model do:
     exact           packed rows and padded batches give what stock gives the documents, with gradients and loss
@@ -21,23 +20,18 @@ packed calls with labels are refused.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import logging
 import os
 import platform
-import re
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from compat.words import said
+from compat.common import quietly, said, short
 
 STATUSES = ("exact", "refused", "LEAK", "crash", "upstream error", "absent", "unbuildable")
-BAD = ("LEAK", "crash")
 _CALLS = ("default", "padding mask", "two rows", "right-padded", "left-padded")
 """Those that differ the most; in train mode, with gradients and losses. The others are compat/exactness.py's."""
 _LENGTHS = (6, 11, 5)
@@ -114,30 +108,8 @@ def _left_out(proof: Any, report: Any) -> dict[str, str]:
     return found
 
 
-def control(task: str, model_type: str) -> dict[str, Any]:
-    """Whether stock leaks in the plain packed call: `leaks` or `exact`, or what keeps it from being run."""
-    import autopack
-    from autopack import tiny
-
-    try:
-        model = tiny.build(model_type, task=task)
-        report = autopack.audit(model, modes=("default",), training=(False,), gradients=False, lengths=_LENGTHS)
-    except Exception as error:
-        return {"status": "upstream error", "reason": said(error)}
-    if failures := [result.failure for result in report.results if result.failure is not None]:
-        return {"status": "upstream error", "reason": failures[0]}
-    return {"status": "exact" if report.exact else "leaks"}
-
-
 def _reason(reason: str) -> str:
     return reason.split("and it is not exact: ")[-1].split(" (it runs third-party code")[0]
-
-
-def short(reason: str) -> str:
-    """A reason in one line that is the same in every run: no addresses, no directories, not too long."""
-    line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(reason.split()))
-    line = re.sub(r"(/[\w.+-]+)+/(?=[\w.-]+)", "", line)
-    return line if len(line) <= 240 else line[:239] + "…"
 
 
 def introduce() -> dict[str, Any]:
@@ -170,7 +142,7 @@ def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
     """`measure` as it is recorded: named and timed, the reason shortened; an error of the measurement is a crash."""
     start = time.monotonic()
     try:
-        found = control(task, model_type) if mode == "control" else measure(task, model_type, mode)
+        found = measure(task, model_type, mode)
     except Exception as error:
         found = {"status": "crash", "reason": f"measuring: {said(error)}"}
     for name in found.keys() & {"reason", "padded", "labels"}:
@@ -179,21 +151,8 @@ def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
     return {"task": task, "type": model_type, "mode": mode, **found, "seconds": seconds}
 
 
-def _quiet() -> None:
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    logging.disable(logging.WARNING)
-
-
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Introduce this process, then answer requests (task, type and modes, a JSON line each) by a line per cell.
-
-    Among the modes may be `control`: whether stock leaks.
-    """
+    """Introduce this process, then answer requests (task, type and modes, a JSON line each) by a line per cell."""
 
     def answer(line: dict[str, Any]) -> None:
         answers.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -202,9 +161,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     answer(introduce())
     for line in requests:
         asked = json.loads(line)
-        _quiet()
-        for mode in asked["modes"]:
-            answer(measured(asked["task"], asked["type"], mode))
+        with quietly():
+            for mode in asked["modes"]:
+                answer(measured(asked["task"], asked["type"], mode))
 
 
 @contextlib.contextmanager
@@ -215,35 +174,6 @@ def private_output() -> Iterator[TextIO]:
         yield own
 
 
-def main() -> int:
-    """Measure cells of the running interpreter; 1 where one leaks or crashes."""
-    from compat.matrix import load_matrix
-
-    matrix = load_matrix()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", action="store_true", help="take requests from standard input")
-    parser.add_argument("--tasks", nargs="+", default=matrix.tasks, choices=matrix.tasks)
-    parser.add_argument("--types", nargs="+", help="model types (default: all)")
-    parser.add_argument("--modes", nargs="+", default=matrix.modes, choices=matrix.modes)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        with private_output() as answers:
-            serve(sys.stdin, answers)
-        return 0
-    about = introduce()
-    if "types" not in about:
-        print(about.get("refused") or about["crash"])
-        return 1 if "crash" in about else 0
-    _quiet()
-    bad = False
-    for task in arguments.tasks:
-        for model_type in [t for t in about["types"].get(task, ()) if not arguments.types or t in arguments.types]:
-            for mode in arguments.modes:
-                cell = measured(task, model_type, mode)
-                bad |= cell["status"] in BAD
-                print(json.dumps(cell, ensure_ascii=False), flush=True)
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    with private_output() as lines:
+        serve(sys.stdin, lines)

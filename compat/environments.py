@@ -1,44 +1,43 @@
-"""One cached directory of packages per release of transformers, put before those of the running interpreter.
+"""Where cells are measured: a directory of packages for each release of transformers, an environment for a torch.
 
-transformers, tokenizers and huggingface-hub are all that differs between releases (about 50 MB); torch and the rest are
-the interpreter's. Whatever else a release asks for and the interpreter cannot give comes from the pins of `[support]`.
+A release differs from others by transformers, tokenizers and huggingface-hub (about 50 MB), which are put before the
+packages of the running interpreter: torch and the rest are its. Packages that cannot use an older huggingface-hub come
+from the pins of `[support]`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.specifiers import SpecifierSet
 
-from compat.matrix import COMPAT, ROOT, CompatError, Matrix, Release, python_in_range
+from compat.matrix import COMPAT, ROOT, CompatError, Line, Matrix, Release, tomllib
 
-HERE = sys.version_info[:2]
-_FORMAT = 1
-"""Of the directory; another number makes all of them anew."""
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_NEEDS = ("tqdm", "packaging", "tomli; python_version < '3.11'")
+"""What the code that measures imports beside what autopack does."""
 
 
 def cache_directory() -> Path:
     """Where directories, finished cells and logs are kept: $AUTOPACK_COMPAT_CACHE, or compat/.envs."""
     chosen = os.environ.get("AUTOPACK_COMPAT_CACHE")
-    return Path(chosen).expanduser().resolve() if chosen else COMPAT / ".envs"
+    cache = Path(chosen).expanduser().resolve() if chosen else COMPAT / ".envs"
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / ".gitignore").write_text("*\n", encoding="utf-8")
+    return cache
 
 
 def check_interpreter(matrix: Matrix) -> None:
     """Raise `CompatError` where the running interpreter has another torch than the pinned one."""
-    try:
-        found = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        found = "none"
+    found = metadata.version("torch")
     if found.partition("+")[0] != matrix.torch:
         raise CompatError(
             f"{sys.executable} has torch {found}, and the matrix is measured with {matrix.torch}: "
@@ -46,121 +45,97 @@ def check_interpreter(matrix: Matrix) -> None:
         )
 
 
+def environ_of(*directories: Path, **more: str) -> dict[str, str]:
+    """The variables of a process that sees these directories and the project: nothing of the caller's can shadow them.
+
+    Tiny models gain nothing from threads, and those of several processes spin against each other.
+    """
+    theirs = ("PYTHONPATH", "PYTEST_ADDOPTS", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in theirs}
+    same = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1"}
+    return {**kept, **same, "PYTHONPATH": os.pathsep.join(map(str, (*directories, ROOT))), **more}
+
+
+def pip(python: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    """Install packages; raises `CompatError` with the end of what pip says where it fails."""
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *arguments]
+    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise CompatError(f"`{' '.join(command)}` ended with status {done.returncode}:\n{tail}")
+
+
+def directory_of(family: str, *installs: Sequence[str], environ: Mapping[str, str] | None = None) -> Path:
+    """A cached directory of packages, keyed by what pip is asked for; an interrupted build is made again."""
+    cache = cache_directory()
+    asked = hashlib.sha256(repr(installs).encode()).hexdigest()[:10]
+    path = cache / f"{family}-py{HERE}-{asked}"
+    if not path.is_dir():
+        with tempfile.TemporaryDirectory(prefix=f"{family}.", suffix=".part", dir=cache) as scratch:
+            part = Path(scratch) / "packages"
+            for install in installs:
+                pip(sys.executable, "--no-deps", "--target", str(part), *install, environ=environ)
+            for stale in cache.glob(f"{family}-py{HERE}-*/"):
+                shutil.rmtree(stale)
+            part.rename(path)
+    return path
+
+
 class Environment:
-    """The cached directory of one release; nothing is made before `build`."""
+    """One release, run by this interpreter; nothing is made before `build`."""
 
-    def __init__(self, matrix: Matrix, release: Release, cache: Path) -> None:
-        self.release, self.support, self.cache = release, matrix.support, cache
-        self.python = sys.executable
-        self._family = f"{release.transformers}-py{HERE[0]}{HERE[1]}"
-        pins = "\n".join([str(_FORMAT), *release.pins, *(f"{n}=={v}" for n, v in sorted(matrix.support.items()))])
-        self.path = cache / f"{self._family}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"
-        self.log = cache / f"{self.path.name}.log"
-        # Written last, so that an interrupted build is redone.
-        self.stamp = self.path / "autopack-compat.json"
+    python = sys.executable
 
-    @property
-    def ready(self) -> bool:
-        """Whether the pinned packages are installed completely."""
-        return self.stamp.is_file()
+    def __init__(self, matrix: Matrix, release: Release) -> None:
+        self.release, self.name = release, release.transformers
+        self.log = cache_directory() / f"{self.name}.log"
+        own = release.hub == metadata.version("huggingface-hub")
+        self._packages = [*release.pins, *([] if own else (f"{name}=={v}" for name, v in matrix.support.items()))]
+        self.path = Path()
+
+    def build(self) -> None:
+        """Make the directory unless it is there."""
+        if not SpecifierSet(self.release.python).contains(HERE):
+            raise CompatError(
+                f"transformers {self.name} is listed for Python {self.release.python}, and {sys.executable} is Python "
+                f"{HERE}. Run the matrix with another one."
+            )
+        self.path = directory_of(self.name, self._packages)
 
     def environ(self) -> dict[str, str]:
-        """The environment variables of a process that runs in this release: nothing of the caller's can shadow it."""
-        environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
-        environ["PYTHONPATH"] = os.pathsep.join([str(self.path), str(ROOT)])
-        environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONNOUSERSITE="1")
-        # Tiny models gain nothing from threads, and those of several processes spin against each other.
-        environ["OMP_NUM_THREADS"] = "1"
-        return environ
-
-    def build(self, rebuild: bool = False) -> None:
-        """Make the directory unless it is there."""
-        if not python_in_range(self.release.python, HERE):
-            raise CompatError(
-                f"transformers {self.release.transformers} is listed for Python {self.release.python}, and "
-                f"{sys.executable} is Python {HERE[0]}.{HERE[1]}. Run the matrix with another one."
-            )
-        if self.ready and not rebuild:
-            return
-        self.cache.mkdir(parents=True, exist_ok=True)
-        (self.cache / ".gitignore").write_text("*\n", encoding="utf-8")
-        self.log.unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{self._family}.", suffix=".part", dir=self.cache) as scratch:
-            part = Path(scratch) / "packages"
-            self._install(part, self.release.pins)
-            while missing := sorted(_unmet(part, self.support)):
-                self._install(part, [self._pinned(name) for name in missing])
-            packages = sorted(f"{found.name}=={found.version}" for found in _installed(part))
-            (part / self.stamp.name).write_text(json.dumps({"packages": packages}, indent=1), encoding="utf-8")
-            for stale in self.cache.glob(f"{self._family}-*"):
-                if stale.is_dir():
-                    shutil.rmtree(stale)
-            part.rename(self.path)
-
-    def _pinned(self, name: str) -> str:
-        for known, version in self.support.items():
-            if canonicalize_name(known) == name:
-                return f"{known}=={version}"
-        raise CompatError(
-            f"transformers {self.release.transformers} needs {name}, which {sys.executable} lacks or has in another "
-            "version. Pin it in [support] of matrix.toml."
-        )
-
-    def _install(self, target: Path, requirements: Sequence[str]) -> None:
-        # Bytecode is compiled as modules are imported: most of transformers' thousands never are.
-        options = ["--disable-pip-version-check", "--no-deps", "--no-compile", "--target", str(target)]
-        self._logged([sys.executable, "-m", "pip", "install", *options, *requirements])
-
-    def _logged(self, command: Sequence[str]) -> None:
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ {' '.join(command)}\n")
-            log.flush()
-            done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-            raise CompatError(
-                f"the packages of transformers {self.release.transformers} could not be installed: "
-                f"`{' '.join(command)}` ended with status {done.returncode}. The log {self.log} ends with\n{tail}"
-            )
+        """The variables of a process that runs in it."""
+        return environ_of(self.path)
 
 
-def _installed(directory: Path) -> list[metadata.Distribution]:
-    return list(metadata.distributions(path=[str(directory)]))
+class TorchEnvironment:
+    """The virtual environment of one line of [torches]; nothing is made before `build`."""
+
+    def __init__(self, matrix: Matrix, line: Line) -> None:
+        self.line, self.name = line, line.name
+        (self.release,) = matrix.select([line.transformers])
+        self.path = cache_directory() / f"torch-{line.torch}-py{line.python}"
+        self.log = self.path.with_suffix(".log")
+        self.python = str(self.path / "bin" / "python")
+
+    def build(self) -> None:
+        """Make it. Raises `CompatError` where there is no such Python, or pip does not find a package for it."""
+        python = interpreter(self.line.python)
+        if python is None:
+            raise CompatError(f"no Python {self.line.python} on this machine")
+        subprocess.run([python, "-m", "venv", "--clear", str(self.path)], check=True)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        needs = [*self.release.pins, *project["dependencies"], *_NEEDS]
+        pip(self.python, "--no-cache-dir", f"torch=={self.line.torch}", *needs)
+
+    def environ(self) -> dict[str, str]:
+        """The variables of a process that runs in it."""
+        return environ_of(PYTHONDONTWRITEBYTECODE="1")
 
 
-def _unmet(directory: Path, support: Iterable[str]) -> set[str]:
-    """What a directory lacks.
-
-    That is what its packages ask for, directly or not, and neither it nor the interpreter can give; and what of the
-    support the interpreter has in a version that cannot use those packages.
-    """
-    unmet: set[str] = set()
-    seen: set[str] = set()
-    waiting: list[str] = [canonicalize_name(found.name) for found in _installed(directory)]
-    while waiting:
-        found = _distribution(waiting.pop(), directory)
-        assert found is not None
-        for name, fits in _needs(found, directory):
-            if name not in seen:
-                seen.add(name)
-                (waiting.append if fits else unmet.add)(name)
-    for name in map(canonicalize_name, support):
-        found = _distribution(name, directory)
-        if found is not None and not all(fits for _, fits in _needs(found, directory)):
-            unmet.add(name)
-    return unmet.difference(canonicalize_name(found.name) for found in _installed(directory))
-
-
-def _needs(package: metadata.Distribution, directory: Path) -> Iterator[tuple[str, bool]]:
-    """What a package asks for, and whether what is there fits."""
-    for line in package.requires or ():
-        wanted = Requirement(line)
-        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-            name = canonicalize_name(wanted.name)
-            found = _distribution(name, directory)
-            yield name, found is not None and wanted.specifier.contains(found.version, prereleases=True)
-
-
-def _distribution(name: str, directory: Path) -> metadata.Distribution | None:
-    """A package as a process sees it that has the directory before the interpreter's own packages."""
-    return next(iter(metadata.distributions(name=name, path=[str(directory), *sys.path])), None)
+def interpreter(python: str) -> str | None:
+    """A Python of this minor version: the running one, one on the path, or one that pyenv has installed."""
+    if python == HERE:
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    installed = sorted(pyenv.glob(f"{python}.*/bin/python"))
+    return str(installed[-1]) if installed else shutil.which(f"python{python}")

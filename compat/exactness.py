@@ -1,16 +1,13 @@
 """Print, for every type of transformers with a language model, whether packed equals alone, on every backend.
 
     python -m compat.exactness                    print the recorded tables of all tasks, one after the other
-    python -m compat.exactness --task causal-lm   measure all types of a task and record them in compat/results/
+    python -m compat.exactness --task seq2seq --record     all types of a task, recorded in compat/results
     python -m compat.exactness llama gemma2       some types, printed only; with --record also merged into the results
     python -m compat.exactness --task image-text-to-text   text alone, and documents with images beside it
 
 `flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
 relative error of logits over all of the auditor's call modes, in train and eval; gradients and losses are held to their
 own tolerances and decide, with it, between a number and LEAK.
-
-With `--float64` everything is held to 1e-9. Where a model casts to float32 in code of its own, that is measured again
-with those casts lifted, and its cell has a star.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ import argparse
 import contextlib
 import json
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,19 +27,17 @@ from tqdm import tqdm
 import autopack
 from autopack import registry, tiny
 from autopack.tiny.images import needs_images
+from compat.common import quietly, write_json
+from compat.matrix import RESULTS
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.outcome import outcome
-from compat.standins import (
-    flash_standin,
-    flex_standin,
-    float64_throughout,
-    set_implementation,
-    supported_implementations,
-)
+from compat.standins import flash_standin, flex_standin, set_implementation, supported_implementations
+from compat.tables import markdown_table, plain_table
 from compat.with_images import cast, with_images
 from compat.with_sounds import ABOUT_SOUNDS, with_sounds
 
-RESULTS = Path(__file__).parent / "results"
+Cells = dict[str, dict[str, dict[str, Any]]]
+"""Results by model type and backend."""
 RELEASE = "5.23.0"
 """The release of transformers that the results were recorded with."""
 BACKENDS = ("eager", "sdpa", "flex", "flash")
@@ -180,19 +173,9 @@ def built(
     return model
 
 
-def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, Any]:
-    """`measure` in float64; what casts to float32 by itself is measured without those casts, and says so."""
-    found = measure(model_type, backend, torch.float64, task)
-    if found["status"] not in ("LEAK", "upstream error"):
-        return found
-    with float64_throughout():
-        lifted = measure(model_type, backend, torch.float64, task)
-    return {**lifted, "with casts": found["reason"]} if lifted["status"] == "exact" else found
-
-
 def _cell(result: dict[str, Any]) -> str:
     if result["status"] == "exact":
-        text = ("*" if "with casts" in result else "") + _number(result["worst"])
+        text = _number(result["worst"])
         if "without images" in result:
             return f"- / {text}"
         return " / ".join([text, *(_of_media(result, kind) for kind in ("images", "sounds") if kind in result)])
@@ -208,12 +191,10 @@ def _number(error: float) -> str:
     return "0" if error == 0 else f"{error:.0e}"
 
 
-def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = [f"{'model type':<26}" + "".join(f"{b:>24}" for b in BACKENDS) + "  path"]
-    for model_type, cells in results.items():
-        row = "".join(f"{_cell(cells[b]):>24}" for b in BACKENDS)
-        lines.append(f"{model_type:<26}{row}  {_path(model_type, cells)}")
-    return lines
+def rows_of(results: Cells) -> list[list[str]]:
+    """The rows of a table, header first."""
+    rows = [["model type", *BACKENDS, "path, or reason of refusal"]]
+    return rows + [[name, *(_cell(cells[b]) for b in BACKENDS), _path(name, cells)] for name, cells in results.items()]
 
 
 def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
@@ -238,7 +219,7 @@ _ABOUT_IMAGES = (
 )
 
 
-def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: str) -> str:
+def _markdown(results: Cells, task: str) -> str:
     import transformers
 
     head = [
@@ -255,67 +236,39 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
         *([ABOUT_SOUNDS, ""] if any("sounds" in c for cells in results.values() for c in cells.values()) else []),
-        counts,
+        _counts(results),
         "",
-        "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",
-        "|---|" + "---|" * (len(BACKENDS) + 1),
     ]
-    rows = [
-        f"| {model_type} | " + " | ".join(_cell(cells[b]) for b in BACKENDS) + f" | {_path(model_type, cells)} |"
-        for model_type, cells in results.items()
-    ]
-    return "\n".join([*head, *rows, ""])
+    return "\n".join([*head, *markdown_table(rows_of(results)), ""])
 
 
 def main() -> int:
     """Run the measurements, print the table, and return 1 where a type leaks that is not refused."""
-    import transformers
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
-    parser.add_argument(
-        "--task",
-        choices=(*tiny.TASKS, "all"),
-        help="of the models' classes; 'all', or neither a task nor types: print what is recorded of all",
-    )
-    parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    arguments = parser.parse_args()
-    if arguments.task == "all" or not (arguments.task or arguments.types):
-        if arguments.types:
-            parser.error("--task all prints what is recorded; name one task to measure types")
-        return _print_recorded()
-    task = arguments.task or "causal-lm"
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    one = measure_in_float64 if arguments.float64 else partial(measure, dtype=torch.float32)
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    started = time.time()
-    left_out: dict[str, Any] = {"status": "undeclared"}
-    for model_type in tqdm(arguments.types or tiny.types_for(task), disable=not sys.stderr.isatty()):
-        results[model_type] = {
-            b: one(model_type, b, task=task) if b in arguments.backends else left_out for b in BACKENDS
-        }
-    print("\n".join(_table(results)))
-    if any("with casts" in cell for cells in results.values() for cell in cells.values()):
-        print("\n*: with the casts to float32 in the model's own code lifted; as it stands")
-        named = [(name, cell) for name, cells in results.items() for cell in cells.values()]
-        casts = [f"  {name}: {cell['with casts']}" for name, cell in named if "with casts" in cell]
-        print("\n".join(casts))
-    print(f"\n{_counts(results)} ({time.time() - started:.0f} s)")
-    whole = not arguments.float64 and tuple(arguments.backends) == BACKENDS
-    if whole and (arguments.record or not arguments.types):
-        _record(results, task, merge=bool(arguments.types))
-    return 1 if any(_leaks(cells) for cells in results.values()) else 0
+    parser.add_argument("--record", action="store_true", help="merge them into the recorded results")
+    parser.add_argument("--task", choices=tiny.TASKS, help="of the models' classes (default: causal-lm)")
+    asked = parser.parse_args()
+    if not (asked.task or asked.types):
+        found = recorded()
+    else:
+        task = asked.task or "causal-lm"
+        with quietly():
+            types = tqdm(asked.types or tiny.types_for(task), disable=None)
+            results = {name: {b: measure(name, b, task=task) for b in BACKENDS} for name in types}
+        if asked.record:
+            _record(results, task)
+        found = {task: results}
+    for task, results in found.items():
+        print(f"{task}\n\n{plain_table(rows_of(results))}\n\n{_counts(results)}\n")
+    return int(any(_leaks(cells) for results in found.values() for cells in results.values()))
 
 
 def _leaks(cells: dict[str, dict[str, Any]]) -> bool:
     return any(cell["status"] == "LEAK" for cell in cells.values())
 
 
-def _counts(results: dict[str, dict[str, dict[str, Any]]]) -> str:
+def _counts(results: Cells) -> str:
     leaks = sum(_leaks(cells) for cells in results.values())
     exact = sum(
         not _leaks(cells) and any(cell["status"] == "exact" for cell in cells.values()) for cells in results.values()
@@ -324,7 +277,7 @@ def _counts(results: dict[str, dict[str, dict[str, Any]]]) -> str:
     return f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
 
 
-def recorded() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+def recorded() -> dict[str, Cells]:
     """The results of all tasks that have been recorded: by task, model type and backend."""
     return {task: json.loads(results_of(task).read_text()) for task in tiny.TASKS if results_of(task).exists()}
 
@@ -334,20 +287,12 @@ def results_of(task: str) -> Path:
     return RESULTS / ("exactness.json" if task == "causal-lm" else f"exactness-{task}.json")
 
 
-def _print_recorded() -> int:
-    found = recorded()
-    for task, results in found.items():
-        print("\n".join([f"{task}\n", *_table(results), f"\n{_counts(results)}\n"]))
-    return 1 if any(_leaks(cells) for results in found.values() for cells in results.values()) else 0
-
-
-def _record(results: dict[str, dict[str, dict[str, Any]]], task: str, merge: bool) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    data = results_of(task)
-    if merge and data.exists():
-        results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
-    data.write_text(json.dumps(results, indent=1) + "\n")
-    data.with_suffix(".md").write_text(_markdown(results, task, _counts(results)))
+def _record(results: Cells, task: str) -> None:
+    path = results_of(task)
+    known = json.loads(path.read_text()) if path.exists() else {}
+    results = dict(sorted({**known, **results}.items()))
+    write_json(path, results)
+    path.with_suffix(".md").write_text(_markdown(results, task))
 
 
 if __name__ == "__main__":

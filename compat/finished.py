@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from compat.environments import cache_directory
 from compat.matrix import COMPAT, ROOT
 
-_MEASURING = ("cells.py", "exactness.py", "standins.py", "old_releases.py")
+_MEASURING = ("cells.py", "outcome.py", "exactness.py", "standins.py", "old_releases.py")
 Key = tuple[str, str, str]
 """Task, model type and mode."""
 
@@ -41,35 +42,23 @@ def key_of(cell: dict[str, Any]) -> Key:
 class Finished:
     """The finished cells of one release: a file of JSON lines, of which the last one of a cell counts."""
 
-    def __init__(self, cache: Path, release: str, digest: str) -> None:
-        self.path, self.digest = cache / "cells" / f"{release}.jsonl", digest
+    def __init__(self, release: str, digest: str) -> None:
+        self.path, self.digest = cache_directory() / "cells" / f"{release}.jsonl", digest
 
-    def load(self, of_older_code: bool = False) -> dict[Key, dict[str, Any]]:
-        """The cells measured with this code, or also those `of_older_code`."""
+    def load(self) -> dict[Key, dict[str, Any]]:
+        """The cells that were measured with this code."""
         found: dict[Key, dict[str, Any]] = {}
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
-        for line in lines:
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
             try:
                 cell = json.loads(line)
             except ValueError:
-                continue  # the last line of a run that was killed while it wrote
-            if of_older_code or cell.pop("code", None) == self.digest:
-                cell.pop("code", None)
+                continue  # an empty one, or one of a run that was killed while it wrote
+            if cell.pop("code") == self.digest:
                 found[key_of(cell)] = cell
         return found
 
     def add(self, cells: Iterable[dict[str, Any]]) -> None:
-        """Append cells."""
+        """Append cells, each on a line of its own whatever a killed run has left at the end."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+", encoding="utf-8") as file:
-            if self._is_broken():
-                file.write("\n")
-            file.writelines(json.dumps({**cell, "code": self.digest}, ensure_ascii=False) + "\n" for cell in cells)
-
-    def _is_broken(self) -> bool:
-        """Whether a killed run left an unfinished line, which must not swallow the next one."""
-        with self.path.open("rb") as file:
-            if not file.seek(0, 2):
-                return False
-            file.seek(-1, 2)
-            return file.read() != b"\n"
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(f"\n{json.dumps({**cell, 'code': self.digest}, ensure_ascii=False)}" for cell in cells)

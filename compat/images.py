@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack import tiny
+from autopack.auditing.compare import BOUNDS
 from autopack.errors import AutopackError
 from autopack.inspection.media import holds_media
 from autopack.inspection.source import parameters_of, shifts_labels
@@ -169,6 +170,23 @@ def compare(
     if gradients:
         result["gradient"] = gradient_error(model, stock, found)
     return result
+
+
+def judged(kind: str, errors: dict[str, float], dtype: torch.dtype) -> dict[str, Any]:
+    """What is recorded of errors of documents with media of a kind."""
+    bound = BOUNDS[dtype].results
+    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
+    exact = all(value <= bounds[name] for name, value in errors.items())
+    return {kind: "exact" if exact else "LEAK", **{f"{kind} {name}": value for name, value in errors.items()}}
+
+
+def failed(kind: str, stock: PreTrainedModel, found: Sequence[Document], error: Exception) -> dict[str, Any]:
+    """What is recorded where a comparison raises: stock's own error, if documents alone raise too."""
+    try:
+        sum(alone(stock, each).logits.sum() for each in found).backward()
+    except Exception as upstream:
+        return {kind: "upstream error", f"{kind} reason": f"{type(upstream).__name__}: {upstream}"}
+    return {kind: "LEAK", f"{kind} worst": f"{type(error).__name__}: {error}"}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from autopack.auditing.fields import fields_of
 from autopack.errors import AutopackError, LeakDetected
 from autopack.inspection.heads import end_token, row_head
 from autopack.inspection.modules import is_pair
-from compat.words import said
+from compat.common import said
 
 REFUSALS = tuple(
     name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, AutopackError)

@@ -1,6 +1,6 @@
 """Print, for every causal type, whether rows that begin alike give what stock gives where that is computed once.
 
-    python -m compat.prefixes                 all types on all backends, recorded in compat/results/prefixes.json
+    python -m compat.prefixes --record        all types on all backends, recorded in compat/results/prefixes.json
     python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
 
 Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
-import time
-import warnings
+from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ import autopack
 from autopack import tiny
 from autopack.calls.prefixes import why_not
 from autopack.errors import AutopackError
+from compat.common import quietly, said, write_json
 from compat.exactness import BACKENDS, Undeclared, built, stand_in
 from compat.standins import taken_for_kernels
-from compat.tables import json_by_lines
 
 RESULTS = Path(__file__).parent / "results" / "prefixes.json"
 TOLERANCE = {"logits": 1e-4, "hidden": 1e-4, "loss": 1e-5, "gradients": 1e-3}
@@ -104,7 +103,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
         try:
             stock = [results_of(model, *batch) for batch in batches]
         except Exception as error:
-            return {"status": "upstream error", "reason": f"{type(error).__name__}: {error}".partition("\n")[0]}
+            return {"status": "upstream error", "reason": said(error)}
         try:
             stands_in = backend in ("flash", "flex")
             handle = autopack.enable(model, verify=not stands_in)
@@ -163,62 +162,34 @@ def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     return worst
 
 
-def main() -> int:
-    """Run the measurements, print the table, and return 1 where a type is apart."""
-    import transformers
+def _measured(model_type: str, backend: str) -> dict[str, Any]:
+    try:
+        return measure(model_type, backend)
+    except Exception as error:
+        return {"status": "ERROR", "reason": said(error)}
 
+
+def main() -> int:
+    """Run the measurements, print a line for each cell, and return 1 where one is apart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
+    parser.add_argument("--record", action="store_true", help="merge them into the recorded results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where it is recorded (%(default)s)")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    logging.getLogger("autopack").setLevel(logging.ERROR)
-    started = time.time()
+    asked = parser.parse_args()
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for model_type in tqdm(arguments.types or tiny.types_for("causal-lm"), disable=not sys.stderr.isatty()):
-        found[model_type] = {}
-        for backend in arguments.backends:
-            try:
-                found[model_type][backend] = measure(model_type, backend)
-            except Exception as error:
-                found[model_type][backend] = {"status": "ERROR", "reason": f"{type(error).__name__}: {error}"}
-        cells = found[model_type]
-        print(f"{model_type:<26}" + "".join(f"{_cell(cell):>16}" for cell in cells.values()) + f"  {_why(cells)}")
-    counted = {status: sum(_has(cells, status) for cells in found.values()) for status in ("exact", "APART", "kept")}
-    packed = {
-        word: sum(_packs(cells, word) for cells in found.values()) for word in ("exact", "APART", "kept", "refused")
-    }
-    print(f"\n{len(found)} types: {counted}; packed rows of those: {packed} ({time.time() - started:.0f} s)")
-    if arguments.record or not arguments.types:
-        into = arguments.results
-        recorded = json.loads(into.read_text())["types"] if arguments.types and into.exists() else {}
-        versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        whole = {**versions, "types": dict(sorted({**recorded, **found}.items()))}
-        into.write_text(json_by_lines(whole))
-    wrong = any(_packs(cells, "APART") for cells in found.values())
-    return int(wrong or any(_has(cells, bad) for cells in found.values() for bad in ("APART", "ERROR")))
-
-
-def _packs(cells: dict[str, dict[str, Any]], word: str) -> bool:
-    return any(cell.get("packed", "").startswith(word) for cell in cells.values())
-
-
-def _has(cells: dict[str, dict[str, Any]], status: str) -> bool:
-    return any(cell["status"] == status for cell in cells.values())
-
-
-def _cell(cell: dict[str, Any]) -> str:
-    if cell["status"] not in ("exact", "APART"):
-        return cell["status"]
-    return f"{'' if cell['status'] == 'exact' else 'APART '}{cell['logits']:.0e}/{cell['gradients']:.0e}"
-
-
-def _why(cells: dict[str, dict[str, Any]]) -> str:
-    return next((cell["reason"][:150] for cell in cells.values() if cell.get("reason")), "")
+    with quietly():
+        for model_type in tqdm(asked.types or tiny.types_for("causal-lm"), disable=None):
+            cells = found[model_type] = {backend: _measured(model_type, backend) for backend in BACKENDS}
+            for backend, cell in cells.items():
+                print(model_type, backend, *(f"{name}={value}" for name, value in cell.items()))
+    everything = [cell for cells in found.values() for cell in cells.values()]
+    print(dict(Counter(cell["status"] for cell in everything)))
+    if asked.record:
+        recorded = json.loads(asked.results.read_text())["types"] if asked.results.exists() else {}
+        versions = {name: version(name) for name in ("transformers", "torch")}
+        write_json(asked.results, {**versions, "types": dict(sorted({**recorded, **found}.items()))}, depth=3)
+    bad = any(cell["status"] in ("APART", "ERROR") or "APART" in cell.get("packed", "") for cell in everything)
+    return int(bad)
 
 
 if __name__ == "__main__":

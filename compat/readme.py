@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from autopack.architectures.encoder_decoders import WHOLE_HALF as HALVES
 from autopack.mixers import OneByOne
 from compat.exactness import RELEASE, recorded, results_of
 from compat.matrix import ROOT, load_matrix
-from compat.tables import Result, cells_of, counts, load_results, proofs, rounded_down, share
+from compat.tables import cells_of, counts, load_results, proofs, share
 from compat.words import SOURCES
 
 README = ROOT / "README.md"
@@ -117,38 +117,21 @@ def _listed(names: list[str]) -> str:
 
 
 def versions() -> str:
-    """The releases of transformers that are recorded by the default call, and what came out; those that are listed
-    where none is."""
+    """The releases of transformers that are recorded, what came out, and by what exact cells were proven."""
     matrix = load_matrix()
-    results = {name: result for name, result in load_results(matrix).items() if "code" in result}
-    listed = [release.minor for release in matrix.releases]
-    page = "[compat/results/README.md](compat/results/README.md)"
-    if not results:
-        return f"The version matrix has every minor release of transformers {listed[0]} to {listed[-1]}: {page}."
-    whole = len(results) == len(listed)
-    which = f"every minor release of transformers {listed[0]} to {listed[-1]}"
-    if not whole:
-        which = f"{len(results)} of the {len(listed)} minor releases of transformers from {listed[0]} to {listed[-1]}"
-    text = f"""Tested with {which}, with all model types of each in eager, sdpa,
-    flash and flex: {_outcome(results.values())}; see {page}"""
-    text += "." if whole else ", also for the others, which were measured without the proof that `enable` makes."
-    return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
-
-
-def _outcome(results: Iterable[Result]) -> str:
-    """The numbers of recorded cells, and by what the exact ones were proven."""
-    results = list(results)
+    results = list(load_results(matrix).values())
     found: Counter[str] = sum(map(counts, results), Counter())
-    exact = f"{found['exact']:,} cells are exact"
-    wrong = f"{found['refused']:,} refused, {found['LEAK'] + found['crash']} wrong"
     cells = [cell for result in results for cell in cells_of(result)]
     by_source = proofs(cells)
     known = ", ".join(f"{by_source[source]:,} {words}" for source, words in SOURCES.items() if by_source[source])
-    text = f"{exact} by the default call, {rounded_down(share(found))} of what stock runs ({known}); {wrong}"
-    parts = {"padded": "padded batches of {} stay as they came", "labels": "packed labels of {} are refused"}
-    left = {name: sum(cell["status"] == "exact" and name in cell for cell in cells) for name in parts}
-    without = " and ".join(words.format(f"{left[name]:,}") for name, words in parts.items() if left[name])
-    return text + (f"; {without}" if without else "")
+    left = {name: sum(cell["status"] == "exact" and name in cell for cell in cells) for name in ("padded", "labels")}
+    first, last = matrix.releases[0].minor, matrix.releases[-1].minor
+    text = f"""Tested with every minor release of transformers {first} to {last}, with all model types of each in eager,
+    sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call, {share(found)} of what stock runs
+    ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
+    {left["padded"]:,} stay as they came and packed labels of {left["labels"]:,} are refused; see
+    [compat/results/README.md](compat/results/README.md)."""
+    return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 
 
 def summary() -> str:
@@ -160,7 +143,7 @@ def summary() -> str:
         also = f", {pictures} with images" if pictures else ""
         counted.append(f"{len(exact)} of {len(results)} ({TASKS.get(task, task)}{also})")
     matrix = load_matrix()
-    releases = [result for result in load_results(matrix).values() if "code" in result]
+    releases = list(load_results(matrix).values())
     found: Counter[str] = sum(map(counts, releases), Counter())
     version = _short(RELEASE)
     text = f"""With transformers {version} {_listed(counted)} model types are exact, and none leaks

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import textwrap
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import autopack
 from compat import readme
 from compat.matrix import ROOT
 
@@ -28,12 +25,6 @@ _BEGINNING = """# Reliability
 What was done to break autopack, and what came of it. Written by `python -m compat.reliability` from recorded runs:
 whoever doubts a number runs the command beside it again.
 """
-
-
-def packages() -> dict[str, str]:
-    """The versions that a run is recorded with, by package."""
-    found = {name: version(name) for name in ("torch", "transformers")}
-    return {"autopack": autopack.__version__, "python": platform.python_version(), **found}
 
 
 def recorded(name: str) -> dict[str, Any] | None:
@@ -56,20 +47,6 @@ def _seams(found: dict[str, Any]) -> list[str]:
     caught = len(found["seams"]) - len(survived)
     first = f"{len(found['seams'])} named functions of autopack, each broken in turn: its tests notice {caught}."
     return [first, *(f"* not noticed: {name}" for name in survived)]
-
-
-def _attacks(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "What users do without meaning any harm. A case passes where the result is that of stock, or where autopack "
-        "refuses with the error that the case names.",
-        "",
-        "| kind | passed | failed | known to fail | skipped |",
-        "|---|---|---|---|---|",
-    ]
-    for kind, each in found["kinds"].items():
-        numbers = [each["counts"].get(what, 0) for what in ("passed", "failed", "known to fail", "skipped")]
-        lines.append(f"| {kind} | {' | '.join(map(str, numbers))} |")
-    return lines + [f"* failed: {name}" for each in found["kinds"].values() for name in each["failed"]]
 
 
 def _soak(found: dict[str, Any]) -> list[str]:
@@ -136,7 +113,6 @@ _SECTIONS = (
         "python -m compat.seams --json compat/results/seams.json",
         _seams,
     ),
-    ("attacks", "Attacks", "python -m compat.attacks --json compat/results/attacks.json", _attacks),
     (
         "kernels",
         "Kernels of GPUs, interpreted on a CPU",

@@ -21,39 +21,40 @@ from typing import Any
 from compat import workers
 from compat.environments import Environment
 from compat.finished import key_of
-from compat.matrix import CompatError, Matrix, Release
-from compat.tables import cells_of, load_results
+from compat.matrix import CompatError
+from compat.tables import cells_of, load
 from compat.words import REMARKS, Cell, source_of
 from compat.workers import Unit
+
+Drawn = list[tuple[Environment, list[Cell]]]
 
 
 def new_seed() -> str:
     """A seed that no earlier run had: the number of a CI run where there is one, otherwise the time."""
-    run = next((os.environ[name] for name in ("GITHUB_RUN_ID", "CI_PIPELINE_ID") if os.environ.get(name)), None)
-    return run or str(int(time.time()))
+    return os.environ.get("GITHUB_RUN_ID") or os.environ.get("CI_PIPELINE_ID") or str(int(time.time()))
 
 
-def draw(matrix: Matrix, releases: Sequence[Release], number: int, seed: str) -> list[tuple[Release, list[Cell]]]:
+def draw(environments: Sequence[Environment], number: int, seed: str) -> Drawn:
     """About `number` recorded cells, as many of each release, but for absent ones, where nothing is measured.
 
-    Raises `CompatError` where a release has no record that says how its cells were proven.
+    Raises `CompatError` where a release has no record.
     """
-    results, drawn = load_results(matrix), []
-    for place, release in enumerate(releases):
-        result = results.get(release.transformers, {})
+    drawn = []
+    for place, environment in enumerate(environments):
+        result = load(environment.release)
         if "code" not in result:
             raise CompatError(
-                f"transformers {release.transformers} has no record of cells by the default call; "
-                f"`python -m compat.run --only {release.transformers}` makes it"
+                f"transformers {environment.name} has no record of cells by the default call; "
+                f"`python -m compat.run --only {environment.name}` makes it"
             )
         there = [cell for cell in cells_of(result) if cell["status"] != "absent"]
-        wanted = number // len(releases) + (place < number % len(releases))
-        chosen = random.Random(f"{seed} {release.transformers}").sample(there, min(wanted, len(there)))
-        drawn.append((release, sorted(chosen, key=_unit)))
+        wanted = number // len(environments) + (place < number % len(environments))
+        chosen = random.Random(f"{seed} {environment.name}").sample(there, min(wanted, len(there)))
+        drawn.append((environment, sorted(chosen, key=_unit)))
     return drawn
 
 
-def differences(drawn: Sequence[tuple[Environment, list[Cell]]], jobs: int, limit: float) -> Iterator[str]:
+def differences(drawn: Drawn, jobs: int, limit: float) -> Iterator[str]:
     """Measure the cells that were drawn, and say in a line for each how it differs from its record, if it does."""
 
     def one(each: tuple[Environment, list[Cell]]) -> list[str]:
@@ -61,10 +62,9 @@ def differences(drawn: Sequence[tuple[Environment, list[Cell]]], jobs: int, limi
         units = [Unit(*unit, tuple(c["mode"] for c in cells)) for unit, cells in groupby(recorded, _unit)]
         found = {key_of(cell): cell for cell in workers.measure(environment, units, limit)}
         pairs = [(cell, found[key_of(cell)]) for cell in recorded]
-        name = environment.release.transformers
         return [
-            f"transformers {name}: {now['type']}/{now['task']}/{now['mode']} is recorded as {_said(cell)}, and is "
-            f"{_said(now)}"
+            f"transformers {environment.name}: {now['type']}/{now['task']}/{now['mode']} is recorded as {_said(cell)}, "
+            f"and is {_said(now)}"
             for cell, now in pairs
             if verdict(cell) != verdict(now)
         ]
@@ -81,9 +81,9 @@ _SINCE_0_3 = {"recorded": "twin", "parts": "part", "audit": "checks"}
 def verdict(cell: Cell) -> str:
     """What is compared of a cell: errors and the wording of reasons differ between machines, these do not."""
     source = source_of(cell)
-    source = None if source is None else _SINCE_0_3.get(source, source)
     left = [name for name in REMARKS if name in cell and name != "rounding"]  # which is another one elsewhere
-    return cell["status"] + (f" ({source})" if source else "") + (f", without {' and '.join(left)}" if left else "")
+    proven = f" ({_SINCE_0_3.get(source, source)})" if source else ""
+    return cell["status"] + proven + (f", without {' and '.join(left)}" if left else "")
 
 
 def _said(cell: Cell) -> str:

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize, rms_norm, silu, softplus
 
+from compat.kernels.compiled import convolved, scan
+
 INFINITY = float("inf")
 BOUNDS = {"seq_idx", "cu_seqlens"}
 
@@ -59,14 +61,7 @@ def _convolve(
     if seq_idx is not None:
         assert seq_idx.shape == (rows, length)
         assert x.stride(1) == 1, "seq_idx needs channels last"
-    tokens = []
-    for t in range(length):
-        total = torch.zeros_like(x[:, :, 0])
-        for lag in range(min(width, t + 1)):
-            inside = 1.0 if seq_idx is None else (seq_idx[:, t] == seq_idx[:, t - lag]).to(x.dtype)[:, None]
-            total = total + weight[:, width - 1 - lag] * x[:, :, t - lag] * inside
-        tokens.append(total if bias is None else total + bias)
-    out = torch.stack(tokens, dim=-1)
+    out = convolved(x, weight, bias, seq_idx)
     return out if activation is None else silu(out)
 
 
@@ -156,15 +151,7 @@ def _kernels(arrived: Arrived) -> dict[str, Callable[..., Any]]:
         u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
     ):
         arrived.note("selective_scan_fn", None)
-        delta = delta if delta_bias is None else delta + delta_bias[:, None]
-        delta = softplus(delta) if delta_softplus else delta
-        state = u.new_zeros(*u.shape[:2], A.shape[1])
-        tokens = []
-        for t in range(u.shape[2]):
-            state = state * torch.exp(delta[:, :, t, None] * A) + (delta * u)[:, :, t, None] * B[:, None, :, t]
-            tokens.append((state * C[:, None, :, t]).sum(-1))
-        out = torch.stack(tokens, dim=-1)
-        out = out if D is None else out + u * D[:, None]
+        out, _ = scan(u, delta, A, B[:, None], C[:, None], D, z, delta_bias, delta_softplus)
         return out if z is None else out * silu(z)
 
     def mamba_inner_fn(

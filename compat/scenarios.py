@@ -40,7 +40,7 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
         except subprocess.TimeoutExpired as error:
             raise CompatError(f"the scenarios took longer than {limit:.0f} s; allow more with --limit.") from error
         found = parse_report(report.read_text(encoding="utf-8") if report.is_file() else "<testsuites/>")
-    log = environment.log.with_suffix(".scenarios.log")
+    log = environment.log.with_name(f"{environment.name}.scenarios.log")
     log.write_text(done.stdout, encoding="utf-8")
     if done.returncode and not found["failed"]:
         found["failed"]["pytest"] = f"ended with status {done.returncode}; see {log.name}"

@@ -19,7 +19,6 @@ import gc
 import importlib
 import inspect
 import io
-import json
 import multiprocessing
 import os
 import re
@@ -35,8 +34,8 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
+from compat.common import packages, write_json
 from compat.matrix import ROOT
-from compat.reliability import packages
 from compat.seam_breaks import Break, Seam, unchanged
 from compat.seam_table import SEAMS
 
@@ -245,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{len(outcomes)} seams: {caught} caught, {len(outcomes) - caught} not.")
     if asked.json is not None:
         tried = [{"name": each.seam.name, "caught": each.caught, "by": each.by} for each in outcomes]
-        asked.json.write_text(json.dumps({"with": packages(), "seams": tried}, indent=1) + "\n")
+        write_json(asked.json, {"with": packages(), "seams": tried})
     return int(caught < len(outcomes))
 
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 import tempfile
-import warnings
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -29,7 +27,7 @@ from autopack import tiny
 from autopack.errors import AutopackError
 from autopack.inspection.source import shifts_labels
 from autopack.registry import first_position
-from compat.tables import json_by_lines
+from compat.common import quietly, said, short, write_json
 from tests.integration.documents import FLOAT32, run_alone
 from tests.integration.row_parts import model_of, rows_of, shared
 
@@ -50,49 +48,38 @@ def measure(kind: str) -> dict[str, Any]:
             attention = "eager"
             model, plain = model_of(kind, attention), model_of(kind, attention)
     except Exception as error:
-        return {"status": "unbuildable", "reason": _line(error)}
+        return {"status": "unbuildable", "reason": short(said(error))}
     shifts = bool(shifts_labels(plain))  # the loss of a decoder of the BART kind does not
     texts, batch = rows_of(model.config, LENGTHS)
     batch["position_ids"] = batch["position_ids"] + first_position(model.config)
     try:
         alone = run_alone(plain, texts, shifts)
     except Exception as error:
-        return {"status": "upstream error", "reason": _line(error)}
+        return {"status": "upstream error", "reason": short(said(error))}
     try:
         autopack.enable(model, sequence_parallel=dist.group.WORLD)
         found = shared(model, batch, shifts=shifts)
     except AutopackError as error:
-        return {"status": "refused", "reason": _line(error)}
+        return {"status": "refused", "reason": short(said(error))}
     worst = found.error(alone)
     return {"status": "exact" if worst < TOLERANCE else "WRONG", "error": worst}
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:400]
-
-
 def _work(rank: int, kinds: list[str], folder: str) -> None:
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    logging.getLogger("autopack").setLevel(logging.ERROR)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     found = {}
-    for kind in kinds:
-        try:
-            found[kind] = measure(kind)
-        except Exception as error:
-            found[kind] = {"status": "ERROR", "reason": _line(error)}
-        statuses: list[Any] = [None, None]
-        dist.all_gather_object(statuses, found[kind])
-        found[kind] = next((each for each in statuses if each["status"] in ("WRONG", "ERROR")), statuses[0])
-        if rank == 0:
-            cell = found[kind]
-            said = f"{cell['error']:.0e}" if "error" in cell else cell["reason"][:150]
-            print(f"{kind:<40} {cell['status']:<16} {said}", flush=True)
+    with quietly():
+        for kind in kinds:
+            try:
+                found[kind] = measure(kind)
+            except Exception as error:
+                found[kind] = {"status": "ERROR", "reason": short(said(error))}
+            statuses: list[Any] = [None, None]
+            dist.all_gather_object(statuses, found[kind])
+            found[kind] = next((each for each in statuses if each["status"] in ("WRONG", "ERROR")), statuses[0])
+            if rank == 0:
+                print(kind, *found[kind].values(), flush=True)
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -100,8 +87,6 @@ def _work(rank: int, kinds: list[str], folder: str) -> None:
 
 def main() -> int:
     """Run the measurements, print the table, and return 1 where a type is wrong."""
-    import transformers
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     arguments = parser.parse_args()
@@ -112,8 +97,8 @@ def main() -> int:
     counted = Counter(cell["status"] for cell in found.values())
     print(f"\n{len(found)} types: {dict(counted)}")
     if not arguments.types:
-        versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        RESULTS.write_text(json_by_lines({**versions, "types": found}))
+        versions = {name: version(name) for name in ("transformers", "torch")}
+        write_json(RESULTS, {**versions, "types": found}, depth=3)
     return int(counted["WRONG"] + counted["ERROR"] > 0)
 
 

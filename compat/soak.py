@@ -13,28 +13,23 @@ Memory is counted after a tenth of the steps and at the end. The exit status is 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import gc
-import json
-import logging
 import random
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 import autopack
 from autopack import tiny
 from autopack.layout import IGNORED_LABEL
-from compat.reliability import packages
+from compat.common import packages, quietly, write_json
 
 KINDS = {
     "llama": ("llama", "causal-lm"),
@@ -105,28 +100,19 @@ class Result:
 
     model_type: str
     task: str
-    parameters: int
-    tokens: int
-    """Real tokens of all steps."""
-    first_loss: float
-    last_loss: float
-    moved: float
-    """How far training has moved the weights of the padded run, relative to their norm."""
-    worst_loss: float
-    """The largest difference of a step's loss between the packed run and the padded one."""
-    distance: float
-    """Between the weights of these two at the end, relative to how far they have moved."""
-    yardstick: float
-    """The same between the two padded runs."""
-    worst_ratio: float
-    """The largest of distance over yardstick at any of the hundred times that they were measured."""
-    objects: list[int]
-    """Objects that the collector knows, after a tenth of the steps, and how many more at the end."""
-    mebibytes: list[int]
-    """The same of resident memory."""
     rounds: int
     """Rounds of enable and disable."""
-    objects_by_rounds: int
+    distance: float = 0.0
+    """Between the weights of the packed and the padded run at the end, relative to how far these have moved."""
+    yardstick: float = FLOOR
+    """The same between the two padded runs."""
+    worst_ratio: float = 0.0
+    """The largest of distance over yardstick at any of the hundred times that they were measured."""
+    objects: tuple[int, int] = (0, 0)
+    """Objects that the collector knows, after a tenth of the steps, and how many more at the end."""
+    mebibytes: tuple[int, int] = (0, 0)
+    """The same of resident memory."""
+    objects_by_rounds: int = 0
     """Objects more after all of them than after a tenth."""
 
     @property
@@ -140,14 +126,6 @@ class Result:
         if self.mebibytes[1] > BYTES >> 20:
             found.append(f"{self.mebibytes[1]} MiB more, wanted at most {BYTES >> 20}")
         return found
-
-    def __str__(self) -> str:
-        return (
-            f"{self.model_type} ({self.task}): loss {self.first_loss:.3f} to {self.last_loss:.3f}, weights apart "
-            f"{self.distance:.1e} packed, {self.yardstick:.1e} reordered, at worst {self.worst_ratio:.2f} times that; "
-            f"{self.objects[1]:+} objects and {self.mebibytes[1]:+} MiB in training, "
-            f"{self.objects_by_rounds:+} objects in {self.rounds} rounds: {'; '.join(self.wrong) or 'held'}"
-        )
 
 
 def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, progress: bool = False) -> Result:
@@ -164,43 +142,36 @@ def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, pr
     start = [parameter.detach().clone() for parameter in stock.parameters()]
     runs = [(model, torch.optim.SGD(model.parameters(), RATE)) for model in (packed, padded, reordered)]
     handle = autopack.enable(packed) if enabled else None
-    result = Result(
-        model_type, task, sum(p.numel() for p in start), 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [], [], rounds, 0
-    )
+    result = Result(model_type, task, rounds)
     before = _memory()
     source = batches(stock, task == "sequence-classification", seed)
     for step in tqdm(range(steps), desc=kind, disable=not progress, file=sys.stderr):
         batch = next(source)
         calls = (batch.packed(), batch.padded(), batch.padded(backwards=True))
-        losses = [_train(model, optimizer, call) for (model, optimizer), call in zip(runs, calls, strict=True)]
-        result.tokens += sum(map(len, batch.documents))
-        result.first_loss, result.last_loss = losses[1] if step == 0 else result.first_loss, losses[1]
-        result.worst_loss = max(result.worst_loss, abs(losses[0] - losses[1]))
+        for (model, optimizer), call in zip(runs, calls, strict=True):
+            _train(model, optimizer, call)
         if (step + 1) % max(1, steps // 100) == 0:
             moved = _apart(padded, start)
             result.distance = _apart(packed, list(padded.parameters())) / moved
-            result.yardstick = max(FLOOR, result.yardstick, _apart(reordered, list(padded.parameters())) / moved)
+            result.yardstick = max(result.yardstick, _apart(reordered, list(padded.parameters())) / moved)
             result.worst_ratio = max(result.worst_ratio, result.distance / result.yardstick)
-            result.moved = moved / _norm(start)
         if step + 1 == max(1, steps // 10):
             before = _memory()
     del runs, source
     after = _memory()
-    result.objects = [before[0], after[0] - before[0]]
-    result.mebibytes = [before[1] >> 20, (after[1] - before[1]) >> 20]
+    result.objects = before[0], after[0] - before[0]
+    result.mebibytes = before[1] >> 20, (after[1] - before[1]) >> 20
     if handle is not None:
         handle.remove()
     result.objects_by_rounds = _of_rounds(packed, rounds)
     return result
 
 
-def _train(model: PreTrainedModel, optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> float:
-    loss = model(**arguments).loss
-    loss.backward()
+def _train(model: PreTrainedModel, optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> None:
+    model(**arguments).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach())
 
 
 def _of_rounds(model: PreTrainedModel, rounds: int) -> int:
@@ -215,12 +186,8 @@ def _of_rounds(model: PreTrainedModel, rounds: int) -> int:
 
 @torch.no_grad()
 def _apart(model: PreTrainedModel, others: list[torch.Tensor]) -> float:
-    return _norm([one - other for one, other in zip(model.parameters(), others, strict=True)])
-
-
-@torch.no_grad()
-def _norm(tensors: list[torch.Tensor]) -> float:
-    return float(sum(tensor.double().square().sum() for tensor in tensors)) ** 0.5
+    pairs = zip(model.parameters(), others, strict=True)
+    return float(sum((one - other).double().square().sum() for one, other in pairs)) ** 0.5
 
 
 def _memory() -> tuple[int, int]:
@@ -229,24 +196,6 @@ def _memory() -> tuple[int, int]:
     pages = Path("/proc/self/statm")
     resident = int(pages.read_text().split()[1]) * 4096 if pages.exists() else 0
     return len(gc.get_objects()), resident
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """On one thread, with errors alone in the logs; what was set comes back."""
-    own = logging.getLogger("autopack")
-    threads, level, verbosity = torch.get_num_threads(), own.level, transformers.logging.get_verbosity()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    own.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        transformers.logging.set_verbosity(verbosity)
-        own.setLevel(level)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -261,10 +210,10 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.steps < 1 or asked.rounds < 1:
         parser.error("wanted at least one step and one round")
     results = {}
-    with _quietly():
+    with quietly():
         for kind in asked.only:
             results[kind] = soak(kind, asked.steps, asked.rounds, asked.seed, progress=sys.stderr.isatty())
-            print(results[kind], flush=True)
+            print(kind, asdict(results[kind]), "; ".join(results[kind].wrong) or "held", flush=True)
     if asked.json is not None:
         found = {
             "with": packages(),
@@ -273,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
             "bounds": {"factor": FACTOR, "objects": OBJECTS, "mebibytes": BYTES >> 20},
             "models": {kind: {**asdict(result), "wrong": result.wrong} for kind, result in results.items()},
         }
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(asked.json, found)
     return int(any(result.wrong for result in results.values()))
 
 

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.matrix import COMPAT, MATRIX, MODES, ROOT, Matrix, Release
+from compat import matrix
+from compat.common import write_json
+from compat.matrix import MATRIX, MODES, Matrix, Release
 from compat.words import SOURCES, Cell, cell_of, source_of, status_of, usual_source, word_of
 
-RESULTS = COMPAT / "results" / "releases"
-TABLE = COMPAT / "results" / "README.md"
+BAD = ("LEAK", "crash")
 COLUMNS = {"exact": "exact", "refused": "refused", "LEAK": "leaking", "crash": "crashing"}
 """What the table counts, by status; the rest is upstream's: stock raises, or no tiny model can be made."""
-
 PROVEN = {"record": "recorded", "twin": "twin", "parts": "parts", "audit": "audit"}
 """Columns for what exact cells were proven by."""
 LEFT_OUT = {"padded left": "padded", "no packed labels": "labels"}
@@ -26,23 +26,31 @@ Result = dict[str, Any]
 """What is recorded of a release."""
 
 
-def header(release: Release, about: Mapping[str, Any]) -> Result:
-    """What a result says of the release itself: its packages, and why autopack refuses it if it does."""
-    packages = {name: about[name] for name in ("python", "torch", "tokenizers", "huggingface-hub") if name in about}
-    wrong = {name: about[name] for name in ("refused", "crash") if name in about}
-    return {"transformers": release.transformers, "with": packages, **wrong}
+def table_path() -> Path:
+    """Where the generated page is."""
+    return matrix.RESULTS / "README.md"
+
+
+def path_of(release: Release) -> Path:
+    """Where the result of a release is recorded."""
+    return matrix.RESULTS / "releases" / f"{release.transformers}.json"
 
 
 def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Cell], code: str) -> Result:
-    """What is recorded of cells that the `code` of that digest has measured; nothing but the header without types."""
-    result = header(release, about)
+    """What is recorded of cells that the `code` of that digest has measured.
+
+    Of a release that autopack refuses, or that crashes, it is the reason, beside the packages.
+    """
+    packages = {name: about[name] for name in ("python", "torch", "tokenizers", "huggingface-hub") if name in about}
+    wrong = {name: about[name] for name in ("refused", "crash") if name in about}
+    result = {"transformers": release.transformers, "with": packages, **wrong}
     return {**result, **_compacted(cells, [code])} if "types" in about else result
 
 
 def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -> Result:
     """A line per model type with a word per mode; reasons once, under the numbers that words name."""
     cells = sorted(cells, key=lambda cell: (cell["task"], cell["type"]))
-    modes = sorted({cell["mode"] for cell in cells}, key=_order)
+    modes = sorted({cell["mode"] for cell in cells}, key=MODES.index)
     usual = usual_source(cells)
     reasons: dict[str, str] = {}
     tasks: dict[str, dict[str, list[str]]] = {}
@@ -63,24 +71,18 @@ def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -
 
 def cells_of(result: Result) -> list[Cell]:
     """The cells that a result holds, as they were measured but for their single worst errors."""
-    found = []
-    for task, types in result.get("cells", {}).items():
-        for name, words in types.items():
-            for mode, word in zip(result["modes"], words, strict=True):
-                if word:
-                    cell = cell_of(word, result.get("usual"), result["reasons"])
-                    found.append({"task": task, "type": name, "mode": mode, **cell})
-    return found
+    return [
+        {"task": task, "type": name, "mode": mode, **cell_of(word, result["usual"], result["reasons"])}
+        for task, types in result.get("cells", {}).items()
+        for name, words in types.items()
+        for mode, word in zip(result["modes"], words, strict=True)
+        if word
+    ]
 
 
 def proofs(cells: Iterable[Cell]) -> Counter[str]:
-    """How many exact cells were proven by what; none of those that were recorded before that was said."""
-    found = (source_of(cell) for cell in cells if cell["status"] == "exact")
-    return Counter(source for source in found if source is not None)
-
-
-def _order(mode: str) -> tuple[int, str]:
-    return (MODES.index(mode) if mode in MODES else len(MODES)), mode
+    """How many exact cells were proven by what."""
+    return Counter(str(source_of(cell)) for cell in cells if cell["status"] == "exact")
 
 
 def counts(result: Result, task: str | None = None) -> Counter[str]:
@@ -90,65 +92,51 @@ def counts(result: Result, task: str | None = None) -> Counter[str]:
     return Counter(status_of(word) for types in chosen for words in types.values() for word in words if word)
 
 
+def grouped(result: Result, statuses: Iterable[str]) -> dict[tuple[str, str], str]:
+    """The names of cells that have one of some statuses, by that and by their reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells_of(result):
+        if cell["status"] in statuses:
+            names = found.setdefault((cell["status"], cell["reason"]), [])
+            names.append(f"{cell['type']}/{cell['task']}/{cell['mode']}")
+    return {said: ", ".join(names) for said, names in found.items()}
+
+
 def bad(result: Result) -> list[str]:
     """A line for every kind of leak and crash of a result: the reason, and the cells that have it."""
-    names: dict[str, list[str]] = {}
-    for cell in cells_of(result):
-        if cell["status"] in ("LEAK", "crash"):
-            said = f"{cell['status']}: {{}}: {cell['reason']}"
-            names.setdefault(said, []).append(f"{cell['type']}/{cell['task']}/{cell['mode']}")
-    found = [said.replace("{}", ", ".join(cells), 1) for said, cells in names.items()]
-    if "crash" in result:
-        found.append(f"crash: {result['crash']}")
+    found = [f"{status}: {cells}: {reason}" for (status, reason), cells in grouped(result, BAD).items()]
+    found += [f"crash: {result['crash']}"] if "crash" in result else []
     return found + [f"scenario {name}: {said}" for name, said in result.get("scenarios", {}).get("failed", {}).items()]
-
-
-def path_of(release: Release) -> Path:
-    """Where the result of a release is recorded."""
-    return RESULTS / f"{release.transformers}.json"
 
 
 def load_results(matrix: Matrix) -> dict[str, Result]:
     """The recorded results of the listed releases, by release; those without one are left out."""
-    paths = {release.transformers: path_of(release) for release in matrix.releases}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+    return {release.transformers: found for release in matrix.releases if (found := load(release))}
 
 
-def of_default_call(result: Result) -> bool:
-    """Whether the cells of a result are what `autopack.enable(model)` gives; older records were made without its
-    proof."""
-    return "cells" not in result or "code" in result
+def load(release: Release) -> Result:
+    """What is recorded of a release; nothing where it has not been run."""
+    path = path_of(release)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def merged(release: Release, result: Result) -> Result:
     """A result of some cells, or of the scenarios, laid over what is recorded of the release."""
-    path = path_of(release)
-    earlier: Result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    earlier = load(release)
     if "cells" not in result or "cells" not in earlier:
         return {**earlier, **result}
     cells = {(cell["task"], cell["type"], cell["mode"]): cell for each in (earlier, result) for cell in cells_of(each)}
-    code = dict.fromkeys([*earlier.get("code", ()), *result["code"]])
+    code = dict.fromkeys([*earlier["code"], *result["code"]])
     worst = max(earlier["worst error"], result["worst error"])
     return {**earlier, **result, **_compacted(cells.values(), list(code), worst)}
 
 
 def record(release: Release, result: Result) -> None:
     """Write the result of a release; scenarios that were recorded earlier stay."""
-    path = path_of(release)
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    kept = {name: earlier[name] for name in ("scenarios",) if name in earlier and name not in result}
-    ordered = {name: value for name, value in {**result, **kept}.items() if name != "reasons"}
-    ordered |= {"reasons": result["reasons"]} if "reasons" in result else {}
-    path.write_text(json_by_lines(ordered) + "\n", encoding="utf-8")
-
-
-def json_by_lines(data: Any, depth: int = 3) -> str:
-    """JSON in which every entry of a dictionary of dictionaries, down to a depth, has a line, which diffs can show."""
-    if not depth or not isinstance(data, dict):
-        return json.dumps(data)
-    entries = [f"{json.dumps(name)}: {json_by_lines(value, depth - 1)}" for name, value in data.items()]
-    return "{\n" + textwrap.indent(",\n".join(entries), " ") + "\n}"
+    earlier = load(release)
+    whole = {**({"scenarios": earlier["scenarios"]} if "scenarios" in earlier else {}), **result}
+    last = {name: whole.pop(name) for name in ("scenarios", "reasons") if name in whole}
+    write_json(path_of(release), {**whole, **last}, depth=3)
 
 
 def plain_table(rows: Sequence[Sequence[str]]) -> str:
@@ -157,6 +145,12 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, header first."""
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, f"|{'---|' * len(rows[0])}", *rest]
 
 
 def counts_rows(tasks: Sequence[str], results: Mapping[str, Result], names: Iterable[str]) -> list[list[str]]:
@@ -168,76 +162,55 @@ def counts_rows(tasks: Sequence[str], results: Mapping[str, Result], names: Iter
             said = next((word for word in ("refused", "crash") if word in result), "not run yet")
             rows.append([name, *[said] * (len(tasks) + 1), *[""] * (len(PROVEN) + len(LEFT_OUT) + 2)])
         else:
-            rows.append([name, *(_numbers(counts(result, task)) for task in tasks), *_of_all([result])])
+            rows.append([name, *(numbers(counts(result, task)) for task in tasks), *of_all([result])])
         rows[-1].append(_scenarios(result))
     return rows
 
 
-def share(found: Counter[str]) -> float:
-    """The share of exact cells among those that stock runs, in per cent."""
-    return 100 * found["exact"] / max(1, sum(found[status] for status in COLUMNS))
-
-
-def rounded_down(percent: float) -> str:
-    """A share with one decimal that never says more than there is: 100 % is all of them."""
+def share(found: Counter[str]) -> str:
+    """The share of exact cells among those that stock runs, which never says more than there is: 100 % is all."""
+    percent = 100 * found["exact"] / max(1, sum(found[status] for status in COLUMNS))
     return f"{int(10 * percent) / 10:g} %"
 
 
-def _of_all(results: Sequence[Result]) -> list[str]:
+def of_all(results: Sequence[Result]) -> list[str]:
+    """The columns behind those of tasks, but for scenarios."""
     found: Counter[str] = sum(map(counts, results), Counter())
     cells = [cell for result in results for cell in cells_of(result) if cell["status"] == "exact"]
     proven = proofs(cells)
-    of_proof = [str(proven[source]) if proven else "" for source in PROVEN.values()]
-    without = [str(sum(name in cell for cell in cells)) if proven else "" for name in LEFT_OUT.values()]
+    without = [str(sum(name in cell for cell in cells)) for name in LEFT_OUT.values()]
     other = str(found["upstream error"] + found["unbuildable"])
-    return [_numbers(found), rounded_down(share(found)), *of_proof, *without, other]
+    return [numbers(found), share(found), *(str(proven[source]) for source in PROVEN.values()), *without, other]
 
 
-def _numbers(found: Counter[str]) -> str:
+def numbers(found: Counter[str]) -> str:
+    """The four counts."""
     return " / ".join(str(found[status]) for status in COLUMNS)
 
 
 def _scenarios(result: Result) -> str:
-    found = result.get("scenarios")
-    if found is None:
+    if "scenarios" not in result:
         return ""
+    found = result["scenarios"]
     failed = len(found["failed"])
     return f"{found['passed']} passed" + (f", {failed} FAILED" if failed else "")
 
 
-def type_rows(result: Result) -> list[list[str]]:
-    """A row for each type of each task of one result, header first."""
-    rows = [["transformers", "task", "model type", *result.get("modes", ())]]
-    for task, types in result.get("cells", {}).items():
-        rows += [[result["transformers"], task, name, *words] for name, words in types.items()]
-    return rows
-
-
 def markdown(matrix: Matrix, results: Mapping[str, Result]) -> str:
     """The generated compat/results/README.md."""
-    names = [release.transformers for release in matrix.releases]
-    older = {name: result for name, result in results.items() if not of_default_call(result)}
-    results = {name: result for name, result in results.items() if name not in older}
-    header, *rows = counts_rows(matrix.tasks, results, [name for name in names if name not in older])
-    per_task = [
-        _numbers(sum((counts(result, task) for result in results.values()), Counter())) for task in matrix.tasks
-    ]
-    rows.append(["**all**", *per_task, *_of_all(list(results.values())), ""])
-    wrong = [f"* transformers {name}: {line}" for name, result in results.items() for line in bad(result)]
+    rows = counts_rows(matrix.tasks, results, [release.transformers for release in matrix.releases])
+    per_task = [numbers(sum((counts(result, task) for result in results.values()), Counter())) for task in matrix.tasks]
+    rows.append(["**all**", *per_task, *of_all(list(results.values())), ""])
     lines = [
         "<!-- Generated by `python -m compat.run`; do not edit. -->",
         "# Tested releases",
         "",
         textwrap.fill(_about(matrix).strip(), 120, break_on_hyphens=False),
         "",
-        f"| {' | '.join(header)} |",
-        f"|{'---|' * len(header)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *markdown_table(rows),
     ]
-    if wrong:
+    if wrong := [f"* transformers {name}: {line}" for name, result in results.items() for line in bad(result)]:
         lines += ["", "## Leaks and crashes", "", *wrong]
-    if older:
-        lines += ["", "## Not by the default call yet", "", textwrap.fill(_of_older(older), 120)]
     return "\n".join(lines) + "\n"
 
 
@@ -253,16 +226,9 @@ labels; *other* are cells in which stock itself raises on one document, or of wh
 [releases](releases) has every cell, with reasons."""
 
 
-def _of_older(older: Mapping[str, Result]) -> str:
-    found: Counter[str] = sum(map(counts, older.values()), Counter())
-    return f"""These releases were recorded with `verify=False`, which no user writes, so their numbers stand apart:
-{found["exact"]:,} cells exact, {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong in transformers
-{", ".join(older)}. `python -m compat.run --only RELEASE` records one anew."""
-
-
 def write_table(matrix: Matrix) -> None:
     """Write the generated page anew."""
-    TABLE.write_text(markdown(matrix, load_results(matrix)), encoding="utf-8")
+    table_path().write_text(markdown(matrix, load_results(matrix)), encoding="utf-8")
 
 
 def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
@@ -272,7 +238,7 @@ def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
     for release in matrix.releases:
         name = release.transformers
         result = results.get(name, {})
-        if not {"cells", "refused", "crash"} & set(result) or not of_default_call(result):
+        if not {"cells", "refused", "crash"} & set(result):
             missing.append(name)
             continue
         pins = {"torch": matrix.torch, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
@@ -284,10 +250,9 @@ def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
             if lacking or result["modes"] != list(matrix.modes):
                 wrong.append(f"transformers {name} was recorded with other tasks or modes than {MATRIX.name} has.")
         wrong += [f"transformers {name} was recorded with {line}" for line in bad(result)]
-    listed = {release.transformers for release in matrix.releases}
-    wrong += [
-        f"{path.name} belongs to no listed release." for path in RESULTS.glob("*.json") if path.stem not in listed
-    ]
-    if not TABLE.is_file() or TABLE.read_text(encoding="utf-8") != markdown(matrix, results):
-        wrong.append(f"{TABLE.relative_to(ROOT)} is not what the matrix and the recorded results give.")
+    listed = {path_of(release) for release in matrix.releases}
+    there = path_of(matrix.releases[0]).parent.glob("*.json")
+    wrong += [f"{path.name} belongs to no listed release." for path in there if path not in listed]
+    if not table_path().is_file() or table_path().read_text(encoding="utf-8") != markdown(matrix, results):
+        wrong.append(f"{table_path().name} is not what the matrix and the recorded results give.")
     return wrong, missing

@@ -8,10 +8,12 @@ and rotary embeddings through their types.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autopack.inspection.modules import configs_of
@@ -25,31 +27,7 @@ BETWEEN = 8
 FITTING = 16
 """For the number of positions: every document of the auditor fits, a row of them does not."""
 
-_CHOICES = {
-    "position_embedding_type": ("absolute", "relative_key", "relative_key_query", "rotary", "alibi"),
-    "attention_type": ("original_full", "block_sparse"),
-    "encoder_attention_type": ("local", "transient-global"),
-    "feed_forward_proj": ("relu", "gated-gelu", "gated-silu"),
-    "attn_type": ("bi", "uni"),
-    "summary_type": ("last", "first", "mean", "cls_index"),
-    "classifier_pooling": ("cls", "mean", "late"),
-    "expert_selection_fn": ("softmax", "sigmoid"),
-    "scoring_func": ("softmax", "sigmoid", "sqrtsoftplus"),
-    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
-    "norm_type": ("layer_norm", "rms_norm", "low_precision_layernorm"),
-    "normalization_type": ("no_norm", "layer_norm"),
-    "router_dtype": ("float32", "bfloat16"),
-    "patching_mode": ("entropy", "space", "static"),
-    "mode": ("train", "train_with_padding", "inference"),
-    "weight_mode": ("single", "fused"),
-    "pos_att_type": (["c2p"], ["p2c"], ["p2c", "c2p"]),
-    "use_bidirectional_attention": (None, "vision", "all"),
-    "second_expert_policy": ("all", "random", "sampling"),
-    "shared_expert_combination_strategy": ("average", "sum"),
-    "pooling": ("mean", "last", "cls"),
-    "output_gate_type": ("sigmoid", "swish"),
-    "problem_type": ("regression", "single_label_classification", "multi_label_classification"),
-}
+_CHOICES: dict[str, list[Any]] = json.loads(Path(__file__).with_name("choices.json").read_text())
 """Choices of strings that no annotation spells out."""
 
 _KINDS = ("full_attention", "sliding_attention")

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from autopack import registry, tiny
-from autopack.auditing.compare import BOUNDS
 from autopack.tiny import media_rows
-from compat.images import alone, compare, documents, refusal, takes_media
+from compat.images import compare, documents, failed, judged, refusal, takes_media
 from compat.standins import set_implementation
 
 
@@ -30,15 +29,8 @@ def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
             of_videos = compare(model, stock, videos=True)
             errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
     except Exception as error:
-        try:
-            sum(alone(stock, each).logits.sum() for each in documents(stock)).backward()
-        except Exception as upstream:
-            return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
-        return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
-    bound = BOUNDS[dtype].results
-    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
-    exact = all(value <= bounds[name] for name, value in errors.items())
-    return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
+        return failed("images", stock, documents(stock), error)
+    return judged("images", errors, dtype)
 
 
 def cast(model: Any, dtype: torch.dtype) -> None:

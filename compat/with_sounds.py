@@ -10,12 +10,11 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.auditing.compare import BOUNDS
 from autopack.errors import AutopackError
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from compat.images import alone, compare
+from compat.images import compare, failed, judged
 
 # The first ends where the next begins with a sound. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, SOUND), (SOUND, 4), (7,), (2, SOUND, 3, SOUND, 4))
@@ -68,28 +67,14 @@ def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) 
     model = build(**overrides(model_type))
     with autopack.enable(model, verify=False):
         assert "sound" in registry.media_of(model.config.model_type)
-        alike = False
+        alike, why = False, ""
         try:
-            errors = compare(model, stock, found=documents(stock))
-        except AutopackError as error:
-            alike, why = True, error.message.partition(". ")[0]
-        except Exception as error:
-            return _failed(stock, error)
-        try:
-            if alike:
+            try:
+                errors = compare(model, stock, found=documents(stock))
+            except AutopackError as error:
+                alike, why = True, error.message.partition(". ")[0]
                 errors = compare(model, stock, found=documents(stock, alike=True))
         except Exception as error:
-            return _failed(stock, error)
-    bound = BOUNDS[dtype].results
-    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
-    exact = all(value <= bounds[name] for name, value in errors.items())
-    found = {"sounds": "exact" if exact else "LEAK", **{f"sounds {name}": value for name, value in errors.items()}}
+            return failed("sounds", stock, documents(stock), error)
+    found = judged("sounds", errors, dtype)
     return {**found, "sounds alike": why} if alike else found
-
-
-def _failed(stock: Any, error: Exception) -> dict[str, Any]:
-    try:
-        sum(alone(stock, each).logits.sum() for each in documents(stock)).backward()
-    except Exception as upstream:
-        return {"sounds": "upstream error", "sounds reason": f"{type(upstream).__name__}: {upstream}"}
-    return {"sounds": "LEAK", "sounds worst": f"{type(error).__name__}: {error}"}

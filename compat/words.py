@@ -37,13 +37,8 @@ _WORD = re.compile(
 Cell = dict[str, Any]
 
 
-def said(error: BaseException) -> str:
-    """An error in one line: its name and its message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
 def source_of(cell: Mapping[str, Any]) -> str | None:
-    """By what a cell was proven, among `SOURCES`; None where it was not enabled, or the record is older than that."""
+    """By what a cell was proven, among `SOURCES`; None where it was not enabled."""
     return (cell["proof"] or "unproven") if "proof" in cell else None
 
 
@@ -69,8 +64,8 @@ def word_of(cell: Mapping[str, Any], usual: str, reasons: dict[str, str]) -> str
     return word + "".join(f" {name}={number(cell[name])}" for name in REMARKS if name in cell)
 
 
-def cell_of(word: str, usual: str | None, reasons: Mapping[str, str]) -> Cell:
-    """The cell that a word says, but for its worst error; `usual` is None for records that do not name one."""
+def cell_of(word: str, usual: str, reasons: Mapping[str, str]) -> Cell:
+    """The cell that a word says, but for its worst error."""
     if word == ABSENT:
         return {"status": "absent"}
     found = _parsed(word)

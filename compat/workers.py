@@ -8,14 +8,16 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from compat.environments import Environment, TorchEnvironment
 from compat.matrix import ROOT, CompatError
 
 _START_LIMIT = 300.0
 """Seconds that imports may take."""
+Place = Environment | TorchEnvironment
 
 
 @dataclass(frozen=True)
@@ -26,32 +28,15 @@ class Unit:
     type: str
     modes: tuple[str, ...]
 
-    def line(self) -> str:
-        """The request."""
-        return json.dumps({"task": self.task, "type": self.type, "modes": self.modes}) + "\n"
-
-
-class Place(Protocol):
-    """Where cells are measured: an interpreter, and the variables with which it sees the packages of a release."""
-
-    python: str
-    path: Path
-    log: Path
-
-    def environ(self) -> dict[str, str]:
-        """The variables of a process."""
-        ...
-
 
 class Dead(Exception):
     """A worker ended, or did not answer in time; the message says which."""
 
 
 class Worker:
-    """One process `python -m compat.cells --serve` in a release. `about` is how it introduced itself."""
+    """One process `python -m compat.cells` in a release. `about` is how it introduced itself."""
 
     def __init__(self, environ: dict[str, str], log: Path, command: Sequence[str]) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
         # What processes keep for later ones must not answer for a measurement.
         self._cache = tempfile.TemporaryDirectory(prefix="autopack-compat-")
@@ -84,7 +69,7 @@ class Worker:
         """Send a request; its cells are then answered one by one."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(unit.line())
+            self._process.stdin.write(json.dumps(asdict(unit)) + "\n")
             self._process.stdin.flush()
         except OSError as error:
             raise Dead("ended before it was asked") from error
@@ -140,23 +125,14 @@ def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator
 
 
 def _started(environment: Place) -> Worker:
-    command = [environment.python, "-m", "compat.cells", "--serve"]
-    return Worker(environment.environ(), environment.log.with_suffix(".cells.log"), command)
+    command = [environment.python, "-m", "compat.cells"]
+    return Worker(environment.environ(), environment.log, command)
 
 
 def introduction(environment: Place) -> dict[str, Any]:
-    """What a release holds: its packages and model types by task, or why autopack refuses it.
-
-    The types of a release never change, so they are asked for once and kept beside its packages.
-    """
-    kept = environment.path / "autopack-types.json"
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    """What a release holds: its packages and model types by task, or why autopack refuses it."""
     worker = _started(environment)
     try:
-        about = worker.about
+        return worker.about
     finally:
         worker.stop()
-    if "types" in about:
-        kept.write_text(json.dumps(about), encoding="utf-8")
-    return about

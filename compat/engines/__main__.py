@@ -13,17 +13,13 @@ of a plain model that gets each document alone. The exit status is 1 where a cel
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable
-from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from tqdm import tqdm
 
+from compat.common import write_json
 from compat.engines.cells import DYING, ENGINE_NAMES, types_of
 from compat.engines.start import run
 
@@ -49,23 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
             found[cell] = verdict
             bar.update()
     if asked.json is not None:
-        versions = {name: metadata.version(name) for name in ("torch", "transformers", "accelerate")}
-        whole = {"with": versions, "cells": {cell: found[cell] for cell in cells}}
-        asked.json.write_text(json.dumps(whole, indent=1) + "\n")
-    print_table(cells, found)
-    return 0 if all(verdict["status"] in GOOD for verdict in found.values()) else 1
-
-
-def print_table(cells: Iterable[str], found: dict[str, dict[str, object]]) -> None:
-    """Print a line for each cell."""
-    table = Table("engine", "type", "", "error or reason", box=None)
+        versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+        write_json(asked.json, {"with": versions, "cells": {cell: found[cell] for cell in cells}})
     for cell in cells:
-        engine, _, kind = cell.partition("/")
         verdict = found[cell]
-        error = verdict.get("error")
-        said = f"{error:.1e}" if isinstance(error, float) else str(verdict.get("reason", ""))
-        table.add_row(engine, kind, str(verdict["status"]), escape(said))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        print(f"{cell:<50}{verdict['status']:<12}{verdict.get('error', verdict.get('reason', ''))}")
+    return 0 if all(verdict["status"] in GOOD for verdict in found.values()) else 1
 
 
 if __name__ == "__main__":

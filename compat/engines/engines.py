@@ -40,7 +40,9 @@ class Engine:
     averages = True
     """Whether gradients are averaged over the shares."""
     accumulates = False
-    """Whether a step is made of two calls."""
+    """Whether a step is made of two calls, the first of them without reduction of gradients."""
+    dies = False
+    """Whether one rank raises in its second step."""
     parts = 1
     """How many ranks share the rows of a share, each with a part of their columns."""
     adds_parts = False
@@ -81,10 +83,12 @@ class Engine:
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Around the forward and backward of a call that may not be the last of its step."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if last or not self.accumulates else self.model.no_sync()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of the loss."""
+        if self.dies and dist.get_rank() == 1 and self.optimizer.state:
+            raise RuntimeError("a planned death")
         loss.backward()
 
     def step(self) -> None:
@@ -141,27 +145,6 @@ class DDP(Engine):
         return DistributedDataParallel(model, **self.options)
 
 
-class StaticDDP(DDP):
-    """With `static_graph=True`."""
-
-    options: ClassVar[dict[str, Any]] = {"static_graph": True}
-
-
-class UnusedDDP(DDP):
-    """With `find_unused_parameters=True`."""
-
-    options: ClassVar[dict[str, Any]] = {"find_unused_parameters": True}
-
-
-class AccumulatingDDP(DDP):
-    """Two calls per step, the first of them in `no_sync()`."""
-
-    accumulates = True
-
-    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self.model.no_sync()
-
-
 class FSDP1(Engine):
     """FullyShardedDataParallel, each layer by itself."""
 
@@ -192,15 +175,6 @@ class FSDP1(Engine):
         self.model.load_state_dict(model)
         found = FullyShardedDataParallel.optim_state_dict_to_load(self.model, self.optimizer, optimizer)
         self.optimizer.load_state_dict(found)
-
-
-class AccumulatingFSDP1(FSDP1):
-    """Two calls per step, the first of them in `no_sync()`."""
-
-    accumulates = True
-
-    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self.model.no_sync()
 
 
 class Accelerate(Engine):
@@ -270,18 +244,6 @@ class Zero(Engine):
         self.engine.load_checkpoint(str(folder))
 
 
-class Zero2(Zero):
-    """Stage 2."""
-
-    stage = 2
-
-
-class Zero3(Zero):
-    """Stage 3: parameters are gathered module by module."""
-
-    stage = 3
-
-
 class TensorParallel(Engine):
     """`from_pretrained` with a plan for tensor parallelism: all ranks get the same documents."""
 
@@ -307,33 +269,24 @@ class TensorParallel(Engine):
         self.optimizer = optimizer_of(self.model)
 
 
-class DyingDDP(DDP):
-    """One rank dies in its second step."""
-
-    def backward(self, loss: torch.Tensor) -> None:
-        die(self)
-        super().backward(loss)
-
-
-def die(engine: Engine) -> None:
-    """Have one rank raise in its second step."""
-    if dist.get_rank() == 1 and engine.optimizer.state:
-        raise RuntimeError("a planned death")
+def like(base: type[Engine], **attributes: Any) -> type[Engine]:
+    """An engine that differs from another in attributes."""
+    return type(base.__name__, (base,), attributes)
 
 
 ENGINES: dict[str, type[Engine]] = {
     "ddp": DDP,
-    "ddp static_graph": StaticDDP,
-    "ddp find_unused_parameters": UnusedDDP,
-    "ddp no_sync": AccumulatingDDP,
-    "ddp, a rank dies": DyingDDP,
+    "ddp static_graph": like(DDP, options={"static_graph": True}),
+    "ddp find_unused_parameters": like(DDP, options={"find_unused_parameters": True}),
+    "ddp no_sync": like(DDP, accumulates=True),
+    "ddp, a rank dies": like(DDP, dies=True),
     "fsdp1": FSDP1,
-    "fsdp1 no_sync": AccumulatingFSDP1,
+    "fsdp1 no_sync": like(FSDP1, accumulates=True),
     "accelerate ddp": Accelerate,
     "accelerate fsdp2": Accelerate,
     "tensor parallel": TensorParallel,
     "zero1": Zero,
-    "zero2": Zero2,
-    "zero3": Zero3,
+    "zero2": like(Zero, stage=2),
+    "zero3": like(Zero, stage=3),
 }
 """Engines whose ranks have whole rows, by their names in `compat.engines.cells`; those of FSDP2 are beside them."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from compat.engines.engines import BFLOAT16, Engine, die, layers_of
+from compat.engines.engines import BFLOAT16, Engine, layers_of, like
 
 
 class FSDP2(Engine):
@@ -34,6 +34,12 @@ class FSDP2(Engine):
                 model.enable_input_require_grads()
         return fully_shard(model, mesh=mesh, **self.options)
 
+    @contextlib.contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        if self.accumulates:
+            self.model.set_requires_gradient_sync(last)
+        yield
+
 
 class FineFSDP2(FSDP2):
     """fully_shard of each linear layer by itself, inside of what autopack runs on documents."""
@@ -47,44 +53,6 @@ class FineFSDP2(FSDP2):
         return super().wrap(model)
 
 
-class KeptFSDP2(FSDP2):
-    """With `reshard_after_forward=False`."""
-
-    options: ClassVar[dict[str, Any]] = {"reshard_after_forward": False}
-
-
-class AccumulatingFSDP2(FSDP2):
-    """Two calls per step, the first of them without reduction of gradients."""
-
-    accumulates = True
-
-    @contextlib.contextmanager
-    def accumulating(self, last: bool) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(last)
-        yield
-
-
-class CheckpointedFSDP2(FSDP2):
-    """With gradient checkpointing."""
-
-    checkpointing = False
-
-
-class ReentrantFSDP2(FSDP2):
-    """With reentrant gradient checkpointing."""
-
-    checkpointing = True
-
-
-class LowerFSDP2(FSDP2):
-    """With a mixed precision policy: bfloat16, gradients reduced in float32."""
-
-    options: ClassVar[dict[str, Any]] = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    }
-    tolerance, dtype = BFLOAT16, torch.bfloat16
-
-
 class HSDP(FSDP2):
     """Replicated over pairs of ranks that share parameters."""
 
@@ -92,23 +60,16 @@ class HSDP(FSDP2):
         return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
 
 
-class DyingFSDP2(FSDP2):
-    """One rank dies in its second step."""
-
-    def backward(self, loss: torch.Tensor) -> None:
-        die(self)
-        super().backward(loss)
-
-
+_LOWER = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 ENGINES: dict[str, type[Engine]] = {
     "fsdp2": FSDP2,
     "fsdp2 on 4": FSDP2,
     "fsdp2 by linear layer": FineFSDP2,
-    "fsdp2 without resharding": KeptFSDP2,
-    "fsdp2 accumulating": AccumulatingFSDP2,
-    "fsdp2 checkpointing": CheckpointedFSDP2,
-    "fsdp2 reentrant checkpointing": ReentrantFSDP2,
-    "fsdp2 bfloat16": LowerFSDP2,
-    "fsdp2, a rank dies": DyingFSDP2,
+    "fsdp2 without resharding": like(FSDP2, options={"reshard_after_forward": False}),
+    "fsdp2 accumulating": like(FSDP2, accumulates=True),
+    "fsdp2 checkpointing": like(FSDP2, checkpointing=False),
+    "fsdp2 reentrant checkpointing": like(FSDP2, checkpointing=True),
+    "fsdp2 bfloat16": like(FSDP2, options={"mp_policy": _LOWER}, tolerance=BFLOAT16, dtype=torch.bfloat16),
+    "fsdp2, a rank dies": like(FSDP2, dies=True),
     "hsdp": HSDP,
 }

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from compat.engines import fsdp2
-from compat.engines.engines import DDP, ENGINES, Engine, Zero
+from compat.engines.engines import DDP, ENGINES, Engine, Zero, like
 from compat.engines.fsdp2 import FSDP2
 
 
@@ -40,12 +40,6 @@ class SharedFSDP2(SharedDDP):
     wrap = FSDP2.wrap
 
 
-class CheckpointedSharedFSDP2(SharedFSDP2):
-    """With gradient checkpointing."""
-
-    checkpointing = False
-
-
 class SharedZero(Zero):
     """DeepSpeed's sequence parallelism (ALST), registered with transformers after the first model was enabled."""
 
@@ -73,19 +67,14 @@ class SharedZero(Zero):
         return super().wrap(model)
 
 
-class SharedZero3(SharedZero):
-    """With parameters gathered module by module, and gradients averaged over all ranks."""
-
-    stage, adds_parts = 3, False
-
-
 ENGINES_OF_PARTS: dict[str, type[Engine]] = {
     "shared rows": SharedDDP,
     "shared rows on 4": SharedDDP,
     "shared rows fsdp2": SharedFSDP2,
-    "shared rows fsdp2 checkpointing": CheckpointedSharedFSDP2,
+    "shared rows fsdp2 checkpointing": like(SharedFSDP2, checkpointing=False),
     "shared rows zero1": SharedZero,
-    "shared rows zero3": SharedZero3,
+    # with parameters gathered module by module, and gradients averaged over all ranks
+    "shared rows zero3": like(SharedZero, stage=3, adds_parts=False),
 }
 ALL_ENGINES = ENGINES | fsdp2.ENGINES | ENGINES_OF_PARTS
 """Each engine by its name in `compat.engines.cells`."""

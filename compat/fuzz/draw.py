@@ -1,7 +1,4 @@
-"""Draw the cases of a seed: case k is made of the seed and k alone, whichever cases ran before it.
-
-Cases of one build follow each other: they share model, configuration and documents, and differ in layout and form.
-"""
+"""What hypothesis draws: a model, and calls of it. The plainest of each choice stands first: it shrinks to that."""
 
 from __future__ import annotations
 
@@ -9,20 +6,20 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from random import Random
 from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
 
 from autopack import tiny
 from autopack.attention import choose
 from autopack.inspection.modules import is_pair
 from compat.exactness import BACKENDS
-from compat.fuzz.case import CHECKPOINTING, Arranged, Spec
+from compat.fuzz.case import CHECKPOINTING, FORMS, Arranged, Spec
 from compat.fuzz.packing import COLLATOR
 from compat.standins import supported_implementations
 from compat.variants import Variant, variants
 
-PER_BUILD = 24
-"""Cases of one build."""
 _WEIGHTS = {"causal-lm": 8, "masked-lm": 3, "seq2seq": 3, "sequence-classification": 2, "image-text-to-text": 2}
 """How often a task is drawn; the others once."""
 _DOCUMENTS = 6
@@ -33,62 +30,72 @@ OF_ROWS = ("sequence-classification", "question-answering", "next-sentence-predi
 _REACHES = ("window", "chunk", "sliding", "floor")
 
 
-def spec_of(seed: int, build: int, types: frozenset[str] = frozenset()) -> Spec | None:
-    """The model of one build; None where its type is not among those that are wanted.
+def _often(**weights: int) -> st.SearchStrategy[str]:
+    """A word, by how often it is drawn."""
+    return st.sampled_from([name for name, weight in weights.items() for _ in range(weight)])
+
+
+def _rarely(one_in: int) -> st.SearchStrategy[bool]:
+    return st.sampled_from([False] * (one_in - 1) + [True])
+
+
+@st.composite
+def specs(draw: Any, types: frozenset[str] = frozenset()) -> Spec:
+    """A model, of one of these types where any are given.
 
     Raises `tiny.CannotBuild` where stock has no such model with its tiny configuration.
     """
-    rng = Random(f"{seed}/{build}")
-    tasks = sorted(tiny.TASKS.keys() - {"multiple-choice"})  # whose rows are choices, and packed rows refused
-    task = rng.choices(tasks, [_WEIGHTS.get(name, 1) for name in tasks])[0]
-    model_type = rng.choice(tiny.types_for(task))
-    if types and model_type not in types:
-        return None
+    known = {task: [name for name in tiny.types_for(task) if not types or name in types] for task in tiny.TASKS}
+    # Rows of multiple choice are choices, and packed rows refused.
+    tasks = {task: _WEIGHTS.get(task, 1) for task, names in known.items() if names and task != "multiple-choice"}
+    task = draw(_often(**dict(sorted(tasks.items(), key=lambda each: -each[1]))))
+    model_type = draw(st.sampled_from(known[task]))
     about = _about(model_type, task)
-    implementation = rng.choice(sorted(about.backends))
-    dtype = rng.choices(("float64", "float32", "bfloat16"), (8, 2, 1))[0]
-    if dtype == "bfloat16" and about.discrete:
-        dtype = "float32"
-    changes = _changes(rng, about.variants)
-    lengths = tuple(_length(rng) for _ in range(_DOCUMENTS))
-    backend = rng.choice(about.backends[implementation]) if rng.random() < 0.25 else "auto"
+    implementation = draw(st.sampled_from([*about.backends]))
+    dtype = draw(_often(float64=8, float32=2, **({} if about.discrete else {"bfloat16": 1})))
+    kernels = ("", "eager", "batched_mm", "grouped_mm")
     return Spec(
         model_type,
         task,
         implementation,
         dtype,
-        backend,
-        unpad=rng.choices((True, False), (11, 1))[0],
-        experts=rng.choice(("", "eager", "batched_mm", "grouped_mm")) if about.experts and dtype == "float32" else "",
-        changes=changes,
-        lengths=lengths,
-        seed=rng.randrange(1000),
-        outputs=rng.random() < 0.3,
-        ignored=rng.random() < 0.3,
+        draw(st.sampled_from(["auto"] * 3 + about.backends[implementation])),
+        unpad=not draw(_rarely(12)),
+        experts=draw(st.sampled_from(kernels)) if about.experts and dtype == "float32" else "",
+        changes=_changes(draw, about.variants),
+        lengths=tuple(draw(st.lists(_lengths, min_size=_DOCUMENTS, max_size=_DOCUMENTS))),
+        seed=draw(st.integers(0, 999)),
+        outputs=draw(_rarely(3)),
+        ignored=draw(_rarely(3)),
     )
 
 
-def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
-    """One call of the model of a build."""
-    rng = Random(f"{seed}/{build}/{number}")
+_lengths = st.one_of(st.integers(1, 3), st.integers(1, _LONGEST))
+
+
+@st.composite
+def calls(draw: Any, spec: Spec) -> Arranged:
+    """One call of a model."""
     pair = _about(spec.model_type, spec.task).pair
-    form = rng.choices(("positions", "cu_seqlens", "seq_idx", "segments", "collator", "mask"), (5, 2, 1, 2, 2, 4))[0]
+    form = draw(_often(positions=5, cu_seqlens=2, seq_idx=1, segments=2, collator=2, mask=4))
+    assert form in FORMS
     if pair and form in ("cu_seqlens", "seq_idx", "collator"):
         form = "positions"
-    rows = _padded_rows(rng, spec) if form == "mask" else _rows(rng, spec, one=form == "collator")
-    training = rng.random() < 0.5
+    rows = _padded_rows(draw, spec) if form == "mask" else _rows(draw, spec, one=form == "collator")
+    training = draw(st.booleans())
+    masked = draw(_rarely(3)) or pair or spec.task in OF_ROWS
     return Arranged(
         rows,
         form,
-        mask=form in ("positions", "cu_seqlens", "seq_idx") and (rng.random() < 0.4 or pair or spec.task in OF_ROWS),
-        positional=rng.randint(1, 4) if rng.random() < 0.15 and not pair else 0,
-        labels=rng.random() < 0.5,
-        use_cache=rng.choices((None, False, True), (40, 20, 1))[0],
+        mask=form in ("positions", "cu_seqlens", "seq_idx") and masked,
+        positional=draw(st.integers(1, 4)) if not pair and draw(_rarely(7)) else 0,
+        labels=draw(st.booleans()),
+        use_cache=draw(st.sampled_from([None] * 6 + [False] * 3 + [True])),
         training=training,
-        checkpointing=rng.choice(CHECKPOINTING) if training else "",
-        gradients=rng.random() < 0.4,
-        offset=rng.randint(1, 4) if form == "positions" and not pair and rng.random() < 0.05 else 0,
-        collator=tuple(name for name in COLLATOR if form == "collator" and rng.random() < 0.5),
+        checkpointing=draw(st.sampled_from(CHECKPOINTING)) if training else "",
+        gradients=draw(st.booleans()),
+        offset=draw(st.integers(1, 4)) if form == "positions" and not pair and draw(_rarely(20)) else 0,
+        collator=tuple(name for name in COLLATOR if form == "collator" and draw(st.booleans())),
     )
 
 
@@ -117,25 +124,18 @@ def _about(model_type: str, task: str) -> _About:
         backends[name] = [backend for backend in possible if choose.BACKENDS[backend].devices is None]
     parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
     discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))
-    return _About(found, backends, is_pair(model), _has_experts(model), discrete)
+    experts = any("experts" in type(module).__name__.lower() for module in model.modules())
+    return _About(found, backends, is_pair(model), experts and hasattr(model, "set_experts_implementation"), discrete)
 
 
-def _has_experts(model: Any) -> bool:
-    return any("experts" in type(module).__name__.lower() for module in model.modules()) and hasattr(
-        model, "set_experts_implementation"
-    )
-
-
-def _changes(rng: Random, known: list[Variant]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Up to four changes of different fields, each of a random one of its values."""
-    fields: dict[tuple[str, ...], list[Variant]] = {}
-    for variant in known:
-        fields.setdefault((*variant.path, variant.field), []).append(variant)
-    wanted = rng.choices(range(5), (2, 3, 3, 2, 1))[0]
+def _changes(draw: Any, known: list[Variant]) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Up to four changes of different fields."""
+    if not known:
+        return ()
+    wanted = draw(st.lists(st.sampled_from(known), max_size=4, unique_by=lambda v: (*v.path, v.field)))
     taken: set[tuple[str, ...]] = set()
     found = []
-    for place in rng.sample(sorted(fields), min(wanted, len(fields))):
-        variant = _varied(rng, rng.choice(fields[place]))
+    for variant in (_varied(draw, each) for each in wanted):
         touched = {(*variant.path, name) for name in (variant.field, *dict(variant.also))}
         if not touched & taken:
             taken |= touched
@@ -143,13 +143,13 @@ def _changes(rng: Random, known: list[Variant]) -> tuple[tuple[str, dict[str, An
     return tuple(found)
 
 
-def _varied(rng: Random, variant: Variant) -> Variant:
+def _varied(draw: Any, variant: Variant) -> Variant:
     """Another number of tokens where a variant says how far something reaches, other layers where it lists layers."""
     value = variant.value
     if type(value) is int and value > 1 and any(word in variant.field for word in _REACHES):
-        return replace(variant, value=rng.randint(1, 12))
+        return replace(variant, value=draw(st.integers(1, 12)))
     if isinstance(value, list) and len(variant.also) == 1 and variant.also[0][1] == len(value) and len({*value}) > 1:
-        kinds = [rng.choice(value) for _ in range(rng.randint(2, 4))]
+        kinds = draw(st.lists(st.sampled_from(value), min_size=2, max_size=4))
         return replace(variant, value=kinds, also=((variant.also[0][0], len(kinds)),))
     return variant
 
@@ -161,29 +161,19 @@ def _is_json(overrides: dict[str, Any]) -> bool:
         return False
 
 
-def _length(rng: Random) -> int:
-    return rng.choice((1, rng.randint(1, 3), rng.randint(2, 8), rng.randint(5, _LONGEST), rng.randint(8, _LONGEST)))
-
-
-def _rows(rng: Random, spec: Spec, one: bool) -> tuple[tuple[int, ...], ...]:
+def _rows(draw: Any, spec: Spec, one: bool) -> tuple[tuple[int, ...], ...]:
     """One row or several, of one document or several, with padding between, before and behind them now and then."""
-    padded = not one and rng.random() < 0.35
-    rows = []
-    for _ in range(1 if one else rng.choices((1, 2, 3), (6, 3, 1))[0]):
-        row: list[int] = []
-        for _ in range(rng.choices((1, 2, 3, 4, 5), (1, 4, 4, 2, 1))[0]):
-            if padded and rng.random() < 0.25:
-                row.append(-rng.randint(1, 4))
-            row.append(rng.randrange(_DOCUMENTS))
-        if padded and rng.random() < 0.5:
-            row.append(-rng.randint(1, 4))
-        rows.append(row)
+    padded, numbers = not one and draw(_rarely(3)), st.integers(0, len(spec.lengths) - 1)
+    entries = st.one_of(numbers, numbers, st.integers(-4, -1)) if padded else numbers
+    row = st.lists(entries, min_size=1, max_size=5)
+    rows = draw(st.lists(row, min_size=1, max_size=1 if one else 3))
+    assume(all(any(entry >= 0 for entry in row) for row in rows))
     return filled(rows, spec.lengths)
 
 
-def _padded_rows(rng: Random, spec: Spec) -> tuple[tuple[int, ...], ...]:
-    left, wider = rng.random() < 0.4, rng.choice((0, 0, 1, 3))
-    picks = [rng.randrange(_DOCUMENTS) for _ in range(rng.randint(1, 4))]
+def _padded_rows(draw: Any, spec: Spec) -> tuple[tuple[int, ...], ...]:
+    left, wider = draw(_rarely(2)), draw(st.sampled_from((0, 0, 1, 3)))
+    picks = draw(st.lists(st.integers(0, len(spec.lengths) - 1), min_size=1, max_size=4))
     columns = max(spec.lengths[number] for number in picks) + wider
     spare = [columns - spec.lengths[number] for number in picks]
     rows = [[n] if not k else [-k, n] if left else [n, -k] for n, k in zip(picks, spare, strict=True)]
@@ -194,13 +184,9 @@ def filled(rows: Iterable[Iterable[int]], lengths: tuple[int, ...]) -> tuple[tup
     """Rows of equal width: padding behind those that are shorter."""
     found = [list(row) for row in rows]
     widths = [width(row, lengths) for row in found]
-    for row, columns in zip(found, widths, strict=True):
-        spare = max(widths) - columns
-        if spare and row[-1] < 0:
-            row[-1] -= spare
-        elif spare:
-            row.append(-spare)
-    return tuple(map(tuple, found))
+    return tuple(
+        (*row, *([-spare] if (spare := max(widths) - own) else [])) for row, own in zip(found, widths, strict=True)
+    )
 
 
 def width(row: Iterable[int], lengths: tuple[int, ...]) -> int:

@@ -23,8 +23,9 @@ from autopack.auditing.fields import WrongShape, fields_of
 from autopack.auditing.running import weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, LeakDetected
+from compat.common import said
 from compat.fuzz.case import Arranged
-from compat.fuzz.model import Asked, Model, NoStock, backward, said, taken
+from compat.fuzz.model import Asked, Model, NoStock, backward, taken
 
 STATUSES = ("exact", "refused", "no stock", "silent", "crash")
 BAD = ("silent", "crash")

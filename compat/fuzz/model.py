@@ -22,11 +22,11 @@ from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import forget_lengths, run_as_stock, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.tiny.rules import ORDINARY
+from compat.common import said
 from compat.exactness import Undeclared, built
 from compat.fuzz.case import Arranged, Spec
 from compat.fuzz.packing import by_place, collated, ignoring, labels_of, placed
 from compat.outcome import upstream_error
-from compat.words import said
 
 
 class NoStock(Exception):

@@ -1,77 +1,48 @@
-"""Run cases one after the other: a model is built once for those that share it, and looked at again where one fails."""
+"""Run cases: a model is built once for the calls that share it, and once more as users enable it where one fails."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from autopack import tiny
 from autopack.errors import AutopackError
+from compat.common import said
 from compat.exactness import stand_in
-from compat.fuzz import draw
 from compat.fuzz.case import Arranged, Case, Spec
 from compat.fuzz.judge import Verdict, judge
-from compat.fuzz.model import Model, NoStock, said
+from compat.fuzz.model import Model, NoStock
 
 
-def run_build(seed: int, build: int, types: frozenset[str] = frozenset()) -> Iterator[tuple[Case, Verdict]]:
-    """The cases of one build with their verdicts; a single one where there is no model to call."""
-    try:
-        spec = draw.spec_of(seed, build, types)
-    except tiny.CannotBuild as error:
-        spec = Spec(error.model_type)
-        yield Case(spec, Arranged(), name=_name(seed, build, 0)), Verdict("no stock", error.reason)
-        return
-    if spec is None:
-        return
-    with kernels(spec):
-        model, verdict = _enabled(spec)
-        earlier: list[Arranged] = []
-        for number in range(draw.PER_BUILD):
-            call = draw.call_of(seed, build, number, spec)
-            case = Case(spec, call, name=_name(seed, build, number))
-            if model is None:
-                yield case, verdict
-                return
-            verdict = judge(model, call)
-            if verdict.bad:
-                case, verdict = _again(case, verdict, earlier)
-                refused, why = _enabled(spec, True) if verdict.status == "refused" else (model, verdict)
-                model, earlier = _enabled(spec)[0] if refused is not None else None, []
-                if model is None:  # no user can have it, so nothing that it does otherwise counts
-                    yield case, why
-                    return
-            else:
-                earlier.append(call)
-            yield case, verdict
+def run_build(spec: Spec, calls: Sequence[Arranged]) -> Iterator[tuple[Case, Verdict]]:
+    """The cases of one model with their verdicts, up to the first that fails; one where there is no model to call.
 
-
-def run_case(case: Case, verify: bool | None = None) -> Verdict:
-    """The verdict of one case by itself.
-
-    As in compat/cells.py a model is served by its structure first; where that is silent or crashes it is enabled as
-    users do it, with the audit that comes with that, and this one counts. `verify` asks for one of the two alone.
+    As in compat/cells.py a model is served by its structure first; what is silent or crashes then is run again, alone
+    and behind the calls before it, on a model that is enabled as users do it, with its audit. This one counts.
     """
-    with kernels(case.spec):
-        verdict = Verdict("exact")
-        for how in (False, True) if verify is None else (verify,):
-            model, verdict = _enabled(case.spec, how)
+    with kernels(spec):
+        model, verdict = enabled(spec)
+        for number, call in enumerate(calls):
+            case = Case(spec, call)
             if model is not None:
-                for call in case.before:
-                    judge(model, call)
-                verdict = judge(model, case.call)
-            if not verdict.bad:
-                break
+                verdict = judge(model, call)
+            if verdict.bad:
+                verdict = run_case(case)
+                if not verdict.bad:
+                    case = Case(spec, call, tuple(calls[:number]))
+                    verdict = run_case(case)
+            yield case, verdict
+            if model is None or verdict.bad:
+                return
+
+
+def run_case(case: Case, verify: bool = True) -> Verdict:
+    """The verdict of one case by itself, on a model that is enabled with the audit or without."""
+    with kernels(case.spec):
+        model, verdict = enabled(case.spec, verify)
+        if model is not None:
+            for call in (*case.before, case.call):
+                verdict = judge(model, call)
         return verdict
-
-
-def case_of(seed: int, number: int) -> Case:
-    """Case `number` of a seed; raises `tiny.CannotBuild` where stock has no such model with its tiny configuration."""
-    build, place = divmod(number, draw.PER_BUILD)
-    spec = draw.spec_of(seed, build)
-    assert spec is not None, "no types were asked for"
-    return Case(spec, draw.call_of(seed, build, place, spec), name=_name(seed, build, place))
 
 
 @contextlib.contextmanager
@@ -83,7 +54,8 @@ def kernels(spec: Spec) -> Iterator[None]:
         yield
 
 
-def _enabled(spec: Spec, verify: bool = False) -> tuple[Model | None, Verdict]:
+def enabled(spec: Spec, verify: bool = False) -> tuple[Model | None, Verdict]:
+    """A model, or the verdict on all of its calls."""
     try:
         return Model(spec, verify), Verdict("exact")
     except NoStock as error:
@@ -92,19 +64,3 @@ def _enabled(spec: Spec, verify: bool = False) -> tuple[Model | None, Verdict]:
         return None, Verdict("refused", said(error))
     except Exception as error:
         return None, Verdict("crash", f"enable: {said(error)}")
-
-
-def _again(case: Case, verdict: Verdict, earlier: list[Arranged]) -> tuple[Case, Verdict]:
-    """A case that failed, in a model of its own; with the calls before it where it fails after those alone."""
-    fresh = run_case(case)
-    if fresh.bad or run_case(case, verify=False).bad:
-        return case, fresh
-    after = replace(case, before=tuple(earlier))
-    found = run_case(after)
-    if found.bad or found.status == "refused":
-        return after, found
-    return after, replace(verdict, reason=f"{verdict.reason} (not when it was run again)")
-
-
-def _name(seed: int, build: int, place: int) -> str:
-    return f"{seed}:{build * draw.PER_BUILD + place}"

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from compat.common import write_json
 from compat.kernels import packages
 from compat.kernels.cells import CELLS
 
@@ -45,7 +46,7 @@ def main() -> int:
                 parser.error(f"{options.json} was recorded with {present['with']}: record all types anew")
             cells = {name: cell for name, cell in (present["cells"] | cells).items() if name in CELLS}
         record = {"with": about, "cells": cells}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, record)
     return 0 if all(max(cell["logits"], cell["gradients"]) < 1e-5 for cell in cells.values()) else 1
 
 

@@ -50,7 +50,7 @@ def _within(seq_idx: Tensor | None, lag: int, like: Tensor) -> Tensor:
     return (F.pad(seq_idx, (lag, 0), value=-(2**31))[:, : like.shape[2]] == seq_idx)[:, None].float()
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None) -> Tensor:
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None) -> Tensor:
     width, tokens = weight.shape[1], x.shape[2]
     taps = (
         F.pad(x.float(), (lag, 0))[..., :tokens] * _within(seq_idx, lag, x) * weight[:, width - 1 - lag, None].float()
@@ -66,7 +66,7 @@ def causal_conv1d_fwd(
     _check_convolution(x, weight, bias, seq_idx)
     _check(initial_states is None and final_states_out is None, "no states here: no packed row has any")
     LAUNCHED["causal_conv1d_fwd"] += 1
-    found = _convolved(x, weight, bias, seq_idx)
+    found = convolved(x, weight, bias, seq_idx)
     out.copy_(F.silu(found) if silu else found)
 
 
@@ -83,7 +83,7 @@ def causal_conv1d_bwd(
     LAUNCHED["causal_conv1d_bwd"] += 1
     gradient = dout.float()
     if silu:
-        before = _convolved(x, weight, bias, seq_idx)
+        before = convolved(x, weight, bias, seq_idx)
         slope = torch.sigmoid(before)
         gradient = gradient * slope * (1 + before * (1 - slope))
     width, tokens = weight.shape[1], x.shape[2]
@@ -97,7 +97,7 @@ def causal_conv1d_bwd(
         dbias += gradient.sum((0, 2))
 
 
-def _scan(
+def scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None,
     delta_bias: Tensor | None, softplus: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -151,7 +151,7 @@ def selective_scan_fwd(
 ) -> list[Tensor]:  # fmt: skip
     _check_scan(u, delta, A, B, C, D, z, delta_bias)
     LAUNCHED["selective_scan_fwd"] += 1
-    output, state = _scan(u, delta, A, B, C, D, z, delta_bias, softplus)
+    output, state = scan(u, delta, A, B, C, D, z, delta_bias, softplus)
     chunks = -(-u.shape[2] // 2048)
     states = torch.zeros(*u.shape[:2], chunks, 2 * A.shape[1])
     states[:, :, -1, 1::2] = state
@@ -172,7 +172,7 @@ def selective_scan_bwd(
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().float().requires_grad_() for t in given]
         u_, delta_, A_, B_, C_, D_, bias_, z_ = leaves
-        output, _ = _scan(u_, delta_, A_, B_, C_, D_, z_, bias_, softplus)  # type: ignore[arg-type]
+        output, _ = scan(u_, delta_, A_, B_, C_, D_, z_, bias_, softplus)  # type: ignore[arg-type]
         gated = output if z_ is None else output * F.silu(z_)
         wanted = [leaf for leaf in leaves if leaf is not None]
         grads = iter(torch.autograd.grad(gated, wanted, dout.float()))

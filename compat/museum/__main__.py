@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import time
-import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import torch
-
+from compat.common import packages, quietly, write_json
 from compat.matrix import ROOT
 from compat.museum import page
 from compat.museum.exhibit import names
 from compat.museum.measure import Outcome, measured, objection
-from compat.reliability import packages
 
 RECORD = ROOT / "compat" / "results" / "museum.json"
 
@@ -48,11 +44,9 @@ def stale(record: dict[str, Outcome], path: Path) -> list[str]:
 
 
 def _of(name: str) -> tuple[Outcome, float]:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     start = time.perf_counter()
-    return measured(name), time.perf_counter() - start
+    with quietly():
+        return measured(name), time.perf_counter() - start
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         from compat.museum.picture import draw  # matplotlib is wanted here alone
 
         text = {"with": packages(), "exhibits": outcomes}
-        RECORD.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+        write_json(RECORD, text)
         page.PAGE.write_text(page.written(page.PAGE.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
         draw()
     return int(bool(wrong))

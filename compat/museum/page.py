@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from compat.matrix import ROOT
 from compat.museum.exhibit import KINDS, load
@@ -12,66 +14,14 @@ PAGE = ROOT / "docs" / "leaks.md"
 _START = "<!-- museum: written by `python -m compat.museum --record` -->"
 _END = "<!-- /museum -->"
 
-OWNERS = {
-    **dict.fromkeys(("accelerate", "candle", "datasets", "nanoVLM", "peft"), "huggingface"),
-    **dict.fromkeys(("sentence-transformers", "transformers", "trl"), "huggingface"),
-    **dict.fromkeys(("audio", "pytorch", "torchtitan"), "pytorch"),
-    **dict.fromkeys(("Automodel", "Megatron-Bridge"), "NVIDIA-NeMo"),
-    **dict.fromkeys(("Megatron-LM", "Model-Optimizer", "TransformerEngine"), "NVIDIA"),
-    **dict.fromkeys(("unsloth", "unsloth-zoo"), "unslothai"),
-    "AReaL": "areal-project",
-    "DeepSpeed": "deepspeedai",
-    "Generalizable-Reward-Model": "YangRui2015",
-    "HRM": "sapientinc",
-    "KempnerForge": "KempnerInstitute",
-    "Liger-Kernel": "linkedin",
-    "LLaMA-Factory": "hiyouga",
-    "LlamaFactory": "hiyouga",
-    "MEO": "Shwai-He",
-    "MoSA": "piotrpiekos",
-    "OpenJarvis": "open-jarvis",
-    "OpenRLHF": "OpenRLHF",
-    "PraisonAI": "MervinPraison",
-    "Qwen": "QwenLM",
-    "SageAttention": "thu-ml",
-    "SkyRL": "NovaSky-AI",
-    "alpaca-lora": "tloen",
-    "amber-train": "LLM360",
-    "axolotl": "axolotl-ai-cloud",
-    "bionemo-recipes": "NVIDIA-BioNeMo",
-    "blt": "facebookresearch",
-    "d2l-en": "d2l-ai",
-    "distillKitPlus": "agokrani",
-    "flash-attention": "Dao-AILab",
-    "flash-linear-attention": "fla-org",
-    "functionary": "MeetKai",
-    "gpt-neo": "EleutherAI",
-    "llm-foundry": "mosaicml",
-    "mamba": "state-spaces",
-    "maxtext": "AI-Hypercomputer",
-    "mesh": "tensorflow",
-    "mlx-lm": "ml-explore",
-    "ms-swift": "modelscope",
-    "nanoGPT": "karpathy",
-    "open-instruct": "allenai",
-    "prime-rl": "PrimeIntellect-ai",
-    "slime": "THUDM",
-    "torchtune": "meta-pytorch",
-    "transgenic": "wyim-pgl",
-    "verl": "verl-project",
-}
-"""Owners of projects that go by their name alone."""
-
-
-_NAMES = {"NeMo-RL": "NVIDIA-NeMo/RL"}
-"""Projects that go by another name than their repository's."""
+PROJECTS: dict[str, str] = json.loads(Path(__file__).with_name("projects.json").read_text())
+"""Owners and names of projects that go by their name alone."""
 
 
 def project(source: str) -> str:
     """Return the project of a report: owner and name, or what it is called where the owner is not known."""
     name = source.partition("#")[0]
-    name = _NAMES.get(name, name)
-    return name if "/" in name or name not in OWNERS else f"{OWNERS[name]}/{name}"
+    return PROJECTS.get(name, name)
 
 
 def projects(names: list[str]) -> set[str]:

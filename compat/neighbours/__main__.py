@@ -14,19 +14,15 @@ numbers` and `crash` are failures, for which the exit status is 1.
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from tqdm import tqdm
 
+from compat.common import quietly, write_json
 from compat.neighbours import adapters, liger, others, quantised, table
 from compat.neighbours.measure import BAD, CannotRun, Door, Scenario, measure, measure_door
 
@@ -106,10 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not wanted:
         known = ", ".join(dict.fromkeys(each.neighbour for each in scenarios()))
         parser.error(f"nothing is called {' or '.join(asked.only)}; there are {known}")
-    found = _quietly(wanted)
+    with quietly():
+        found = rows(wanted)
     result = {"with": versions(found), "rows": found}
     for path in [asked.json] * (asked.json is not None) + [table.RESULTS] * asked.record:
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(path, result)
     if asked.record:
         table.write()
     print(table.of_rows(result))
@@ -117,26 +114,6 @@ def main(arguments: list[str] | None = None) -> int:
     for problem in problems:
         print(f"FAILED {problem}")
     return 1 if problems else 0
-
-
-def _quietly(wanted: list[Scenario | Door]) -> list[dict[str, Any]]:
-    """On one thread, without warnings and log lines."""
-    threads, verbosity, disabled = (
-        torch.get_num_threads(),
-        transformers.logging.get_verbosity(),
-        logging.root.manager.disable,
-    )
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return rows(wanted)
-    finally:
-        torch.set_num_threads(threads)
-        transformers.logging.set_verbosity(verbosity)
-        logging.disable(disabled)
 
 
 if __name__ == "__main__":

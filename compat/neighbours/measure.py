@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
+from compat.common import said, short
 
 BEFORE, AFTER = "before", "after"
 """When `autopack.enable` is called: before the neighbour has done its thing, or after it."""
@@ -140,7 +140,7 @@ def measure(scenario: Scenario, order: str) -> dict[str, Any]:
             alone, padded = _run(stock, scenario, "alone"), _run(stock, scenario, "padded")
             leak = _run(stock, scenario, "packed").errors(alone)["logits"]
         except Exception as error:
-            raise CannotRun(said(error)) from error
+            raise CannotRun(short(said(error))) from error
     if not (alone.logits.isfinite().all() and math.isfinite(alone.loss)):
         raise CannotRun("it gives what is no number")
     control = float(f"{leak:.1e}")
@@ -163,7 +163,7 @@ def measure_door(door: Door) -> dict[str, Any]:
     try:
         wanted = door.run(lambda model: None)
     except Exception as error:
-        raise CannotRun(said(error)) from error
+        raise CannotRun(short(said(error))) from error
     handles: list[Any] = []
     try:
         found = door.run(lambda model: handles.append(autopack.enable(model)))
@@ -182,7 +182,7 @@ def _verdict(model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, h
 
 
 def _raised(error: Exception) -> dict[str, Any]:
-    return {"status": "refused" if isinstance(error, AutopackError) else "crash", "reason": said(error)}
+    return {"status": "refused" if isinstance(error, AutopackError) else "crash", "reason": short(said(error))}
 
 
 def _judged(
@@ -252,17 +252,6 @@ def _train(model: Any, calls: list[Call]) -> float:
             part.backward()
         loss += part.item()
     return loss
-
-
-def said(error: BaseException) -> str:
-    """The kind of an error and the beginning of its message."""
-    return short(f"{type(error).__name__}: {error}")
-
-
-def short(text: str) -> str:
-    """One line of at most 240 characters, without addresses and paths of this machine."""
-    text = re.sub(r"0x[0-9a-f]{6,}", "0x...", re.sub(r"(/[\w.+-]+){3,}/", "", " ".join(text.split())))
-    return text if len(text) <= 240 else text[:239] + "…"
 
 
 @contextlib.contextmanager

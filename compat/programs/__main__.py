@@ -6,9 +6,8 @@
     python -m compat.programs --page                                          write docs/programs.md anew
 
 With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment of the program's
-own, as its module in `compat/programs` says: NAME, PACKAGE, STAND_INS, RUNS, APART, `prepare(folder)`, and
-`command(run, folder, output)`, what python is called with. A program that trains by a Trainer leaves its
-`trainer_state.json` below `output`; any other writes `output/steps.json`, a list of the numbers of each step by name.
+own: programs.json says what pip installs there (`install`) beside autopack. A command that trains by a Trainer leaves
+its `trainer_state.json` below `output`; other runs write `output/steps.json`, the numbers of each step by their names.
 
 A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that
 stock lets see each other, or where stock predicts the first token of a row from the padding on its left (then those of
@@ -19,7 +18,6 @@ autopack are the documents' alone, and have to differ), `ended` where only one o
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -31,7 +29,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from compat.common import write_json
 from compat.matrix import ROOT
+from compat.programs._drivers import command, programs
 from compat.programs._words import DTYPE
 
 RESULTS = ROOT / "compat" / "results" / "programs"
@@ -51,7 +51,7 @@ _VERSIONS = (
 def main() -> int:
     """Run one program; 1 where a run that stock makes ends, or logs other numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", nargs="?", choices=sorted(p.stem for p in Path(__file__).parent.glob("[!_]*.py")))
+    parser.add_argument("program", nargs="?", choices=programs())
     parser.add_argument("--python", type=Path, default=sys.executable, help="of an environment that has the program")
     parser.add_argument("--only", nargs="+", default=[], help="words of runs")
     parser.add_argument("--max-tokens", help="cut the optimizer steps anew; results are recorded beside the others")
@@ -63,41 +63,43 @@ def main() -> int:
         return 0
     if given.program is None:
         parser.error("which program?")
-    program: Any = importlib.import_module(f"compat.programs.{given.program}")
-    wanted = [run for run in program.RUNS if not given.only or any(word in run for word in given.only)]
+    wanted = [
+        run for run in programs()[given.program]["runs"] if not given.only or any(word in run for word in given.only)
+    ]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(program, given.python, Path(folder), max_tokens=given.max_tokens)
+        runner = Runner(given.program, given.python, Path(folder), max_tokens=given.max_tokens)
         for run in tqdm(wanted):
             found[run] = runner.compared(run)
             if found[run]["verdict"] == "exact" and found[run]["worst"] > _ROUNDING:
                 with tempfile.TemporaryDirectory() as other:
-                    again = Runner(program, given.python, Path(other), "float64", given.max_tokens).compared(run)
+                    again = Runner(given.program, given.python, Path(other), "float64", given.max_tokens).compared(run)
                 found[run]["float64"] = again.get("worst")
             tqdm.write(f"{run}: {found[run]}")
         if given.record:
-            _record(given.program, program, runner.versions(), found, given.max_tokens)
+            _record(given.program, runner.versions(), found, given.max_tokens)
     return 1 if any(each["verdict"] in ("ended", "other numbers") for each in found.values()) else 0
 
 
 class Runner:
     """Runs of one program in a folder of their own, with models whose weights are of a type."""
 
-    def __init__(self, program: Any, python: Path, folder: Path, dtype: str = "float32", max_tokens: str | None = None):
-        self.program, self.python, self.folder, self.max_tokens = program, python, folder, max_tokens
+    def __init__(self, name: str, python: Path, folder: Path, dtype: str = "float32", max_tokens: str | None = None):
+        self.name, self.python, self.folder, self.max_tokens = name, python, folder, max_tokens
+        self.program = programs()[name]
         stand_ins = folder / "stand_ins"
         stand_ins.mkdir()
-        for name in program.STAND_INS:
-            if subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode:
-                (stand_ins / f"{name}.py").write_text('"""Empty."""\n')
+        for each in self.program.get("stand_ins", ()):
+            if subprocess.run([python, "-c", f"import {each}"], capture_output=True, check=False).returncode:
+                (stand_ins / f"{each}.py").write_text('"""Empty."""\n')
         path = os.pathsep.join([str(ROOT), str(stand_ins)])
         same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         self.environment = {**os.environ, "PYTHONPATH": path, DTYPE: dtype, **same}
-        prepared = f"from pathlib import Path; from {program.__name__} import prepare; prepare(Path({str(folder)!r}))"
-        subprocess.run([python, "-c", prepared], check=True, env=self.environment, capture_output=True)
+        prepared = [str(python), "-m", "compat.programs._drivers", name, str(folder)]
+        subprocess.run(prepared, check=True, env=self.environment, capture_output=True)
 
     def versions(self) -> str:
-        asked = [self.python, "-c", _VERSIONS % self.program.PACKAGE]
+        asked = [self.python, "-c", _VERSIONS % self.program["package"]]
         return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
     def compared(self, run: str) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Runner:
         pairs = [(a[name], b.get(name)) for a, b in zip(stock, ours, strict=True) for name in a if name not in left_out]
         worst = max((abs(a - b) / max(1.0, abs(a)) if b is not None else 1.0) for a, b in pairs)
         packed, lines = _PACKED.search(said), _LINE.findall(said)
-        apart = run in self.program.APART
+        apart = run in self.program.get("apart", ())
         same = "not cut" if self.max_tokens and _NOT_CUT.search(said) else "exact"
         verdict = same if worst <= _TOLERANCE else "apart" if apart else "other numbers"
         skipped = float(packed[1]) if packed is not None else 0.0
@@ -126,9 +128,9 @@ class Runner:
         options = ("--max-tokens", self.max_tokens) if self.max_tokens else ()
         before = ("-m", "autopack", "run", *options) if enabled else ()
         output.mkdir()
-        command = [self.python, *before, *self.program.command(run, self.folder, output)]
+        asked = [self.python, *before, *command(self.name, run, self.folder, output)]
         ended = subprocess.run(
-            command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600
+            asked, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600
         )
         said = _PACKAGES.sub("", ended.stdout + ended.stderr)
         steps = _steps(output)
@@ -158,13 +160,12 @@ def recorded() -> dict[str, Any]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
 
 
-def _record(name: str, program: Any, versions: str, found: dict[str, Any], max_tokens: str | None) -> None:
+def _record(name: str, versions: str, found: dict[str, Any], max_tokens: str | None) -> None:
     stem = f"{name}.max_tokens" if max_tokens else name
-    known = {**recorded().get(stem, {}).get("runs", {}), **found}
-    runs = {run: known[run] for run in program.RUNS if run in known}
-    title = f"{program.NAME}, --max-tokens {max_tokens}" if max_tokens else program.NAME
-    written = {"name": title, "with": versions, "runs": runs}
-    (RESULTS / f"{stem}.json").write_text(json.dumps(written, indent=1) + "\n")
+    known, program = {**recorded().get(stem, {}).get("runs", {}), **found}, programs()[name]
+    runs = {run: known[run] for run in program["runs"] if run in known}
+    title = f"{program['name']}, --max-tokens {max_tokens}" if max_tokens else program["name"]
+    write_json(RESULTS / f"{stem}.json", {"name": title, "with": versions, "runs": runs})
     PAGE.write_text(page(recorded()))
 
 

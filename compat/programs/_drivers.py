@@ -1,49 +1,213 @@
-"""What drivers of libraries share: models and tokenizers of encoders, and the numbers that a Trainer logged."""
+"""What drives programs: their models, commands and steps, by what programs.json says of them.
+
+`python -m compat.programs._drivers NAME RUN FOLDER OUTPUT` drives a library: its module here has `train(told, folder,
+output)`, where `told` is what the run says, and writes `output/steps.json`. With NAME and FOLDER alone it writes what
+runs of a program need.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import json
+import random
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compat.programs._words import save_model
+from compat.programs._words import save_model, text
 
-ENCODER: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "type_vocab_size": 2}
-"""BERT without dropout."""
+Steps = list[dict[str, float]]
 _TIMES = re.compile(r"runtime|per_second|step_time|flos|epoch$|_mem_")
-Run = Callable[[Path, Path], None]
-"""One run: of the folder that was prepared, and the one it writes to."""
 
 
-def save_encoder(folder: Path, auto: str = "AutoModel", model_type: str = "bert", **fields: Any) -> None:
-    """Write a tiny encoder whose tokenizer makes `<s> text </s>`, or `<s> text </s> other </s>` of a pair."""
-    from tokenizers import processors
+@cache
+def programs() -> dict[str, dict[str, Any]]:
+    """All programs, by the names of their modules and records.
+
+    Of each its `name`, the `package` whose version counts, what to `install` (pip's arguments, one command each),
+    `stand_ins` for packages that nothing calls, runs that differ where stock lets documents see each other (`apart`),
+    its `models`, and what each of its `runs` says. Where `settings` are there, runs are commands of the program's own.
+    One that is `watched` logs nothing: its steps are taken from torch.
+    """
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("programs.json").read_text())
+    return found
+
+
+def prepare(name: str, folder: Path) -> None:
+    """Write the models of a program, and what else its module writes."""
+    for model, fields in programs()[name]["models"].items():
+        save_model(folder / model, fields["type"], **{key: each for key, each in fields.items() if key != "type"})
+    if importlib.util.find_spec(f"compat.programs.{name}") is not None:
+        module = importlib.import_module(f"compat.programs.{name}")
+        if hasattr(module, "prepare"):
+            module.prepare(folder)
+
+
+def command(name: str, run: str, folder: Path, output: Path) -> list[str]:
+    """What python is called with: a command of the program with its settings, or this module."""
+    program = programs()[name]
+    told = dict(program["runs"][run])
+    own = told.pop("command", program.get("command"))
+    if own is None:
+        driver = ["-m", "compat.programs._drivers", name, run, str(folder), str(output)]
+        return [*program.get("launcher", ()), *driver]
+    settings = {
+        key: value.format(folder=folder, output=output) if isinstance(value, str) else value
+        for key, value in {**program["settings"], **told}.items()
+    }
+    if program.get("in a file"):
+        file = output.with_suffix(".yaml")  # JSON is YAML, and LLaMA-Factory's reader of .json files raises
+        file.write_text(json.dumps(settings))
+        return [*own, str(file)]
+    return [*own, *(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" ")))]
+
+
+def arguments(output: Path, **more: Any) -> dict[str, Any]:
+    """What runs by a Trainer say to their arguments."""
+    same = {"per_device_train_batch_size": 4, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3}
+    return {"output_dir": str(output), **same, "report_to": "none", "save_strategy": "no", "use_cpu": True, **more}
+
+
+def batches(tokenizer: Any, classes: int = 0, count: int = 9) -> Iterator[dict[str, Any]]:
+    """Batches of four random texts, padded on the right, with labels: the tokens, or one class for each row."""
+    import torch
+
+    draw = random.Random(0)
+    for _ in range(count):
+        batch = dict(tokenizer([text(draw, 40) for _ in range(4)], padding=True, return_tensors="pt"))
+        batch.pop("token_type_ids", None)
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        drawn = [draw.randrange(max(1, classes)) for _ in range(4)]
+        yield {**batch, "labels": torch.tensor(drawn) if classes else labels}
+
+
+def loaded(where: Path, shuffle: bool = False, together: bool = False) -> Any:
+    """A loader of 32 random texts in padded batches of 8, with a class for each: beside the batch, or `together`."""
+    import torch
     from transformers import AutoTokenizer
 
-    own = ENCODER if model_type == "bert" else {}
-    save_model(folder, model_type, auto, **{"max_position_embeddings": 128, **own, **fields})
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
-    pair = "<s> $A </s> $B:1 </s>:1"
-    made = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=ends)
-    tokenizer.backend_tokenizer.post_processor = made
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    tokenizer.model_max_length = 128
-    tokenizer.save_pretrained(folder)
+    draw, tokenizer = random.Random(0), AutoTokenizer.from_pretrained(where)
+    rows: Any = [(text(draw, 60), number % 2) for number in range(32)]
+
+    def collated(batch: list[tuple[str, int]]) -> Any:
+        found = tokenizer([one for one, _ in batch], padding=True, return_tensors="pt", return_token_type_ids=False)
+        labels = torch.tensor([label for _, label in batch])
+        return {**found, "labels": labels} if together else (dict(found), labels)
+
+    return torch.utils.data.DataLoader(rows, batch_size=8, shuffle=shuffle, collate_fn=collated)
 
 
-def write_steps(output: Path, steps: list[dict[str, float]]) -> None:
-    """Write what a program logged, step by step."""
-    (output / "steps.json").write_text(json.dumps(steps))
+def by_trainer(kind: Any, build: Callable[[], Any], where: Path, count: int, settings: dict[str, Any]) -> Any:
+    """A Trainer of a kind, of a model that is built once its arguments are there, on so many random texts.
+
+    A Llama predicts them; other models have one of two classes for each.
+    """
+    from datasets import Dataset
+    from transformers import AutoTokenizer, DataCollatorForLanguageModeling, TrainingArguments
+
+    draw, causal, made = random.Random(0), where.name == "llama", TrainingArguments(**settings)
+    tokenizer = AutoTokenizer.from_pretrained(where)
+    rows = [tokenizer(text(draw, 60), return_token_type_ids=False) for _ in range(count)]
+    listed = [{**row, **({} if causal else {"labels": number % 2})} for number, row in enumerate(rows)]
+    return kind(
+        model=build(),
+        args=made,
+        train_dataset=Dataset.from_list(listed),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False) if causal else None,
+    )
 
 
-def write_logs(output: Path, logged: list[dict[str, Any]], but: tuple[str, ...] = ()) -> None:
-    """Write all numbers of a Trainer's log, those of evaluations too, except times and names that hold one of `but`."""
+def stepped(loss: Any, parameters: Any, optimizer: Any) -> dict[str, float]:
+    """One step by a loss, with gradients clipped."""
+    import torch
+
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"loss": float(loss), "grad_norm": float(norm)}
+
+
+def logged(trainer: Any, but: tuple[str, ...] = ()) -> Steps:
+    """Train, and give all numbers of a Trainer's log, those of evaluations too.
+
+    Times are left out, as names that hold one of `but`.
+    """
 
     def kept(name: str, value: Any) -> bool:
         left_out = _TIMES.search(name) is not None or any(word in name for word in but)
         return isinstance(value, int | float) and not left_out
 
-    write_steps(output, [{name: value for name, value in entry.items() if kept(name, value)} for entry in logged])
+    trainer.train()
+    log = trainer.state.log_history
+    return [{name: value for name, value in entry.items() if kept(name, value)} for entry in log]
+
+
+def write_steps(output: Path, steps: Steps) -> None:
+    """Write what a program logged, step by step."""
+    (output / "steps.json").write_text(json.dumps(steps))
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Steps]:
+    """Seed all generators, and take from torch the loss of each `backward`, and the gradients of each step.
+
+    Of the gradients that an optimizer is given it keeps the 2-norm and the 1-norm: clipping makes the first one the
+    same in all steps.
+    """
+    import numpy as np
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    steps: Steps = []
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+
+    def noted_engine(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("accumulate_grad") and len(tensors) == 1 and tensors[0].numel() == 1:
+            steps.append({"loss": tensors[0].detach().double().item()})
+        return engine(tensors, *args, **kwargs)
+
+    def noted_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        gradients = [
+            parameter.grad.detach().double().flatten()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        whole = torch.cat(gradients) if gradients else torch.zeros(1)
+        steps.append({"grad_norm": whole.norm().item(), "grad_sum": whole.abs().sum().item()})
+
+    autograd._engine_run_backward = noted_engine
+    hook = register_optimizer_step_pre_hook(noted_step)
+    try:
+        yield steps
+    finally:
+        hook.remove()
+        autograd._engine_run_backward = engine
+
+
+def main(name: str, run: str, folder: str, output: str) -> None:
+    """Drive one run, and write its steps."""
+    program, module = programs()[name], importlib.import_module(f"compat.programs.{name}")
+    around: contextlib.AbstractContextManager[Steps] = watched() if "watched" in program else contextlib.nullcontext([])
+    with around as steps:
+        steps += module.train(program["runs"][run], Path(folder), Path(output)) or []
+    if steps:
+        write_steps(Path(output), steps)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        prepare(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main(*sys.argv[1:])

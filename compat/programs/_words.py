@@ -19,22 +19,34 @@ _SIZES: dict[str, int] = {
     "num_attention_heads": 4,
 }
 _TOKENS: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with one token for each word; `<s> text </s>` for encoders is left to the caller."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def save_tokenizer(folder: Path, framed: int | None = None) -> None:
+    """Write a tokenizer with one token for each word.
+
+    A `framed` one makes `<s> text </s>`, and `<s> one </s> other </s>` of a pair; of texts of so many tokens, unless 0.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    more = {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, **names, **more).save_pretrained(folder)
+    if framed is not None:
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    names |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
+    if framed:
+        names["model_max_length"] = framed
+    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
 
 
-def save_model(folder: Path, model_type: str, auto: str = "AutoModelForCausalLM", **fields: Any) -> None:
+def save_model(
+    folder: Path, model_type: str, auto: str = "AutoModelForCausalLM", framed: int | None = None, **fields: Any
+) -> None:
     """Write a tiny model with random weights (seed 0), and its tokenizer, where `from_pretrained` finds them.
 
     Fields without dropout suit a comparison by step; a type whose configuration has other names for its sizes, or
@@ -44,11 +56,12 @@ def save_model(folder: Path, model_type: str, auto: str = "AutoModelForCausalLM"
     import transformers
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **fields}
+    own = {} if framed is None else {**_NO_DROPOUT, **({"max_position_embeddings": framed} if framed else {})}
+    sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **own, **fields}
     config = transformers.AutoConfig.for_model(model_type, **sizes)
     model = getattr(transformers, auto).from_config(config)
     model.to(getattr(torch, os.environ.get(DTYPE, "float32"))).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, framed)
 
 
 def text(draw: random.Random, most: int) -> str:

@@ -7,33 +7,30 @@ of another order.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import Run, save_encoder, write_steps
-from compat.programs._words import save_model, text
+from compat.programs._drivers import write_steps
+from compat.programs._words import text
 
-NAME = "accelerate"
-PACKAGE = "accelerate"
-STAND_INS = ()
-APART: frozenset[str] = frozenset()
 _BATCHES, _ROWS = 9, 4
+_MODELS = {
+    "clm": ("llama", "AutoModelForCausalLM"),
+    "mlm": ("bert", "AutoModelForMaskedLM"),
+    "glue": ("bert", "AutoModelForSequenceClassification"),
+    "summarization": ("bart", "AutoModelForSeq2SeqLM"),
+}
 
 
-def prepare(folder: Path) -> None:
-    """Write a tiny Llama, a tiny BERT and a tiny BART."""
-    save_model(folder / "llama", "llama")
-    save_encoder(folder / "bert")
-    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
-    more = {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "dropout": 0.0}
-    tokens = {"decoder_start_token_id": 2, "forced_eos_token_id": 2, "max_position_embeddings": 128}
-    save_model(folder / "bart", "bart", "AutoModelForSeq2SeqLM", **sizes, **more, **tokens)
+def train(told: dict[str, Any], folder: Path, output: Path) -> None:
+    """Run the loop of a task, on several processes or by a launcher where a run says so."""
+    import accelerate
 
-
-def command(run: str, folder: Path, output: Path) -> list[str]:
-    """This module, as a script."""
-    return ["-m", "compat.programs.accelerate_", run, str(folder), str(output)]
+    if "launcher" in told:
+        launch = getattr(accelerate, told["launcher"])
+        launch(_loop, (folder, output, told["task"]), num_processes=told["processes"])
+    else:
+        _loop(folder, output, **told)
 
 
 def _loop(folder: Path, output: Path, task: str, accumulated: int = 1, resumed: bool = False) -> None:
@@ -45,16 +42,10 @@ def _loop(folder: Path, output: Path, task: str, accumulated: int = 1, resumed: 
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulated)
     set_seed(0)
-    kind, auto = {
-        "clm": ("llama", "AutoModelForCausalLM"),
-        "mlm": ("bert", "AutoModelForMaskedLM"),
-        "glue": ("bert", "AutoModelForSequenceClassification"),
-        "summarization": ("bart", "AutoModelForSeq2SeqLM"),
-    }[task]
+    kind, auto = _MODELS[task]
     model = getattr(transformers, auto).from_pretrained(folder / kind)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / kind)
     data: Any
-    data, collator = _data(task, tokenizer, model)
+    data, collator = _data(task, transformers.AutoTokenizer.from_pretrained(folder / kind), model)
     loader = torch.utils.data.DataLoader(data, shuffle=True, collate_fn=collator, batch_size=_ROWS)
     evaluated = torch.utils.data.DataLoader(data[: 2 * _ROWS], collate_fn=collator, batch_size=_ROWS)
     none = ("bias", "LayerNorm.weight")
@@ -92,7 +83,8 @@ def _loop(folder: Path, output: Path, task: str, accumulated: int = 1, resumed: 
         steps.append({"evaluated": float(torch.cat(losses).mean())})
         if resumed and epoch == 0:
             accelerator.load_state(str(output / "state"))
-    write_steps(output, steps)
+    if accelerator.is_main_process:
+        write_steps(output, steps)
 
 
 def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
@@ -112,67 +104,3 @@ def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
     if task == "summarization":
         return rows, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
     return rows, transformers.DataCollatorForLanguageModeling(tokenizer, mlm=task == "mlm", mlm_probability=0.15)
-
-
-def _clm(folder: Path, output: Path) -> None:
-    _loop(folder, output, "clm")
-
-
-def _clm_accumulated(folder: Path, output: Path) -> None:
-    _loop(folder, output, "clm", accumulated=2)
-
-
-def _clm_resumed(folder: Path, output: Path) -> None:
-    _loop(folder, output, "clm", resumed=True)
-
-
-def _mlm(folder: Path, output: Path) -> None:
-    _loop(folder, output, "mlm")
-
-
-def _glue(folder: Path, output: Path) -> None:
-    _loop(folder, output, "glue")
-
-
-def _summarization(folder: Path, output: Path) -> None:
-    _loop(folder, output, "summarization")
-
-
-def _launched(folder: Path, output: Path) -> None:
-    """`notebook_launcher`, on one CPU process."""
-    from accelerate import notebook_launcher
-
-    notebook_launcher(_loop, (folder, output, "clm"), num_processes=1)
-
-
-def _two_processes(folder: Path, output: Path) -> None:
-    """`debug_launcher`: the loop in two processes, by DDP on CPUs; the losses are those of the first."""
-    from accelerate import debug_launcher
-
-    debug_launcher(_of_rank, (folder, output), num_processes=2)
-
-
-def _of_rank(folder: Path, output: Path) -> None:
-    import os
-
-    own = output / f"rank{os.environ['RANK']}"
-    own.mkdir()
-    _loop(folder, own, "clm")
-    if os.environ["RANK"] == "0":
-        (own / "steps.json").rename(output / "steps.json")
-
-
-RUNS: dict[str, Run] = {
-    "run_clm_no_trainer": _clm,
-    "run_clm_no_trainer, accumulation": _clm_accumulated,
-    "run_clm_no_trainer, state saved and loaded": _clm_resumed,
-    "run_mlm_no_trainer": _mlm,
-    "run_glue_no_trainer": _glue,
-    "run_summarization_no_trainer": _summarization,
-    "notebook_launcher": _launched,
-    "debug_launcher, two processes": _two_processes,
-}
-"""What each run is called, and its loop."""
-
-if __name__ == "__main__":
-    RUNS[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,8 +1,5 @@
 """Flair: `fine_tune` with its defaults, for taggers and classifiers over a transformer, on random words.
 
-    python3 -m venv ENV && ENV/bin/pip install "torch==2.13.0" "flair==0.15.1" "transformers==4.57.6"
-    ENV/bin/pip install -e .
-
 The tiny encoder has no dropout, so that steps can be compared; Flair's own, of words and of what follows the encoder,
 is as ever, and draws the same numbers either way.
 """
@@ -10,42 +7,39 @@ is as ever, and draws the same numbers either way.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from compat.programs._encoder import save_encoder
-from compat.programs._watched import driven, watched
 from compat.programs._words import WORDS, text
 
-NAME = "Flair"
-PACKAGE = "flair"
-STAND_INS = ()
-RUNS: dict[str, dict[str, Any]] = {
-    "sequence tagger": {},
-    "sequence tagger, with context": {"use_context": True},
-    "sequence tagger, CRF and LSTM": {"use_crf": True, "use_rnn": True},
-    "text classifier": {},
-    "text classifier, mean pooling": {"cls_pooling": "mean"},
-    "text regressor": {},
-    "text pairs": {},
-}
-"""What each run says beside the defaults."""
-APART: frozenset[str] = frozenset()
+
+def train(told: dict[str, Any], folder: Path, output: Path) -> None:
+    """Make a model of Flair's and fine-tune it."""
+    import flair
+    from flair.data import Corpus
+    from flair.datasets import FlairDatapointDataset
+    from flair.trainers import ModelTrainer
+
+    flair.set_seed(0)
+    said = dict(told)
+    kind, draw = said.pop("kind"), random.Random(0)
+    model, rows = (_tagger if kind == "sequence tagger" else _classifier)(str(folder / "bert"), draw, said, kind)
+    corpus = Corpus(train=FlairDatapointDataset(rows), sample_missing_splits=False)
+    trainer = ModelTrainer(model, corpus)
+    trainer.fine_tune(output / "out", learning_rate=1e-3, max_epochs=1, save_final_model=False)
 
 
-def prepare(folder: Path) -> None:
-    """Write the encoder."""
-    save_encoder(folder / "bert")
+def _known(labels: tuple[str, ...]) -> Any:
+    from flair.data import Dictionary
+
+    found = Dictionary(add_unk=False)
+    for label in labels:
+        found.add_item(label)
+    return found
 
 
-def command(run: str, folder: Path, output: Path) -> list[str]:
-    """This module, which makes a model of Flair's and fine-tunes it."""
-    return driven("flair_", run, folder, output)
-
-
-def _tagger(folder: Path, draw: random.Random, said: dict[str, Any]) -> tuple[Any, list[Any], str]:
-    from flair.data import Dictionary, Sentence
+def _tagger(where: str, draw: random.Random, said: dict[str, Any], kind: str) -> tuple[Any, list[Any]]:
+    from flair.data import Sentence
     from flair.embeddings import TransformerWordEmbeddings
     from flair.models import SequenceTagger
 
@@ -56,51 +50,26 @@ def _tagger(folder: Path, draw: random.Random, said: dict[str, Any]) -> tuple[An
             token.add_label("ner", draw.choice(["PER", "LOC"]))
         sentences.append(sentence)
     context = {"use_context": said.pop("use_context", False)}
-    embeddings = TransformerWordEmbeddings(str(folder / "bert"), layers="-1", fine_tune=True, **context)
-    tags = Dictionary(add_unk=False)
-    for tag in ("O", "PER", "LOC"):
-        tags.add_item(tag)
+    embeddings = TransformerWordEmbeddings(where, layers="-1", fine_tune=True, **context)
     settings = {"use_crf": False, "use_rnn": False, "reproject_embeddings": False, **said}
-    return SequenceTagger(embeddings, tags, "ner", tag_format="BIO", **settings), sentences, "ner"
+    tags = _known(("O", "PER", "LOC"))
+    return SequenceTagger(embeddings, tags, "ner", tag_format="BIO", **settings), sentences
 
 
-def _classifier(folder: Path, draw: random.Random, said: dict[str, Any], run: str) -> tuple[Any, list[Any], str]:
-    from flair.data import Dictionary, Sentence, TextPair
+def _classifier(where: str, draw: random.Random, said: dict[str, Any], kind: str) -> tuple[Any, list[Any]]:
+    from flair.data import Sentence, TextPair
     from flair.embeddings import TransformerDocumentEmbeddings
     from flair.models import TextClassifier, TextPairClassifier, TextRegressor
 
-    embeddings = TransformerDocumentEmbeddings(str(folder / "bert"), fine_tune=True, **said)
+    embeddings = TransformerDocumentEmbeddings(where, fine_tune=True, **said)
     texts: list[Any] = [Sentence(text(draw, 60)) for _ in range(24)]
-    if run == "text regressor":
+    if kind == "text regressor":
         for sentence in texts:
             sentence.add_label("score", str(draw.random()))
-        return TextRegressor(embeddings, label_name="score"), texts, "score"
-    if run == "text pairs":
+        return TextRegressor(embeddings, label_name="score"), texts
+    if kind == "text pairs":
         texts = [TextPair(one, Sentence(text(draw, 30))) for one in texts]
     for each in texts:
         each.add_label("class", draw.choice(["good", "bad"]))
-    labels = Dictionary(add_unk=False)
-    for label in ("good", "bad"):
-        labels.add_item(label)
-    kind = TextPairClassifier if run == "text pairs" else TextClassifier
-    return kind(embeddings, label_type="class", label_dictionary=labels), texts, "class"
-
-
-def _train(run: str, folder: Path, output: Path) -> None:
-    import flair
-    from flair.data import Corpus
-    from flair.datasets import FlairDatapointDataset
-    from flair.trainers import ModelTrainer
-
-    flair.set_seed(0)
-    draw, said = random.Random(0), dict(RUNS[run])
-    tags = run.startswith("sequence")
-    model, rows, _ = _tagger(folder, draw, said) if tags else _classifier(folder, draw, said, run)
-    corpus = Corpus(train=FlairDatapointDataset(rows), sample_missing_splits=False)
-    trainer = ModelTrainer(model, corpus)
-    trainer.fine_tune(output / "out", learning_rate=1e-3, max_epochs=1, save_final_model=False)
-
-
-if __name__ == "__main__":
-    with watched(Path(sys.argv[3])):
-        _train(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    made = TextPairClassifier if kind == "text pairs" else TextClassifier
+    return made(embeddings, label_type="class", label_dictionary=_known(("good", "bad"))), texts

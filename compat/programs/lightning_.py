@@ -6,99 +6,49 @@ Models are tiny, without dropout. Losses are those that a module logs, gradient 
 
 from __future__ import annotations
 
-import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import save_encoder, write_steps
-from compat.programs._words import save_model, text
-
-NAME = "Lightning"
-PACKAGE = "lightning"
-STAND_INS = ()
-RUNS: dict[str, dict[str, Any]] = {
-    "causal LM, training mode": {"task": "causal", "mode": "train"},
-    "causal LM, mode as loaded": {"task": "causal"},
-    "accumulation, clipping, validation": {
-        "task": "causal",
-        "mode": "train",
-        "accumulate_grad_batches": 2,
-        "gradient_clip_val": 0.5,
-        "validated": True,
-    },
-    "classification, mode as loaded, validation": {"task": "classes", "validated": True},
-    "backbone in evaluation mode, own head": {"task": "head"},
-    "LoRA": {"task": "causal", "mode": "train", "peft": True},
-    "manual optimization": {"task": "manual", "mode": "train"},
-    "Fabric": {"task": "fabric", "mode": "train"},
-}
-"""The task of each run, and what it says to Lightning's Trainer."""
-APART: frozenset[str] = frozenset()
-_BATCHES, _ROWS = 9, 4
+from compat.programs._drivers import Steps, batches
 
 
-def prepare(folder: Path) -> None:
-    """Write a tiny Llama, and a tiny BERT with a head and without."""
-    save_model(folder / "llama", "llama")
-    save_encoder(folder / "bert")
-
-
-def command(run: str, folder: Path, output: Path) -> list[str]:
-    """This module, as a script."""
-    return ["-m", "compat.programs.lightning_", run, str(folder), str(output)]
-
-
-def train(run: str, folder: Path, output: Path) -> None:
-    """Fit one of the runs, and write what its module logged in every step."""
+def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
+    """Fit a module of a task, as a run says, and give what it logged in every step."""
     import transformers
 
-    told = dict(RUNS[run])
+    told = dict(told)
     task, mode, adapted = told.pop("task"), told.pop("mode", None), told.pop("peft", False)
-    validated = told.pop("validated", False)
+    validated, classes = told.pop("validated", False), 3 if task in ("classes", "head") else 0
     transformers.set_seed(0)
-    if task in ("classes", "head"):
-        where = folder / "bert"
-        auto = transformers.AutoModelForSequenceClassification if task == "classes" else transformers.AutoModel
-        options = {"num_labels": 3} if task == "classes" else {}
-        model: Any = auto.from_pretrained(where, **options)
-    else:
-        where = folder / "llama"
-        model = transformers.AutoModelForCausalLM.from_pretrained(where)
+    where = folder / ("bert" if classes else "llama")
+    auto = {"classes": "ForSequenceClassification", "head": ""}.get(task, "ForCausalLM")
+    options = {"num_labels": 3} if task == "classes" else {}
+    model: Any = getattr(transformers, f"AutoModel{auto}").from_pretrained(where, **options)
     if adapted:
         import peft
 
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
     if mode == "train":
         model.train()
-    batches = _batches(transformers.AutoTokenizer.from_pretrained(where), task in ("classes", "head"))
+    given = list(batches(transformers.AutoTokenizer.from_pretrained(where), classes))
     if task == "fabric":
-        steps = _fabric(model, batches)
-    else:
-        steps = _fit(task, model, batches, batches[:2] if validated else None, output, told)
-    write_steps(output, steps)
+        return _fabric(model, given)
+    return _fit(task, model, given, given[:2] if validated else None, output, told)
 
 
-def _batches(tokenizer: Any, classes: bool) -> Any:
+def _loader(rows: list[Any]) -> Any:
     import torch
 
-    draw, made = random.Random(0), []
-    for _ in range(_BATCHES):
-        batch = dict(tokenizer([text(draw, 40) for _ in range(_ROWS)], padding=True, return_tensors="pt"))
-        batch.pop("token_type_ids", None)
-        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        drawn = torch.tensor([draw.randrange(3) for _ in range(_ROWS)])
-        made.append({**batch, "labels": drawn if classes else labels})
-    return made
+    return torch.utils.data.DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
 
 
 def _fit(
-    task: str, model: Any, batches: list[Any], validated: list[Any] | None, output: Path, told: dict[str, Any]
-) -> list[dict[str, float]]:
+    task: str, model: Any, given: list[Any], validated: list[Any] | None, output: Path, told: dict[str, Any]
+) -> Steps:
     import lightning
     import torch
 
-    steps: list[dict[str, float]] = []
+    steps: Steps = []
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -139,23 +89,13 @@ def _fit(
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
-    def loader(rows: list[Any]) -> Any:
-        return torch.utils.data.DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
-
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        default_root_dir=str(output),
-        **told,
-    )
-    trainer.fit(Module(), loader(batches), None if validated is None else loader(validated))
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=str(output), **quiet, **told)
+    trainer.fit(Module(), _loader(given), None if validated is None else _loader(validated))
     return steps
 
 
-def _fabric(model: Any, batches: Any) -> list[dict[str, float]]:
+def _fabric(model: Any, given: list[Any]) -> Steps:
     """A loop of one's own, whose model and optimizer Fabric sets up."""
     import lightning
     import torch
@@ -164,8 +104,8 @@ def _fabric(model: Any, batches: Any) -> list[dict[str, float]]:
     fabric.launch()
     wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     steps = []
-    loader: Any = fabric.setup_dataloaders(torch.utils.data.DataLoader(batches, batch_size=None))
-    for batch in loader:
+    prepared: Any = fabric.setup_dataloaders(_loader(given))
+    for batch in prepared:
         loss = wrapped(**batch).loss
         fabric.backward(loss)
         norm: Any = fabric.clip_gradients(wrapped, optimizer, max_norm=1.0)
@@ -173,7 +113,3 @@ def _fabric(model: Any, batches: Any) -> list[dict[str, float]]:
         optimizer.zero_grad()
         steps.append({"loss": float(loss), "grad_norm": float(norm)})
     return steps
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

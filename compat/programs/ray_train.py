@@ -1,54 +1,24 @@
-"""Ray Train: `TorchTrainer` on CPU workers, around the Trainer of transformers and around loops, as in its guides.
-
-Models are tiny, without dropout.
-"""
+"""Ray Train: `TorchTrainer` on CPU workers, around the Trainer of transformers and around loops, as in its guides."""
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import save_encoder, write_logs, write_steps
-from compat.programs._words import save_model, text
+from compat.programs._drivers import arguments, logged, stepped, write_steps
+from compat.programs._words import text
 
-NAME = "Ray Train"
-PACKAGE = "ray"
-STAND_INS = ()
-RUNS: dict[str, dict[str, Any]] = {
-    "transformers' Trainer": {"loop": "trainer"},
-    "transformers' Trainer, LoRA, gradient accumulation": {"loop": "trainer", "peft": True},
-    "own loop, DDP on two workers": {"loop": "own", "workers": 2},
-    "own loop, batches of Ray Data": {"loop": "data"},
-}
-"""The loop of each run, and how many workers it has."""
-APART: frozenset[str] = frozenset()
 _STEPS, _ROWS = 8, 4
 
 
-def prepare(folder: Path) -> None:
-    """Write a tiny Llama, and a tiny BERT with a head."""
-    save_model(folder / "llama", "llama")
-    save_encoder(folder / "bert", "AutoModelForSequenceClassification", num_labels=2)
-
-
-def command(run: str, folder: Path, output: Path) -> list[str]:
-    """This module, as a script."""
-    return ["-m", "compat.programs.ray_train", run, str(folder), str(output)]
-
-
-def train(run: str, folder: Path, output: Path) -> None:
+def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     """Run a loop on Ray's workers; the first one writes what was logged."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    # The module has a name of its own in the workers, which would not find what `__main__` holds.
-    from compat.programs import ray_train as here
-
-    told = {"workers": 1, "peft": False, **RUNS[run]}
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=True, runtime_env={"env_vars": {"PYTHONHASHSEED": "0"}})
     datasets: Any = {}
@@ -56,14 +26,13 @@ def train(run: str, folder: Path, output: Path) -> None:
         draw = random.Random(0)
         items = [{"text": text(draw, 40), "label": draw.randrange(2)} for _ in range(_STEPS * _ROWS)]
         datasets = {"train": ray.data.from_items(items, override_num_blocks=1)}
-    trainer = TorchTrainer(
-        {"trainer": here.with_trainer, "own": here.own_loop, "data": here.on_ray_data}[told["loop"]],
-        train_loop_config={"folder": str(folder), "output": str(output), "peft": told["peft"]},
-        scaling_config=ScalingConfig(num_workers=told["workers"], use_gpu=False),
+    TorchTrainer(
+        {"trainer": with_trainer, "own": own_loop, "data": on_ray_data}[told["loop"]],
+        train_loop_config={"folder": str(folder), "output": str(output), "peft": told.get("peft", False)},
+        scaling_config=ScalingConfig(num_workers=told.get("workers", 1), use_gpu=False),
         run_config=RunConfig(storage_path=str(output / "ray")),
         datasets=datasets,
-    )
-    trainer.fit()
+    ).fit()
     ray.shutdown()
 
 
@@ -89,25 +58,15 @@ def with_trainer(told: dict[str, Any]) -> None:
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
         more = {"gradient_accumulation_steps": 2}
     data = Dataset.from_dict({"text": _texts()})
+    output = Path(told["output"])
     trainer = transformers.Trainer(
         model=model,
-        args=transformers.TrainingArguments(
-            output_dir=told["output"],
-            per_device_train_batch_size=_ROWS,
-            max_steps=_STEPS,
-            logging_steps=1,
-            learning_rate=1e-3,
-            report_to="none",
-            save_strategy="no",
-            use_cpu=True,
-            **more,
-        ),
+        args=transformers.TrainingArguments(**arguments(output, max_steps=_STEPS, **more)),
         train_dataset=data.map(lambda row: tokenizer(row["text"]), remove_columns="text"),
         data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
     )
     trainer.add_callback(huggingface.RayTrainReportCallback())
-    huggingface.prepare_trainer(trainer).train()
-    write_logs(Path(told["output"]), trainer.state.log_history)
+    write_steps(output, logged(huggingface.prepare_trainer(trainer)))
 
 
 def own_loop(told: dict[str, Any]) -> None:
@@ -128,7 +87,8 @@ def own_loop(told: dict[str, Any]) -> None:
     for batch in ray.train.torch.prepare_data_loader(loader):
         labels = batch.pop("labels")
         logits = model(**batch).logits[:, :-1]
-        steps.append(_step(torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:]), model, optimizer))
+        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:])
+        steps.append(stepped(loss, model.parameters(), optimizer))
         ray.train.report(steps[-1])
     if ray.train.get_context().get_world_rank() == 0:
         write_steps(Path(told["output"]), steps)
@@ -148,20 +108,6 @@ def on_ray_data(told: dict[str, Any]) -> None:
     for rows in ray.train.get_dataset_shard("train").iter_batches(batch_size=_ROWS):
         batch = tokenizer(list(rows["text"]), padding="longest", truncation=True, return_tensors="pt")
         loss = model(**batch, labels=torch.as_tensor(rows["label"])).loss
-        steps.append(_step(loss, model, optimizer))
+        steps.append(stepped(loss, model.parameters(), optimizer))
         ray.train.report(steps[-1])
     write_steps(Path(told["output"]), steps)
-
-
-def _step(loss: Any, model: Any, optimizer: Any) -> dict[str, float]:
-    import torch
-
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return {"loss": float(loss), "grad_norm": float(norm)}
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -9,157 +9,59 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import save_encoder, write_logs
-from compat.programs._words import save_model, text
+from compat.programs._drivers import Steps, arguments, logged
+from compat.programs._words import text
 
-NAME = "transformers, Trainer"
-PACKAGE = "accelerate"
-STAND_INS = ()
-_LM: dict[str, Any] = {"task": "causal"}
-RUNS: dict[str, dict[str, Any]] = {
-    "causal LM": _LM,
-    "causal LM, blocks of texts": {"task": "blocks"},
-    "causal LM, DataCollatorWithFlattening": {"task": "flattening"},
-    "causal LM, padded left": {"task": "causal", "padding_side": "left"},
-    "causal LM, gradient accumulation, grouped by length": {
-        **_LM,
-        "gradient_accumulation_steps": 2,
-        "train_sampling_strategy": "group_by_length",
-    },
-    "causal LM, gradient checkpointing": {**_LM, "gradient_checkpointing": True},
-    "causal LM, label smoothing": {**_LM, "label_smoothing_factor": 0.1},
-    "causal LM, NEFTune": {**_LM, "neftune_noise_alpha": 5},
-    "causal LM, LoRA": {**_LM, "peft": True},
-    "causal LM, torch.compile": {**_LM, "torch_compile": True, "torch_compile_backend": "aot_eager"},
-    "causal LM, evaluation, last batch dropped": {
-        **_LM,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "dataloader_drop_last": True,
-    },
-    "causal LM, batch size found, tokens counted": {
-        **_LM,
-        "auto_find_batch_size": True,
-        "include_num_input_tokens_seen": "non_padding",
-    },
-    "causal LM, own loss function": {"task": "own loss"},
-    "masked LM, BERT": {"task": "masked", "model": "bert"},
-    "masked LM, ModernBERT": {"task": "masked", "model": "modernbert"},
-    "sequence classification, BERT": {"task": "classes", "eval_strategy": "epoch"},
-    "sequence classification, class weights": {"task": "weighted classes"},
-    "sequence classification, several labels": {"task": "several classes"},
-    "sequence classification, Llama": {"task": "classes", "model": "llama"},
-    "regression": {"task": "regression"},
-    "token classification": {"task": "tokens", "eval_strategy": "epoch"},
-    "question answering": {"task": "answers"},
-    "multiple choice": {"task": "choices"},
-    "seq2seq, T5": {"task": "seq2seq", "model": "t5", "predict_with_generate": True, "eval_strategy": "epoch"},
-    "seq2seq, BART, label smoothing": {"task": "seq2seq", "model": "bart", "label_smoothing_factor": 0.1},
-}
-"""The task of each run, and what it says to `TrainingArguments`."""
-APART = frozenset(("causal LM, padded left",))
 _ROWS = 32
-_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
-_BART: dict[str, Any] = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "max_position_embeddings": 128,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "classifier_dropout": 0.0,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": 2,
-}
-_HEADS = {
-    "masked": "AutoModelForMaskedLM",
-    "classes": "AutoModelForSequenceClassification",
-    "weighted classes": "AutoModelForSequenceClassification",
-    "several classes": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "tokens": "AutoModelForTokenClassification",
-    "answers": "AutoModelForQuestionAnswering",
-    "choices": "AutoModelForMultipleChoice",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-}
-_PROBLEMS: dict[str, dict[str, Any]] = {
-    "classes": {"num_labels": 3},
-    "weighted classes": {"num_labels": 3},
-    "several classes": {"num_labels": 3, "problem_type": "multi_label_classification"},
-    "regression": {"num_labels": 1},
-    "tokens": {"num_labels": 5},
+_CLASSES = ("SequenceClassification", {"num_labels": 3})
+_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "masked": ("MaskedLM", {}),
+    "classes": _CLASSES,
+    "weighted classes": _CLASSES,
+    "several classes": (_CLASSES[0], {"num_labels": 3, "problem_type": "multi_label_classification"}),
+    "regression": (_CLASSES[0], {"num_labels": 1}),
+    "tokens": ("TokenClassification", {"num_labels": 5}),
+    "answers": ("QuestionAnswering", {}),
+    "choices": ("MultipleChoice", {}),
+    "seq2seq": ("Seq2SeqLM", {}),
 }
 
 
-def prepare(folder: Path) -> None:
-    """Write tiny models of the types that are trained, each with a tokenizer of words."""
-    save_model(folder / "llama", "llama")
-    save_encoder(folder / "bert")
-    modern = {"attention_dropout": 0.0, "mlp_dropout": 0.0, "embedding_dropout": 0.0, "classifier_dropout": 0.0}
-    numbers = {"cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 16}
-    save_encoder(folder / "modernbert", "AutoModelForMaskedLM", "modernbert", **modern, **numbers)
-    save_model(folder / "t5", "t5", "AutoModelForSeq2SeqLM", **_T5, decoder_start_token_id=0)
-    save_model(folder / "bart", "bart", "AutoModelForSeq2SeqLM", **_BART)
-
-
-def command(run: str, folder: Path, output: Path) -> list[str]:
-    """This module, as a script."""
-    return ["-m", "compat.programs.transformers_trainer", run, str(folder), str(output)]
-
-
-def train(run: str, folder: Path, output: Path) -> None:
-    """Train one of the runs, and write what its Trainer logged."""
+def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
+    """Train by the Trainer, as a run says."""
     import transformers
 
-    told = dict(RUNS[run])
-    task, kind = told.pop("task"), told.pop("model", "bert")
-    kind = "llama" if task in ("causal", "blocks", "flattening", "own loss") else kind
+    told = dict(told)
+    task, where = told.pop("task"), folder / told.pop("model")
     side, adapted = told.pop("padding_side", "right"), told.pop("peft", False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / kind, padding_side=side)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side=side)
     transformers.set_seed(0)
-    auto = getattr(transformers, _HEADS.get(task, "AutoModelForCausalLM"))
-    model = auto.from_pretrained(folder / kind, **_PROBLEMS.get(task, {}))
+    auto, fields = _HEADS.get(task, ("CausalLM", {}))
+    model = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(where, **fields)
     if adapted:
         import peft
 
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
     data, collator = _data(task, tokenizer, model)
     seq2seq = "Seq2Seq" if task == "seq2seq" else ""
-    arguments = getattr(transformers, f"{seq2seq}TrainingArguments")(
-        output_dir=str(output),
-        per_device_train_batch_size=4,
-        max_steps=9,
-        logging_steps=1,
-        learning_rate=1e-3,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        **told,
-    )
     more: dict[str, Any] = {"compute_loss_func": _own_loss} if task == "own loss" else {}
     if "eval_strategy" in told and not seq2seq:
         more["compute_metrics"] = _accuracy
     trainer_class = _weighted() if task == "weighted classes" else getattr(transformers, f"{seq2seq}Trainer")
+    made = getattr(transformers, f"{seq2seq}TrainingArguments")(**arguments(output, max_steps=9, **told))
     trainer = trainer_class(
         model=model,
-        args=arguments,
+        args=made,
         train_dataset=data,
         eval_dataset=data.select(range(10)) if "eval_strategy" in told else None,
         data_collator=collator,
         processing_class=tokenizer,
         **more,
     )
-    trainer.train()
-    write_logs(output, trainer.state.log_history)
+    return logged(trainer)
 
 
 def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
@@ -246,12 +148,5 @@ def _weighted() -> Any:
 
 def _accuracy(predicted: Any) -> dict[str, float]:
     logits, labels = predicted
-    found = logits.argmax(-1)
-    if found.ndim == 2 and found.shape == labels.shape and (labels == -100).any():
-        counted = labels != -100
-        return {"accuracy": float((found[counted] == labels[counted]).mean())}
-    return {"accuracy": float((found == labels).mean())}
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    counted = labels != -100
+    return {"accuracy": float((logits.argmax(-1)[counted] == labels[counted]).mean())}

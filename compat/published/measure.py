@@ -1,20 +1,23 @@
-"""Build a published configuration at full size on the meta device in the installed transformers, and enable it."""
+"""Build a published configuration at full size on the meta device in the installed transformers, and enable it.
+
+`python -m compat.published.measure NAME ...` writes a line of JSON for each.
+"""
 
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
+import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from compat.cells import private_output
+from compat.common import quietly, said
 from compat.published import PUBLISHED
-from compat.words import said
 
 STATUSES = ("enabled", "refused", "crash", "upstream error", "absent")
 BAD = ("refused", "crash")
@@ -87,7 +90,6 @@ def _memory(name: str) -> int:
 
 def measured(names: Iterable[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
     """Measure configurations, each in a process of its own that finds nothing of the others."""
-    _quiet()
     import transformers.models.auto.modeling_auto  # noqa: F401  (so that no process imports it anew)
 
     import autopack  # noqa: F401
@@ -114,11 +116,8 @@ def _answer(name: str, there: Connection) -> None:
     there.send(measure(name))
 
 
-def _quiet() -> None:
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    logging.disable(logging.WARNING)
+if __name__ == "__main__":
+    with private_output() as answers, quietly():
+        for each in measured(sys.argv[1:]):
+            answers.write(json.dumps(each, ensure_ascii=False) + "\n")
+            answers.flush()

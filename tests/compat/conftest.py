@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autopack import tiny
-from compat import tables
+from compat import matrix
 from compat.matrix import load_matrix
 from compat.scenarios import FILES, TYPES_VARIABLE
 from compat.standins import supported_implementations
@@ -59,8 +59,6 @@ def stock(model_type, mode):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """An empty directory in the place of compat/results."""
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results" / "releases")
-    monkeypatch.setattr(tables, "TABLE", tmp_path / "results" / "README.md")
-    (tmp_path / "results" / "releases").mkdir(parents=True)
-    return tmp_path / "results"
+    monkeypatch.setattr(matrix, "RESULTS", tmp_path)
+    (tmp_path / "releases").mkdir()
+    return tmp_path

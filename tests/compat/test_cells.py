@@ -108,10 +108,6 @@ def test_the_usual_source_is_that_of_most():
     assert usual_source([{"status": "exact", "proof": each} for each in proofs[1:]]) == "recorded"
 
 
-def test_older_records_do_not_say():
-    assert source_of(cell_of("exact", None, {})) is None
-
-
 def test_a_typing_error_is_no_word():
     with pytest.raises(ValueError, match=r"'exact!' is no word"):
         status_of("exact!")

@@ -21,8 +21,6 @@ from compat.fuzz import draw, session
 from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json
 from compat.fuzz.judge import judge
 from compat.fuzz.model import Model
-from compat.fuzz.shrink import shrunk
-from compat.fuzz.snippet import snippet
 
 GPT2 = Spec("gpt2", lengths=(6, 4, 9, 1))
 LLAMA = Spec("llama", changes=(("llama.attention_bias=True", {"attention_bias": True}),), lengths=(6, 4, 9, 1))
@@ -31,12 +29,12 @@ ROWS = ((0, -2, 1, 2), (3, 2, 0, -2))
 
 
 def test_a_sample(capsys):
-    """Some builds of a fixed seed, of several types and tasks; `python -m compat.fuzz` runs as many as one wants."""
-    assert fuzz.main(["--cases", "240", "--seed", "20"]) == 0, capsys.readouterr().out
+    """Some models of a fixed seed, of several types and tasks; `python -m compat.fuzz` draws as many as one wants."""
+    assert fuzz.main(["--models", "30", "--seed", "20"]) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
     counts = {status: int(n) for n, status in re.findall(r"(\d+) (exact|refused|no stock|silent|crash)", said)}
-    assert sum(counts.values()) == 240
-    assert counts["exact"] > 120
+    assert sum(counts.values()) > 120
+    assert counts["exact"] > 0.5 * sum(counts.values())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -106,7 +104,7 @@ FAULTS = {
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
+def test_a_planted_fault_is_found(name, monkeypatch):
     spec, plant, form, status, reason = FAULTS[name]
     options = {"labels": True, "gradients": True, "training": True, "checkpointing": "non-reentrant"}
     call = Arranged(ROWS, form, mask=form == "positions", **options)
@@ -115,13 +113,7 @@ def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
     plant(monkeypatch)
     verdict = session.run_case(case, verify=False)
     assert (verdict.status, reason in verdict.reason) == (status, True), verdict
-    small, found = shrunk(case, verdict, lambda smaller: session.run_case(smaller, verify=False))
-    assert found.status == status
-    assert small.spec.changes == ()
-    assert small.call.checkpointing == ""
-    assert sum(small.spec.lengths) < sum(spec.lengths)
-    assert len(small.call.picks) <= 2
-    assert session.run_case(of_json(small.to_json()), verify=False) == found
+    assert session.run_case(of_json(case.to_json()), verify=False) == verdict
 
 
 def test_what_autopack_refuses_is_no_failure(monkeypatch):
@@ -137,51 +129,38 @@ def test_what_stock_cannot_do_is_counted_apart():
 
 
 @pytest.mark.exhaustive
-def test_the_command_reports_a_fault_so_that_it_can_be_run_again(monkeypatch, capsys, tmp_path):
-    case = Case(LLAMA, Arranged(ROWS * 2, mask=True))
-    assert fuzz.main(["--case", case.to_json()]) == 0
-    capsys.readouterr()
+def test_the_command_makes_a_fault_small_so_that_it_can_be_run_again(monkeypatch, capsys, tmp_path):
     raising(monkeypatch, documents=12)  # of which no twin has so many
+    monkeypatch.setattr(session, "run_case", partial(session.run_case, verify=False))  # hundreds of times
+    monkeypatch.setattr(fuzz, "_CALLS", 2)
+    rows = st.lists(st.integers(0, 3), min_size=1, max_size=16).map(lambda row: (tuple(row),))
+    monkeypatch.setattr(draw, "specs", lambda types: st.just(LLAMA))
+    monkeypatch.setattr(draw, "calls", lambda spec: st.builds(Arranged, rows, labels=st.booleans()))
     report = tmp_path / "report.json"
-    assert fuzz.main(["--case", case.to_json(), "--json", str(report)]) == 1
+    assert fuzz.main(["--models", "30", "--json", str(report)]) == 1
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
     (failure,) = json.loads(report.read_text())["failures"]
     assert failure["case"] == json.loads(line)
-    code = said[said.index("# crash") : said.index(line)]
-    with pytest.raises(KeyError, match="planted"):
-        exec(compile(code, "reproducer", "exec"), {})
+    assert "planted" in failure["reason"]
+    small = of_json(line)
+    assert (small.before, small.call.labels, small.call.picks) == ((), False, [0] * 12)
     assert fuzz.main(["--case", line]) == 1
 
 
-def test_a_reproducer_says_that_nothing_is_wrong_where_nothing_is(capsys):
-    case = Case(LLAMA, Arranged(ROWS, mask=True))
-    exec(compile(snippet(case, session.run_case(case)), "reproducer", "exec"), {})
-    differences = [float(found) for found in re.findall(r"tensor\(([\d.e-]+)", capsys.readouterr().out)]
-    assert len(differences) == len(case.call.picks)
-    assert max(differences) < 1e-9
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 10**6), st.integers(0, 300), st.integers(0, draw.PER_BUILD - 1))
-def test_a_case_is_made_of_seed_and_number_alone(seed, build, place):
+@given(st.data())
+def test_cases_are_what_they_say(data):
     try:
-        case = session.case_of(seed, build * draw.PER_BUILD + place)
+        spec = data.draw(draw.specs(frozenset(("llama", "bert", "t5"))))
     except tiny.CannotBuild:
         return
-    assert case == session.case_of(seed, build * draw.PER_BUILD + place)
+    case = Case(spec, data.draw(draw.calls(spec)), (Arranged(),))
     assert of_json(case.to_json()) == case
     widths = {draw.width(row, case.spec.lengths) for row in case.call.rows}
     assert len(widths) == 1
     if case.call.form == "mask":
         assert all(sum(number >= 0 for number in row) == 1 for row in case.call.rows)
-
-
-def test_a_verdict_does_not_depend_on_the_cases_before():
-    cases = list(session.run_build(20, 3))
-    assert len(cases) == draw.PER_BUILD
-    for case, verdict in cases[::5]:
-        assert session.run_case(case, verify=False).status == verdict.status
 
 
 def test_what_fails_after_other_calls_alone_is_told_with_them(monkeypatch):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from compat import reliability, soak
+from compat.common import packages
 
 
 def test_the_page_is_what_is_generated():
@@ -19,7 +20,7 @@ def test_a_stale_page_is_found_and_a_missing_record_is_said(monkeypatch, tmp_pat
     assert reliability.main([], page) == 0
     assert reliability.main(["--check"], page) == 0
     assert page.read_text().count("Not recorded yet.") == len(reliability._SECTIONS)
-    record = {"with": reliability.packages(), "seams": [{"name": "a", "caught": False, "by": "SURVIVES"}]}
+    record = {"with": packages(), "seams": [{"name": "a", "caught": False, "by": "SURVIVES"}]}
     (tmp_path / "seams.json").write_text(json.dumps(record))
     assert reliability.main(["--check"], page) == 1
     assert reliability.main([], page) == 0

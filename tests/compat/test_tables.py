@@ -52,19 +52,6 @@ def test_merged_cells_keep_their_proofs_and_the_code_of_both(recorded):
     assert said["t5", "sdpa"] == ("twin", None)
 
 
-def test_records_of_before_proofs_are_read_and_stand_apart(recorded):
-    """They say nothing of proofs, so they are none of what the default call gives, and have to be made anew."""
-    result = result_of(NEW)
-    older = {name: value for name, value in result.items() if name not in ("code", "usual", "proven")}
-    tables.record(NEW, {**older, "cells": {"causal-lm": {"llama": ["exact 1a2b", "-"]}}, "reasons": {"1a2b": "so"}})
-    (found,) = [c for c in tables.cells_of(tables.load_results(MATRIX)["5.0.0"]) if c["status"] == "exact"]
-    assert "proof" not in found
-    assert "5.0.0" in tables.stale(MATRIX)[1]
-    text = tables.markdown(MATRIX, tables.load_results(MATRIX))
-    assert "| 5.0.0 |" not in text
-    assert "`verify=False`" in text
-
-
 def test_what_is_wrong_is_named():
     leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]
     result = result_of(NEW, *leaks, cell("t5", "sdpa", "crash", reason="KeyError: 1"))
@@ -80,7 +67,7 @@ def test_markdown():
     text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
     assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
     assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
-    refused = {"5.0.0": tables.header(NEW, {**ABOUT, "refused": "too old"})}
+    refused = {"5.0.0": tables.compact(NEW, {"refused": "too old"}, [], "now")}
     assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
 

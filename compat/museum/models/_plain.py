@@ -195,7 +195,8 @@ class Plain(PreTrainedModel):
     part: type[nn.Module] = Attention
     mixer: Any
 
-    def __init__(self, config: PlainConfig):
+    def __init__(self, config: PlainConfig | None = None):
+        config = config or PlainConfig()
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.mixer = self.part(config)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, places, together
+from compat.museum.models._plain import Plain, places, together
 
 
 class TakesRange(Plain):
@@ -37,6 +35,6 @@ EXHIBIT = Exhibit(
         "itself. A packed row came with one plain range per document, which stood in for all "
         "axes."
     ),
-    mistaken=partial(made, TakesRange),
-    sound=partial(made, MakesAxes),
+    mistaken=TakesRange,
+    sound=MakesAxes,
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, PlainConfig, made
+from compat.museum.models._plain import Plain, PlainConfig
 
 
 class OverTheBatch(nn.Module):
@@ -44,6 +43,6 @@ EXHIBIT = Exhibit(
         "Batch normalisation takes its statistics over all tokens of the batch in training. A "
         "document is scaled by those that happen to be beside it."
     ),
-    mistaken=partial(made, NormsBatch),
-    sound=partial(made, NormsTokens),
+    mistaken=NormsBatch,
+    sound=NormsTokens,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Varlen, made
+from compat.museum.models._plain import Plain, Varlen
 
 
 class BoundsAtLeast(Varlen):
@@ -31,6 +29,6 @@ EXHIBIT = Exhibit(
         "Documents were taken to begin where a position is the least of all. In a row that begins inside "
         "of a document, what comes before the first of these belongs to no document, and is not computed."
     ),
-    mistaken=partial(made, SplitsAtLeast),
-    sound=partial(made, SplitsAtJumps),
+    mistaken=SplitsAtLeast,
+    sound=SplitsAtJumps,
 )

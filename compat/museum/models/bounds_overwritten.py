@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Varlen, made
+from compat.museum.models._plain import Plain, Varlen
 
 
 class BoundsOfMask(Plain):
@@ -28,6 +26,6 @@ EXHIBIT = Exhibit(
         "A layer made bounds from the attention mask whenever there was one, in place of "
         "those that the caller gave. A mask of ones left one sequence."
     ),
-    mistaken=partial(made, BoundsOfMask),
-    sound=partial(made, BoundsOfCaller),
+    mistaken=BoundsOfMask,
+    sound=BoundsOfCaller,
 )

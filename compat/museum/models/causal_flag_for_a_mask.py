@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Attention, Plain, made
+from compat.museum.models._plain import Attention, Plain
 
 
 class CausalFlag(Attention):
@@ -29,6 +27,6 @@ EXHIBIT = Exhibit(
         "For ranks that share a row, the mask of documents was replaced by a causal flag, "
         "since the kernel has no argument for bounds. Each document saw all those before it."
     ),
-    mistaken=partial(made, AttendsByFlag),
-    sound=partial(made, Plain),
+    mistaken=AttendsByFlag,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Convolution, Plain, made
+from compat.museum.models._plain import Convolution, Plain
 
 
 class ReadsBothSides(Convolution):
@@ -35,6 +33,6 @@ EXHIBIT = Exhibit(
         "The convolution of a Conformer ignored the lengths that its attention heeds. What "
         "stands beside a sequence in its row changed the sequence at both ends."
     ),
-    mistaken=partial(made, ConvolvesAcross),
-    sound=partial(made, ConvolvesWithin),
+    mistaken=ConvolvesAcross,
+    sound=ConvolvesWithin,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Convolution, Plain, made
+from compat.museum.models._plain import Convolution, Plain
 
 
 class SlidesOverRow(Convolution):
@@ -31,6 +29,6 @@ EXHIBIT = Exhibit(
         "Ranks that share a row put it together again for one causal convolution, and left "
         "the bounds behind. The last token of a document reached the first ones of the next."
     ),
-    mistaken=partial(made, ConvolvesRow),
-    sound=partial(made, ConvolvesDocuments),
+    mistaken=ConvolvesRow,
+    sound=ConvolvesDocuments,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Router, made, means
+from compat.museum.models._plain import Plain, Router, means
 
 
 class ChoosesOfRow(Router):
@@ -37,6 +35,6 @@ EXHIBIT = Exhibit(
         "Experts choose the tokens that score highest in a row, here those above its mean. Which tokens of a "
         "document are chosen depends on all other documents, and on later tokens."
     ),
-    mistaken=partial(made, RoutesRow),
-    sound=partial(made, RoutesDocuments),
+    mistaken=RoutesRow,
+    sound=RoutesDocuments,
 )

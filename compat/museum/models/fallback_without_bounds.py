@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made
+from compat.museum.models._plain import Plain
 
 
 class FallsBack(Plain):
@@ -24,6 +22,6 @@ EXHIBIT = Exhibit(
         "The fast path of a layer takes the numbers of documents, and the slow one that "
         "stands in for it does not. Here evaluation takes the slow one."
     ),
-    mistaken=partial(made, FallsBack),
-    sound=partial(made, Plain),
+    mistaken=FallsBack,
+    sound=Plain,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Varlen, made
+from compat.museum.models._plain import Plain, Varlen
 
 
 class LosesFirstBound(Varlen):
@@ -31,6 +29,6 @@ EXHIBIT = Exhibit(
         "A compiler fused the sum of lengths with the zero in front of it, and lost the zero. "
         "Bounds began with the first document's end, and that document was never computed."
     ),
-    mistaken=partial(made, BoundsWithoutZero),
-    sound=partial(made, BoundsWithZero),
+    mistaken=BoundsWithoutZero,
+    sound=BoundsWithZero,
 )

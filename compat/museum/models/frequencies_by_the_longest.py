@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Attention, Plain, made
+from compat.museum.models._plain import Attention, Plain
 
 
 class ScalesByLongest(Attention):
@@ -26,6 +24,6 @@ EXHIBIT = Exhibit(
         "Rotary frequencies were scaled by the longest sequence of the batch. One long "
         "document changed all short ones beside it."
     ),
-    mistaken=partial(made, RotatesByLongest),
-    sound=partial(made, Plain),
+    mistaken=RotatesByLongest,
+    sound=Plain,
 )

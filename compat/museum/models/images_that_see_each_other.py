@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, together
+from compat.museum.models._plain import Plain, together
 
 
 class OpensAllImages(Plain):
@@ -35,6 +34,6 @@ EXHIBIT = Exhibit(
         "Tokens of an image see each other in both directions. The mask was opened between "
         "all tokens of images in the row, whichever document they are of."
     ),
-    mistaken=partial(made, OpensAllImages),
-    sound=partial(made, OpensOwnImages),
+    mistaken=OpensAllImages,
+    sound=OpensOwnImages,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Attention, Plain, made
+from compat.museum.models._plain import Attention, Plain
 
 
 class ChoosesKeysOfRow(Attention):
@@ -45,6 +43,6 @@ EXHIBIT = Exhibit(
         "The indexer of a sparse attention took a packed row for one sequence. Other "
         "documents' keys were chosen, and a document's own ones left out."
     ),
-    mistaken=partial(made, IndexesRow),
-    sound=partial(made, IndexesDocuments),
+    mistaken=IndexesRow,
+    sound=IndexesDocuments,
 )

@@ -28,5 +28,5 @@ EXHIBIT = Exhibit(
         "that key got the mask of another layout."
     ),
     mistaken=partial(made, KeepsMasks),
-    sound=partial(made, Plain),
+    sound=Plain,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, together
+from compat.museum.models._plain import Plain, together
 
 
 class MasksByFirstRow(Plain):
@@ -22,6 +20,6 @@ EXHIBIT = Exhibit(
         "The mask was filled for the first row of a batch alone. Here the others get that one, "
         "although their documents begin elsewhere."
     ),
-    mistaken=partial(made, MasksByFirstRow),
-    sound=partial(made, Plain),
+    mistaken=MasksByFirstRow,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, begins, made
+from compat.museum.models._plain import Plain, begins
 
 
 class LooksAhead(Plain):
@@ -32,6 +30,6 @@ EXHIBIT = Exhibit(
         "A head that predicts two tokens ahead is given the next token of the row. At the end "
         "of a document that is the first token of the next one."
     ),
-    mistaken=partial(made, LooksAhead),
-    sound=partial(made, LooksAheadWithin),
+    mistaken=LooksAhead,
+    sound=LooksAheadWithin,
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, PlainConfig, made
+from compat.museum.models._plain import Plain, PlainConfig
 
 
 class Offsets(nn.Module):
@@ -44,6 +43,6 @@ EXHIBIT = Exhibit(
         "the row the number wraps, and another token is read. Here it has 16 bits, and a row "
         "of 17 tokens is long."
     ),
-    mistaken=partial(made, ReadsByShortOffsets),
-    sound=partial(made, ReadsByWideOffsets),
+    mistaken=ReadsByShortOffsets,
+    sound=ReadsByWideOffsets,
 )

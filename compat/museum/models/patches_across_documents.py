@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, PlainConfig, made, means, places
+from compat.museum.models._plain import Plain, PlainConfig, means, places
 
 
 class Patches(nn.Module):
@@ -44,6 +43,6 @@ EXHIBIT = Exhibit(
         "Bytes were grouped into patches over the row. The end of one document and the start "
         "of the next fell into one patch."
     ),
-    mistaken=partial(made, PatchesRow),
-    sound=partial(made, PatchesDocuments),
+    mistaken=PatchesRow,
+    sound=PatchesDocuments,
 )

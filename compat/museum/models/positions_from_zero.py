@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, places
+from compat.museum.models._plain import Plain, places
 
 
 class NumbersFromTwo(Plain):
@@ -31,6 +29,6 @@ EXHIBIT = Exhibit(
         "A model of RoBERTa's kind numbers tokens from two. The collator of packed rows "
         "numbered them from zero, and every token read the embedding of another place."
     ),
-    mistaken=partial(made, NumbersFromTwo),
-    sound=partial(made, NumbersAllFromTwo),
+    mistaken=NumbersFromTwo,
+    sound=NumbersAllFromTwo,
 )

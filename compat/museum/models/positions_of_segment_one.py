@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made
+from compat.museum.models._plain import Plain
 
 
 class CountsOnes(Plain):
@@ -27,6 +25,6 @@ EXHIBIT = Exhibit(
         "Positions were made by counting where the mask is one. In a mask that numbers "
         "segments only the first one got any; all others stood at one place."
     ),
-    mistaken=partial(made, CountsOnes),
-    sound=partial(made, Plain),
+    mistaken=CountsOnes,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made
+from compat.museum.models._plain import Plain
 
 
 class NumbersTheRow(Plain):
@@ -24,6 +22,6 @@ EXHIBIT = Exhibit(
     says=(
         "A line made for ranks that share rows put new positions over those of the batch, counted over the whole row."
     ),
-    mistaken=partial(made, NumbersTheRow),
-    sound=partial(made, Plain),
+    mistaken=NumbersTheRow,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, together
+from compat.museum.models._plain import Plain, together
 
 
 class RestartsPositionsAlone(Plain):
@@ -23,6 +21,6 @@ EXHIBIT = Exhibit(
         "Positions were restarted at each document of a row, and the causal mask went on over "
         "all of it. Positions alone keep nobody apart."
     ),
-    mistaken=partial(made, RestartsPositionsAlone),
-    sound=partial(made, Plain),
+    mistaken=RestartsPositionsAlone,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Attention, Plain, made, places
+from compat.museum.models._plain import Attention, Plain, places
 
 
 class ReadsTableFromZero(Attention):
@@ -28,6 +26,6 @@ EXHIBIT = Exhibit(
         "A table with one rotation per token of the packed row was read from its beginning "
         "for every sequence, so that later sequences got those of the first."
     ),
-    mistaken=partial(made, RotatesFromTableStart),
-    sound=partial(made, Plain),
+    mistaken=RotatesFromTableStart,
+    sound=Plain,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Attention, Plain, made
+from compat.museum.models._plain import Attention, Plain
 
 
 class TurnsByFirstRow(Attention):
@@ -26,6 +24,6 @@ EXHIBIT = Exhibit(
         "A rotary kernel read angles of the first row for all rows, as if their positions "
         "were the same. Rows that are packed otherwise were turned by the wrong angles."
     ),
-    mistaken=partial(made, RotatesByFirstRow),
-    sound=partial(made, Plain),
+    mistaken=RotatesByFirstRow,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Router, made, means
+from compat.museum.models._plain import Plain, Router, means
 
 
 class RoutesByRow(Router):
@@ -36,6 +34,6 @@ EXHIBIT = Exhibit(
         "A sequence takes the experts that the mean of its tokens scores highest. The mean "
         "was that of the row, with all documents in it."
     ),
-    mistaken=partial(made, OneRouteARow),
-    sound=partial(made, OneRouteADocument),
+    mistaken=OneRouteARow,
+    sound=OneRouteADocument,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, means
+from compat.museum.models._plain import Plain, means
 
 
 class ScalesByRow(Plain):
@@ -32,6 +30,6 @@ EXHIBIT = Exhibit(
         "ESM-2 scales embeddings by the share of masked tokens in a sequence. In packed input "
         "it was the share of the whole row."
     ),
-    mistaken=partial(made, ScalesByRow),
-    sound=partial(made, ScalesByDocument),
+    mistaken=ScalesByRow,
+    sound=ScalesByDocument,
 )

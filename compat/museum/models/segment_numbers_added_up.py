@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Varlen, made
+from compat.museum.models._plain import Plain, Varlen
 
 
 class AddsUpSegments(Plain):
@@ -31,6 +29,6 @@ EXHIBIT = Exhibit(
         "Lengths were made by adding up the mask, which is right for zeros and ones. Numbers "
         "of segments gave one sequence, longer than the row."
     ),
-    mistaken=partial(made, AddsUpSegments),
-    sound=partial(made, CountsSegments),
+    mistaken=AddsUpSegments,
+    sound=CountsSegments,
 )

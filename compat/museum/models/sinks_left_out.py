@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Attention, Plain, PlainConfig, made
+from compat.museum.models._plain import Attention, Plain, PlainConfig
 
 
 class Sinks(Attention):
@@ -41,6 +39,6 @@ EXHIBIT = Exhibit(
         "Packed rows went to a kernel that has no argument for attention sinks, and dropped "
         "them without a word. Documents alone had them."
     ),
-    mistaken=partial(made, DropsSinks),
-    sound=partial(made, KeepsSinks),
+    mistaken=DropsSinks,
+    sound=KeepsSinks,
 )

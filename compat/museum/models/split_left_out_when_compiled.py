@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, together
+from compat.museum.models._plain import Plain, together
 
 
 @torch.compile(backend="eager", dynamic=True)
@@ -30,6 +28,6 @@ EXHIBIT = Exhibit(
         "To look for documents breaks a graph, so that compiled code was to leave it out. Packed rows that "
         "are told by positions alone would then be one document, and only when compiled."
     ),
-    mistaken=partial(made, SplitsUncompiled),
-    sound=partial(made, Plain),
+    mistaken=SplitsUncompiled,
+    sound=Plain,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Recurrence, begins, made
+from compat.museum.models._plain import Plain, Recurrence, begins
 
 
 class RunsOn(Recurrence):
@@ -31,6 +29,6 @@ EXHIBIT = Exhibit(
         "Bounds reached the short convolution of a layer, and were not handed to its "
         "recurrence. The state of one document was the beginning of the next."
     ),
-    mistaken=partial(made, CarriesState),
-    sound=partial(made, ResetsState),
+    mistaken=CarriesState,
+    sound=ResetsState,
 )

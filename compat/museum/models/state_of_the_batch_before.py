@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, Recurrence, made
+from compat.museum.models._plain import Plain, Recurrence
 
 
 class Remembers(Recurrence):
@@ -35,6 +34,6 @@ EXHIBIT = Exhibit(
         "The state of a recurrent model was made once, and went on from one training batch to "
         "the next, whose samples have nothing to do with it."
     ),
-    mistaken=partial(made, CarriesOver),
-    sound=partial(made, BeginsAnew),
+    mistaken=CarriesOver,
+    sound=BeginsAnew,
 )

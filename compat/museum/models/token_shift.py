@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Convolution, Plain, made
+from compat.museum.models._plain import Convolution, Plain
 
 
 class ShiftsRow(Convolution):
@@ -37,6 +35,6 @@ EXHIBIT = Exhibit(
         "RWKV mixes every token with the one before it. Without bounds the first token of a "
         "document was mixed with the last one of the document before."
     ),
-    mistaken=partial(made, MixesAcross),
-    sound=partial(made, MixesWithin),
+    mistaken=MixesAcross,
+    sound=MixesWithin,
 )

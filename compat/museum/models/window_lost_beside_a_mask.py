@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made
+from compat.museum.models._plain import Plain
 
 
 class LosesWindow(Plain):
@@ -28,6 +26,6 @@ EXHIBIT = Exhibit(
         "A sliding window held only in calls without an attention mask. Packed batches that "
         "brought one attended over whole documents."
     ),
-    mistaken=partial(made, LosesWindow),
-    sound=partial(made, KeepsWindow),
+    mistaken=LosesWindow,
+    sound=KeepsWindow,
 )

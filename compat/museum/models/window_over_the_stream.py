@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from compat.museum.exhibit import Exhibit
-from compat.museum.models._plain import Plain, made, together
+from compat.museum.models._plain import Plain, together
 
 
 class WindowOfStream(Plain):
@@ -28,6 +26,6 @@ EXHIBIT = Exhibit(
         "A sparse layer made its window from distances in the flattened stream of tokens, and "
         "dropped the positions that it was given. Windows reached into the document before."
     ),
-    mistaken=partial(made, WindowOfStream),
-    sound=partial(made, WindowOfDocument),
+    mistaken=WindowOfStream,
+    sound=WindowOfDocument,
 )
