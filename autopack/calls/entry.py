@@ -73,14 +73,16 @@ class Entry:
         searches_row = self.head is not None and self.head.spans
         # Some image-text backbones take labels.
         is_backbone = kind.__name__.endswith("Model") and "Head" not in kind.__name__ and self.head is None
-        # Heads by tokens run on packed rows as the backbone does.
+        other_head = "labels" in self.names and not (self.shifts_labels or is_backbone)
         of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
-        other_head = "labels" in self.names and not (self.shifts_labels or is_backbone or of_tokens)
-        self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else other_head or searches_row
-        """True if it has a head that takes labels and may look beyond each token."""
+        # ModernBERT's may leave tokens without labels out, so that its logits have no place in a batch.
+        of_all = of_tokens and not vars(module).get("sparse_prediction")
+        looks_further = (other_head and not of_all) or searches_row
+        self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else looks_further
+        """True if it has a head that takes labels and is not of each token by itself."""
         self.has_pooler = getattr(entries[-1], "pooler", None) is not None
         """True if the innermost backbone has a pooler."""
-        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or other_head)
+        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or (other_head and not of_tokens))
         """True if a pooler or head reads one token of every row."""
         self.numbering = numbering
         """Its rule for positions that a call does not bring."""

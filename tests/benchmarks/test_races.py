@@ -31,7 +31,13 @@ def test_a_program_writes_its_races(tmp_path, capsys):
             arms(stock=0.0, ours=0.0), "ours", {"stock": 1e9}, facts={"tokens": options.tokens}
         )
     }
-    interleave.main("some", "About.", made, tokens=7, arguments=["--tokens", "9", "--rounds", "2", "--json", str(path)])
+    interleave.main(
+        "some",
+        "About.",
+        made,
+        tokens=7,
+        arguments=["--tokens", "9", "--rounds", "2", "--threads", "1", "--json", str(path)],
+    )
     found = json.loads(path.read_text())
     assert found["settings"]["tokens"] == 9
     assert set(found["races"]["small"]["seconds"]) == {"stock", "ours"}
