@@ -30,7 +30,7 @@ _registered: list[Family] = []
 
 @cache
 def _own() -> tuple[Family, ...]:
-    """Return the families of autopack, by name."""
+    """Return autopack's own families, sorted by name."""
     names = [module.name for module in pkgutil.iter_modules(architectures.__path__)]
     found = [vars(import_module(f"autopack.architectures.{name}")).values() for name in names]
     own = [each for values in found for each in values if isinstance(each, Family)]
@@ -85,7 +85,7 @@ def _refusals(model: PreTrainedModel, family: Family, mixing: list[nn.Module]) -
 
 
 def _here(family: Family, mixers: list[nn.Module]) -> Family:
-    """Return a family with the ways that the installed release allows."""
+    """Return the family, its handling of these mixers fitted to the installed transformers."""
     ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
     others = {
         kind.__name__: other
@@ -108,7 +108,7 @@ def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
 
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
-    """Return a family that restarts column counts in a model without positions (older releases)."""
+    """Return a family that restarts positions per document if a model takes no `position_ids`."""
     if not family.positions or not modules.takes_tokens(model):
         return family
     # A head may hand what it takes by any name on to its loss alone (BioGPT up to 4.52).
@@ -140,7 +140,7 @@ def family_for(model: PreTrainedModel) -> Family:
 
 
 def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
-    """Return the reason why an encoder-decoder's halves cannot be told apart, or None."""
+    """Return why an encoder-decoder has no separate halves or no known cross-attention, or None."""
     found = modules.halves(model)
     if found is None:
         return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
@@ -160,7 +160,7 @@ def media_of(model_type: str) -> frozenset[str]:
 def sounds_together_of(
     model_type: str,
 ) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
-    """Return the check of a packed call's sounds for this type, or None if it has none.
+    """Return the function that tells if packed sounds change each other's results, or None.
 
     It returns the reason why one sound would change another's results, or None.
     """

@@ -75,8 +75,7 @@ class AttentionCall:
         return Pattern(causal=self.is_causal) if self.mask is None else None
 
     def options_beside(self, mask: torch.Tensor | None) -> Mapping[str, Any]:
-        """Return the options with `is_causal` as the model would set it beside the mask of a
-        document alone.
+        """Return the options, with the `is_causal` that goes with this mask of one document.
 
         gpt2 and others conclude from the presence of a mask that the call need not be causal (up to
         4.57); the description of a mask is present even if a document alone would have none.

@@ -113,6 +113,7 @@ def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -
 
 
 def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Yield arguments without labels in the forms in which a model may take these tokens."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
         # Without the decoder's tokens, they would be made of the labels, and every label would count.
@@ -153,7 +154,7 @@ def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | No
 
 
 def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return the loss of a run with labels, from the same random state each time, and its slopes by the results.
+    """Return the loss of a seeded run with labels, and its gradients by the outputs; or None.
 
     None if that gives no loss.
     """
@@ -245,7 +246,7 @@ class Labels:
         return found
 
     def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return labels of one per document, and those at documents' tokens but for each one's first `skipped`."""
+        """Return the labels put where documents lie, each one's first `skipped` ignored."""
         found = {}
         for name, example in self.alone[0].items():
             of_each = {number: self.alone[number % len(self.alone)][name] for number in side.order}
@@ -262,7 +263,7 @@ class Labels:
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
-    """Return the possible losses of several documents: the mean over all terms, or the sum."""
+    """Return the mean of the losses, weighted by their counts of terms, and their sum."""
     terms = [(loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0]
     total = sum(count for _, count in terms)
     mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
@@ -319,6 +320,7 @@ def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
 
 
 def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Yield labels of one per token for each document, in the forms that the model may take."""
     width = width_of(alone[0], (1, case.lengths[0]))
     for form in zip(*(labels_of(model, document[None], width) for document in case.documents), strict=True):
         yield [{"labels": labels} for labels in form]
@@ -338,6 +340,7 @@ def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
 
 
 def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Yield labels of one per document: a class or number, one per class, or a start and an end."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
     width = next((shape[1] for shape, *others in shapes if not others and len(shape) == 2 and shape[0] == 1), None)

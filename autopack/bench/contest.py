@@ -110,7 +110,7 @@ class Outcome:
 
 
 class Contest:
-    """The arms on one model: their calls, which lie on its device, and one optimizer, or none for forward passes.
+    """Timing of several arms on one model: their calls, an optimizer or none, and outcomes.
 
     `state` puts the model into the state of an arm while the arm runs; `calls` are those of each arm for batches, as
     `calls_of` makes them.
@@ -145,7 +145,7 @@ class Contest:
             self.update(call)
 
     def measure_peak(self, outcome: Outcome) -> None:
-        """Find the memory of the largest call of an arm, of a step after the one that makes what stays."""
+        """Measure the peak memory of an arm's largest call, in its second run."""
         largest = max(self.calls[outcome.arm.name], key=lambda call: call["input_ids"].numel())
         self.model.train(self.optimizer is not None)
         self.update(largest)

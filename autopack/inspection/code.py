@@ -38,7 +38,7 @@ Globals = dict[str, Any]
 
 
 class ModelCode:
-    """The code that a model runs now.
+    """Third-party code and hooks that a model runs now, and the names that its code uses.
 
     `foreign` names, by module, third-party code other than hooks. `unknown` is the first such entry
     that is not a forward of TRL, or a hook on a model. `hook` is the first third-party hook that
@@ -84,8 +84,7 @@ class ModelCode:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
-        """Return the third-party part of a module's own forward and loss, or of a model's hooks, or
-        None.
+        """Return what is third-party in a module's class, forward, loss or hooks, or None.
 
         What else stands on a module, as a function for checkpoints, is called by its forward with
         what that has.
@@ -119,7 +118,7 @@ class ModelCode:
                 yield f"the loss of the kind {kind!r} is {whose(losses[kind])}", losses[kind]
 
     def _look_at_hooks(self, module: nn.Module, said: str) -> None:
-        """Note third-party hooks of a module, and hooks that look at rows."""
+        """Note a model's first third-party hook, or a hook on a part that may read rows."""
         for hook in hooks_of(module).values():
             told = f"{said}: a hook on it is {whose(hook)}"
             is_foreign, looks = not is_own(hook), looks_at_rows(hook)
@@ -154,12 +153,12 @@ class ModelCode:
                     yield _in_place(f"{base.__qualname__}.{name}", other)
 
     def _stands(self, held: Any, name: str, value: Any, within: Globals | None = None) -> Any:
-        """Note a function's place; return the first third-party one that it is, or names, or None."""
+        """Record where a function is kept, and return what `_follow` finds from it."""
         self.places.append((held, name, original(value)))
         return self._follow(value, within)
 
     def _follow(self, function: Any, within: Globals | None = None) -> Any:
-        """Return the first third-party function that a function is, or names; or None.
+        """Record what a function's code names; return the first third-party function, or None.
 
         Third-party code `within` other globals is not followed.
         """
@@ -180,7 +179,7 @@ class ModelCode:
         return found
 
     def _named(self, held: Globals, names: frozenset[str], within: Globals | None = None) -> Any:
-        """Return the first third-party function that names lead to, or None.
+        """Follow what names hold in globals; return the first third-party function, or None.
 
         Of names in third-party code, which is `within` its globals, classes and Python modules are
         followed too, and one that is free may shadow a builtin later.
@@ -212,6 +211,6 @@ def _places_of_loss(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 
 def _in_place(name: str, function: Any) -> str:
-    """Return the name of a place with the third-party function that stands there, or runs there."""
+    """Return a phrase: NAME runs FUNCTION, or FUNCTION alone if it has that name itself."""
     found = whose(function)
     return found if found.startswith(f"{name} of ") else f"{name} runs {found}"

@@ -80,7 +80,7 @@ def of_whole_rows(function: Any) -> Any:
 
 @contextmanager
 def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
-    """Attend as on one process: each token of a call is here.
+    """Switch off DeepSpeed's exchange of tokens between processes while the context lasts.
 
     DeepSpeed's wrapper loses masks, so attention sites call the function that it wraps meanwhile.
     """

@@ -40,7 +40,7 @@ class Document:
 
     @property
     def predicted(self) -> torch.Tensor:
-        """Tokens that the model predicts, (1, tokens)."""
+        """The decoder's input tokens if there are any, or else the model's, (1, tokens)."""
         return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
 
 

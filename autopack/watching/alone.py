@@ -139,7 +139,7 @@ def _difference(
 
 
 def _comparable_sides(call: Call) -> Sides:
-    """Return the document of each token, by side, of a call that stock can run too.
+    """Return where documents lie in a call; raise `CannotTell` if stock is not comparable.
 
     Raises `CannotTell`.
     """

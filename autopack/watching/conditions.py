@@ -52,7 +52,7 @@ class Runs:
                 return self({**arguments, "use_cache": False})
 
     def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
-        """Return a difference with 8 times the tolerance that two equal runs differ by.
+        """Return a difference, with its tolerance widened if two equal runs differ as well.
 
         Atomic additions, and draws from a generator that nobody knows, differ from run to run.
         """
@@ -66,8 +66,7 @@ class Runs:
 
     @contextmanager
     def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Have ranks that gather parameters `together` make `count` runs: at least `own` as calls
-        come, then of stock.
+        """Make up this rank's runs to `count` at the end, if parameters are gathered `together`.
 
         A rank whose call does not pack makes nothing else: it raises `CannotTell`.
         """
@@ -82,7 +81,7 @@ class Runs:
 
 @contextmanager
 def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
-    """Run a call without gradients or compiled code, and leave the model's state unchanged.
+    """Yield `Runs` of a call without gradients or compiled code; restore all state at the end.
 
     Without `share` each document computes what several begin with.
     """
