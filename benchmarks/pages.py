@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +21,10 @@ def main(root: Path = ROOT, check: bool = False) -> int:
     text = path.read_text(encoding="utf-8")
 
     def recorded(found: re.Match[str]) -> str:
-        return found[1] + found[2] + (root / "benchmarks" / "results" / f"{found[1]}.txt").read_text(encoding="utf-8")
+        lines = (root / "benchmarks" / "results" / f"{found[1]}.txt").read_text(encoding="utf-8").splitlines()
+        # As wide as the page: no table is wider.
+        parts = (textwrap.wrap(line, 104, subsequent_indent="  ") if len(line) > 104 else [line] for line in lines)
+        return found[1] + found[2] + "".join(f"{part}\n" for each in parts for part in each)
 
     wanted = BLOCK.sub(recorded, text)
     if not check:

@@ -224,7 +224,7 @@ PAGES = {
     "families.md": Page(holds=lambda names: names["report"].exact),
     "design.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "testing.md": Page(audited, holds=lambda names: not names["report"].exact),
-    "steps.md#steps-by-tokens": Page(steps, holds=lambda names: names["handle"].trainer == "Trainer"),
+    "steps.md#steps-by-tokens": Page(steps, holds=lambda names: "autopack: Trainer" in repr(names["handle"])),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
     "steps.md#rows-that-begin-alike": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
     "distributed.md#engines": Page(one_process, holds=as_alone),
