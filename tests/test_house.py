@@ -18,11 +18,11 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 219_552,
-    "statements": 19_850,
-    "functions": 1_959,
+    "tokens": 220_165,
+    "statements": 19_890,
+    "functions": 1_964,
     "modules": 201,
-    "lines over 110 characters": 384,
+    "lines over 110 characters": 385,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,

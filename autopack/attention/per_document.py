@@ -8,6 +8,8 @@ path of `sdpa` and `eager`, and of any attention function that the user register
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from autopack.attention.call import AttentionCall, Output
@@ -15,6 +17,15 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection.foreign import is_of_library
 from autopack.layout.packed import PackedLayout
+from autopack.layout.token_map import Batches, equally_long
+
+_MANY, _SHORT = 4, 10
+"""Documents of each length, and tokens of each document, by mean, from and up to which documents of
+several lengths are moved next to those of their length.
+
+A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17
+times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faster.
+"""
 
 
 # lengths on the host would be constants of a graph, and every layout a graph of its own
@@ -22,6 +33,8 @@ from autopack.layout.packed import PackedLayout
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
+    if not call.want_weights and (groups := _batches_by_length(layout)) is not None and _can_be_batched(call):
+        return _attend_as_batches(call, groups), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
     states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
@@ -106,3 +119,62 @@ def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
             code="attention-unknown",
         )
     return length in (1, call.query.shape[1]) or length != columns
+
+
+def _can_be_batched(call: AttentionCall) -> bool:
+    """Return True if documents can run as batches: only states and options per column are cut."""
+    layout = call.layout
+    of_columns = (1, layout.columns), (layout.rows, layout.columns)
+    return (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)) and all(
+        not _has_axes(option) or option.shape in of_columns for option in call.options.values()
+    )
+
+
+def _batches_by_length(layout: PackedLayout) -> Batches | None:
+    """Return batches of documents of one length; None if moving tokens costs more than calls.
+
+    Documents of a single length lie as in a batch already.
+    """
+    documents, kinds = len(layout.lengths), len(set(layout.lengths))
+    is_worth_it = documents >= _MANY * kinds and layout.bounds[-1] <= _SHORT * documents
+    return Batches.grouped(layout, equally_long) if kinds == 1 or is_worth_it else None
+
+
+def _has_axes(option: Any) -> bool:
+    """Return True for a tensor of two or more axes, which has to be cut by documents."""
+    return isinstance(option, torch.Tensor) and option.dim() >= 2
+
+
+def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
+    """Attend once for each length, with the documents of that length as a batch."""
+    maps = groups.maps
+    order = call.layout.derived(
+        "order by length",
+        lambda: torch.cat([each.where.reshape(-1) for each in maps]),
+    )
+
+    def batches(tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Return (R, C, ...) as (documents, L, ...) for each length."""
+        flat = tokens.flatten(0, 1)
+        ordered = flat if len(maps) == 1 else flat.index_select(0, order)
+        parts = ordered.split([each.sources.size for each in maps])
+        return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
+
+    states = [batches(each.transpose(1, 2)) for each in call.states]
+    columns = {
+        name: batches(option.expand(call.layout.rows, -1)) for name, option in call.options.items() if _has_axes(option)
+    }
+    outputs = []
+    for number, batch in enumerate(maps):
+        mask = call.mask.for_document(0, 0, batch.into[1]) if isinstance(call.mask, DocumentMask) else None
+        options = {**call.options_beside(mask), **{name: parts[number] for name, parts in columns.items()}}
+        output, _ = call.original(
+            call.module,
+            *(each[number].transpose(1, 2) for each in states),
+            mask,
+            **options,
+        )
+        outputs.append(output.flatten(0, 1))
+    if len(maps) == 1:
+        return outputs[0].unflatten(0, groups.shape)
+    return torch.cat(outputs).index_select(0, groups.back).unflatten(0, groups.shape)

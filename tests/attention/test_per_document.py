@@ -1,4 +1,4 @@
-"""Attention once per document."""
+"""Attention once per document: equally long documents are a batch, and one call of the model's function."""
 
 from functools import partial
 
@@ -18,6 +18,26 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 MANY_SHORT = (5, 2, 9, 5, 5, 2, 9, 9, 2, 5, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "calls"), [((6, 6, 6), 1), ((6, 7, 5), 3), ((18,), 1), (MANY_SHORT, 3), ((40, 20) * 4, 8)]
+)
+def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
+    seen, sdpa = [], AttentionInterface._global_mapping["sdpa"]
+
+    def counted(module, query, *args, **kwargs):
+        seen.append(query.shape[0])
+        return sdpa(module, query, *args, **kwargs)
+
+    model, ids = llama("sdpa", num_hidden_layers=1), token_ids(columns=sum(lengths))
+    expected = alone(model, ids, lengths)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", counted)
+    with autopack.enable(model, verify=False), torch.no_grad():
+        found = model(input_ids=ids, **declared(model, "cu_seq_lens", lengths)).logits
+        assert error(found, expected) <= FLOAT64
+        assert len(seen) == calls
+        assert sum(seen) == len(lengths)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama4_text", "modernbert"])
