@@ -18,8 +18,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 220_165,
-    "statements": 19_890,
+    "tokens": 220_206,
+    "statements": 19_891,
     "functions": 1_964,
     "modules": 201,
     "lines over 110 characters": 385,

@@ -122,7 +122,7 @@ class Live:
     def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
         """Return the leak of a call; count the check, or say why it could not be made."""
         has_media = bool(media.given(call.arguments))
-        by_replacement = partial(replaced, call, self.checked.checks)
+        by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
         if closely or beyond or self.checked.every or not self.has_checked:
             ways.append(partial(difference_to_stock, call, losses=closely or not self.has_checked))

@@ -35,14 +35,15 @@ _FEWEST = 4
 def replaced(
     call: Call,
     turn: int,
+    both: bool = True,
     share: float | None = None,
     packs: bool = True,
     together: bool = False,
 ) -> Difference:
     """Return the field that moved the farthest. Raises `CannotTell`.
 
-    Half of the documents are replaced, and then the other half; they are others in each `turn`.
-    With a `share` every draw is the number below which that share of draws lie. Of ranks that
+    Half of the documents are replaced, another half in each `turn`; with `both` then the other half
+    too. With a `share` every draw is the number below which that share of draws lie. Of ranks that
     gather parameters `together` each runs equally often, whatever it has, also where its call does
     not pack.
     """
@@ -55,7 +56,7 @@ def replaced(
     for noise in (True, False):
         with condition(noise=noise) as runs, drawn:
             with runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
-                worst, sides, touched, changed = _worst(call, runs, turn)
+                worst, sides, touched, changed = _worst(call, runs, turn, both)
             if worst.excess <= 1 or together:
                 break
             if not (noise and draws):
@@ -68,6 +69,7 @@ def _worst(
     call: Call,
     runs: Runs,
     turn: int,
+    both: bool,
 ) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
     """Return the field that moved the farthest, the places of documents, those that were replaced,
     and their call.
@@ -78,7 +80,7 @@ def _worst(
     count = sides.count if call.part is None else len(call.part[0].lengths)
     if count < 2:
         raise CannotTell("it has one document")
-    halves = halves_of(count, turn)
+    halves = halves_of(count, turn)[: 2 if both else 1]
     changed = [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves]
     first = fields_of(runs(call.arguments))
     gone: Fields = {}
@@ -125,14 +127,17 @@ def routes(model: nn.Module) -> bool:
 
 
 def halves_of(count: int, turn: int) -> list[np.ndarray]:
-    """Return two complementary sets of documents, bool (D,).
+    """Return two complementary sets of documents, bool (D,): those that are replaced first, and the
+    others.
 
-    Every other turn tells neighbours apart, since those are the first to meet.
+    Every other turn tells neighbours apart, since those are the first to meet. The first document
+    is in the set that comes first in two turns of three, since most code looks back.
     """
     bits = max(1, (count - 1).bit_length())
     bit = turn // 2 % bits if turn % 2 else 0
     second = (np.arange(count) >> bit & 1).astype(bool)
-    return [~second, second]
+    halves = [~second, second]
+    return halves[::-1] if turn % 3 == 2 else halves
 
 
 def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> dict[str, Any]:
