@@ -28,7 +28,7 @@ BOUNDS = {
     "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 2,
     "files that a packed call visits": 24,
-    "calls of the package in it": 242,
+    "calls of the package in it": 248,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
 QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
