@@ -33,7 +33,10 @@ COMMANDS = {
         "autopack.commands.audit",
         "measure whether documents in a packed row change each other in a model",
     ),
-    "run": ("autopack.commands.run", "run a script as it is, with every model enabled that it trains"),
+    "run": (
+        "autopack.commands.run",
+        "run a script as it is, with every model enabled that it trains",
+    ),
 }
 """Name of each subcommand, its module, and its line in ``autopack --help``."""
 
@@ -86,7 +89,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
     whole = argparse.ArgumentParser(
         prog="autopack",
-        description="Exact packing for Hugging Face models: see what it gains, and try if it works here.",
+        description=(
+            "Exact packing for Hugging Face models: see what it gains, and try if it works here."
+        ),
     )
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")

@@ -35,15 +35,22 @@ from autopack.version import __version__
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
 SHORTEST, FEWEST = 60, 128
 """Characters below which a text is left out ("Return x."), and texts below which there is too
-little to train on.
-"""
+little to train on."""
 LOSS_TOLERANCE = 1e-5
 """Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more.
 """
 PADDED, STOCK, ENABLED = "padded", "packed, stock", "packed, autopack"
 # Not in every installation, or not documentation: the text should change as little as possible
 # between machines.
-_SKIPPED = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
+_SKIPPED = {
+    "__pycache__",
+    "dist-packages",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+}
 _SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
 _HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
 Example = dict[str, list[int]]
@@ -68,8 +75,7 @@ class DemoSettings:
 @dataclass
 class DemoArm:
     """A way to train: a model of its own, the calls that it makes of batches, and what came of
-    them.
-    """
+    them."""
 
     model: Any
     optimizer: Any
@@ -107,8 +113,7 @@ class DemoResult:
 
     def difference(self, name: str) -> float:
         """Return the largest relative difference of an arm's loss from padded's; infinite where one
-        is no number.
-        """
+        is no number."""
         pairs = zip(self.arms[name].losses, self.arms[PADDED].losses, strict=True)
         found = [abs(one / other - 1) for one, other in pairs]
         return math.inf if any(map(math.isnan, found)) else max(found)
@@ -172,8 +177,7 @@ def _reference_sections() -> Iterator[str]:
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and
-    decoded without loss.
-    """
+    decoded without loss."""
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
@@ -189,14 +193,16 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
     """Encode every text as one example that ends with the end-of-text token, cut after `longest`
-    tokens.
-    """
+    tokens."""
     encodings = tokenizer.encode_batch(list(texts))
     return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
 
 
-def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> list[list[Example]]:
-    """Draw `steps` mini-batches of `size` examples in a seeded order, shuffled anew in every epoch."""
+def draw_batches(
+    examples: Sequence[Example], size: int, steps: int, seed: int
+) -> list[list[Example]]:
+    """Draw `steps` mini-batches of `size` examples in a seeded order, shuffled anew in every
+    epoch."""
     generator = random.Random(seed)
     endless = chain.from_iterable(iter(lambda: generator.sample(examples, len(examples)), None))
     return [list(islice(endless, size)) for _ in range(steps)]
@@ -208,7 +214,9 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
 
     from autopack.bench.contest import Batch
 
-    return Batch([torch.tensor(example["input_ids"]) for example in examples]).padded(END_OF_TEXT_ID)
+    return Batch([torch.tensor(example["input_ids"]) for example in examples]).padded(
+        END_OF_TEXT_ID
+    )
 
 
 def compare(settings: DemoSettings) -> DemoResult:
@@ -220,7 +228,9 @@ def compare(settings: DemoSettings) -> DemoResult:
     tell("collecting the documentation of this Python installation")
     texts = collect_documents()
     tell(f"training a tokenizer on {len(texts):,} documents")
-    examples = tokenize(texts, train_tokenizer(texts, SIZES["small"]["vocab_size"]), settings.longest)
+    examples = tokenize(
+        texts, train_tokenizer(texts, SIZES["small"]["vocab_size"]), settings.longest
+    )
     batches = draw_batches(examples, settings.batch_size, settings.steps, settings.seed)
     tell("importing torch and transformers")
     from tqdm import tqdm
@@ -229,7 +239,11 @@ def compare(settings: DemoSettings) -> DemoResult:
 
     collate = autopack.PackingCollator()
     ways: dict[str, Callable[..., dict[str, Any]]]
-    ways = {PADDED: lambda batch: {**pad(batch), "use_cache": False}, STOCK: collate, ENABLED: collate}
+    ways = {
+        PADDED: lambda batch: {**pad(batch), "use_cache": False},
+        STOCK: collate,
+        ENABLED: collate,
+    }
     arms = {name: DemoArm(*_model(settings), lay_out) for name, lay_out in ways.items()}
     autopack.enable(arms[ENABLED].model)
     largest = max(batches, key=lambda batch: pad(batch)["input_ids"].numel())
@@ -268,7 +282,11 @@ def write_table(result: DemoResult) -> str:
     import torch
 
     settings, lengths, arms = result.settings, result.lengths, result.arms
-    half, most, real = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10], arms[ENABLED].tokens
+    half, most, real = (
+        lengths[len(lengths) // 2],
+        lengths[len(lengths) * 9 // 10],
+        arms[ENABLED].tokens,
+    )
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
     head = [
         "",
@@ -306,8 +324,14 @@ def write_table(result: DemoResult) -> str:
         f"{torch.get_num_threads()}; {settings.steps} steps of {settings.batch_size} documents, in "
         f"the same order, seed {settings.seed}",
         "",
-        "Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the",
-        "same documents, so its loss must be the same within float32 rounding. The largest relative",
+        (
+            "Padding costs time and teaches nothing; packed rows have none. Every optimizer step "
+            "sees the"
+        ),
+        (
+            "same documents, so its loss must be the same within float32 rounding. The largest "
+            "relative"
+        ),
         "difference of all steps is shown.",
         "",
         *text_table([head, *rows], "<>>>>>>>><"),
@@ -324,10 +348,16 @@ def _verdict(result: DemoResult) -> str:
             "FAILED: the losses of padded training and of packed rows with autopack differ by more "
             "than rounding. Please report this with the output of `autopack doctor`."
         )
-    said = f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens a second, the same losses."
+    said = (
+        f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens a second, the "
+        "same losses."
+    )
     if result.same(STOCK):
         return said
-    return f"{said}\nStock transformers lets documents of a packed row see each other: its losses differ."
+    return (
+        f"{said}\nStock transformers lets documents of a packed row see each other: its losses "
+        "differ."
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -337,7 +367,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and no GPU; takes about two minutes on two CPU cores. Exit status 1 if the losses of "
         "padded batches and of autopack differ."
     )
-    parser.add_argument("--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)"
+    )
     parser.add_argument(
         "--seed",
         type=int,
@@ -348,8 +380,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return 0 if autopack has the losses of padded batches,
-    else 1.
-    """
+    else 1."""
     check_ints(steps=args.steps)
     keep_freed_memory()
     result = compare(DemoSettings(steps=args.steps, seed=args.seed))

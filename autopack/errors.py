@@ -24,11 +24,12 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
     """Return the end of a message about an unknown name: the names that may be meant, or
-    `otherwise`.
-    """
+    `otherwise`."""
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
-    close = [wanted] if wanted in plain else difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)
+    close = (
+        [wanted] if wanted in plain else difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)
+    )
     return f"; did you mean {' or '.join(plain[each] for each in close)}?" if close else otherwise
 
 
@@ -75,8 +76,7 @@ class UnsupportedModel(AutopackError):
 
 class UnsupportedVersion(AutopackError, ImportError):
     """A package that autopack needs is installed in a version that is too old, for autopack or for
-    transformers.
-    """
+    transformers."""
 
     code = "version-too-old"
 
@@ -91,8 +91,7 @@ class SiteDrift(AutopackError):
 
 class OutsideForward(AutopackError, RuntimeError):
     """An enabled module was reached without passing its model's entry, so its documents are
-    unknown.
-    """
+    unknown."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ class Tiny:
     """Fields for causal language models alone, and for parts."""
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Types of parts to name, because (older releases of) the class make none by default."""
-    stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
+    stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(
+        default_factory=dict
+    )
     """Types, with further fields, that stand in for parts that need a package beside transformers.
     """
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -50,7 +52,9 @@ def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
     """Return the value that is known for a module's class or one of its bases, or None."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
-    return next((known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None)
+    return next(
+        (known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None
+    )
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,8 @@ class Family:
     image_of_each: frozenset[str] = frozenset()
     unpads_images: frozenset[str] = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
-    sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = field(
-        default_factory=dict
+    sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = (
+        field(default_factory=dict)
     )
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refused_without_images: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +135,9 @@ class Family:
         """The model types whose documents may have media, by kind, of other families too."""
         kinds = {"image": self.tiny.images, "sound": self.tiny.sounds}
         known = {kind: frozenset().union(*forms.values()) for kind, forms in kinds.items()}
-        return known | {kind: known.get(kind, frozenset()) | types for kind, types in self.media_types.items()}
+        return known | {
+            kind: known.get(kind, frozenset()) | types for kind, types in self.media_types.items()
+        }
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
         """Return the way to keep a module within documents, or None if it is no mixer."""
@@ -176,8 +182,12 @@ class MixerCall:
 
     def check(self) -> None:
         """Raise `UnsupportedModel` if the first tensor does not hold the tokens of the layout."""
-        tokens = next((value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None)
-        check_tokens(() if tokens is None else tuple(tokens.shape), self.layout, type(self.mixer).__name__)
+        tokens = next(
+            (value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None
+        )
+        check_tokens(
+            () if tokens is None else tuple(tokens.shape), self.layout, type(self.mixer).__name__
+        )
 
 
 def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:

@@ -15,10 +15,16 @@ from autopack.errors import AutopackError
 
 _BACKENDS = pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "attention", "backends")])
 _SWITCH = (True, False)
-_WORDS: dict[Any, tuple[str, ...]] = {True: ("yes", "1", "true", "on"), False: ("no", "0", "false", "off")}
+_WORDS: dict[Any, tuple[str, ...]] = {
+    True: ("yes", "1", "true", "on"),
+    False: ("no", "0", "false", "off"),
+}
 
 INSTEAD = {
-    ("unpad", "always"): "unpad=True; evaluation without labels unpads with use_cache=False in the call",
+    (
+        "unpad",
+        "always",
+    ): "unpad=True; evaluation without labels unpads with use_cache=False in the call",
     ("verify", "always"): "verify=True; autopack.audit(model) audits this very model",
     ("verify", "full"): "verify=True; autopack.audit(model) audits this very model",
     **{(name, "always"): f"{name}=True" for name in ("share",)},
@@ -48,10 +54,11 @@ class BadSetting(AutopackError):
     code = "bad-option"
 
 
-def option(default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None) -> Any:
+def option(
+    default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None
+) -> Any:
     """Return the field of an option: one of some values, or a number, which `metavar` stands for in
-    help.
-    """
+    help."""
     return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
 
 
@@ -60,10 +67,16 @@ class Options:
     """Options of `autopack.enable`."""
 
     backend: str = option(
-        "auto", "what computes attention on packed rows", ("auto", *(module.name for module in _BACKENDS))
+        "auto",
+        "what computes attention on packed rows",
+        ("auto", *(module.name for module in _BACKENDS)),
     )
-    unpad: bool = option(True, "run padded batches as packed rows inside, where that gives the same")
-    share: bool = option(True, "compute once what rows of a batch begin with, where that is worth it")
+    unpad: bool = option(
+        True, "run padded batches as packed rows inside, where that gives the same"
+    )
+    share: bool = option(
+        True, "compute once what rows of a batch begin with, where that is worth it"
+    )
     verify: bool | Literal["strict"] = option(
         True,
         "prove a model when it is enabled; strict leaves one as it is that no twin proves",
@@ -71,7 +84,10 @@ class Options:
     )
     check_every: int | None = option(
         None,
-        "check a document of every Nth training call; 0 checks no call, of third-party code neither",
+        (
+            "check a document of every Nth training call; 0 checks no call, of third-party code "
+            "neither"
+        ),
         (),
         "N",
     )
@@ -87,15 +103,15 @@ class Options:
         every = self.check_every
         if every is not None and (type(every) is not int or every < 0):
             raise ValueError(
-                f"check_every must be None or a number of training calls, 0 for no checks; found {every!r}"
+                "check_every must be None or a number of training calls, 0 for no checks; found "
+                f"{every!r}"
             )
 
 
 @dataclass(frozen=True)
 class Option:
     """An option of the command line and its variable: one of some words, a switch, or a whole
-    number.
-    """
+    number."""
 
     name: str
     default: Any
@@ -152,10 +168,16 @@ class Option:
 
 def options_of(settings: type) -> tuple[Option, ...]:
     """Return the options of a dataclass whose fields `option` made."""
-    return tuple(Option(each.name, each.default, **each.metadata) for each in fields(settings) if each.metadata)
+    return tuple(
+        Option(each.name, each.default, **each.metadata)
+        for each in fields(settings)
+        if each.metadata
+    )
 
 
-CHOICES: dict[str, tuple[Any, ...]] = {each.name: each.values for each in options_of(Options) if each.values}
+CHOICES: dict[str, tuple[Any, ...]] = {
+    each.name: each.values for each in options_of(Options) if each.values
+}
 """The values that each option of `enable` takes, its default first."""
 
 
@@ -166,5 +188,7 @@ def _hint(name: str, value: Any) -> str:
     if (name, value) in INSTEAD:
         return f" (write {INSTEAD[name, value]})"
     # transformers' names of attention implementations hold those of backends: flash_attention_2.
-    meant = next((choice for choice in CHOICES[name] if isinstance(choice, str) and choice in value), None)
+    meant = next(
+        (choice for choice in CHOICES[name] if isinstance(choice, str) and choice in value), None
+    )
     return "" if meant is None else f". Did you mean {meant!r}?"

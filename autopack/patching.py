@@ -56,7 +56,10 @@ class Site:
             return value[self.key] if self.key is not None else value
         except (ImportError, AttributeError, KeyError) as error:
             raise SiteDrift(
-                f"autopack expects a function at {self}; the installed transformers has none ({error!r}). {_SUPPORTED}",
+                (
+                    f"autopack expects a function at {self}; the installed transformers has none "
+                    f"({error!r}). {_SUPPORTED}"
+                ),
                 code="site-drift",
             ) from error
 
@@ -95,7 +98,10 @@ class Site:
         original = self.present()
         if not callable(original):
             raise SiteDrift(
-                f"autopack expects a function at {self}; found {type(original).__name__}. {_SUPPORTED}",
+                (
+                    f"autopack expects a function at {self}; found {type(original).__name__}. "
+                    f"{_SUPPORTED}"
+                ),
                 code="site-drift",
             )
         self.check_takes(original, self.parameters)
@@ -132,7 +138,9 @@ class _Installed:
 
 
 _installed: dict[Site, _Installed] = {}
-_beneath: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None] = weakref.WeakKeyDictionary()
+_beneath: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None] = (
+    weakref.WeakKeyDictionary()
+)
 """The function beneath each replacement ever made; None if it was inherited."""
 _abandoned: deque[list[Site]] = deque()
 _lock = threading.Lock()
@@ -245,7 +253,11 @@ def _check_unwrapped(site: Site) -> None:
 def intact(sites: Iterable[Site]) -> None:
     """Raise `SiteDrift` if a replacement covers autopack's: packed rows would pass unseen."""
     for site in sites:
-        if not site.soft and site in _installed and site.present() is not _installed[site].replacement:
+        if (
+            not site.soft
+            and site in _installed
+            and site.present() is not _installed[site].replacement
+        ):
             _check_unwrapped(site)
 
 
@@ -281,7 +293,11 @@ class SiteLease:
                 except BaseException:
                     finalizer()
                     raise
-                self._sites, self._finalizer, self._implementations = sites, finalizer, implementations
+                self._sites, self._finalizer, self._implementations = (
+                    sites,
+                    finalizer,
+                    implementations,
+                )
 
     def renew(self, needed: Callable[[tuple[str, ...]], list[Site]]) -> None:
         """Need other sites from the next `follow` on."""
@@ -334,4 +350,6 @@ _FORKS = hasattr(os, "register_at_fork")  # not on Windows
 _following = ProcessLock()
 if _FORKS:
     # What stands at the sites and what is counted are not taken along half done.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )

@@ -45,25 +45,36 @@ def families() -> list[Family]:
 def register(family: Family) -> None:
     """Add the user's own family; it goes before all others for its model types."""
     if not isinstance(family, Family):
-        raise TypeError(f"register takes an autopack.registry.Family; found {type(family).__name__}")
+        raise TypeError(
+            f"register takes an autopack.registry.Family; found {type(family).__name__}"
+        )
     _registered.insert(0, family)
 
 
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     """Return the family of a model, and the reason why it cannot serve it, or None."""
     # A composite that none lists is what its text part is, and is audited.
-    known = [model.config.model_type, getattr(text_config(model.config, decoder=True), "model_type", None)]
-    family = next((f for name in known for f in families() if name in f.model_types), attention.FAMILY)
+    known = [
+        model.config.model_type,
+        getattr(text_config(model.config, decoder=True), "model_type", None),
+    ]
+    family = next(
+        (f for name in known for f in families() if name in f.model_types), attention.FAMILY
+    )
     mixers = modules.mixers(model, family.mixers)
     attending = modules.attending_by_themselves(model, mixers)
     mixing = [*modules.attention_modules(model), *mixers, *attending]
     reason = next(filter(None, _refusals(model, family, mixing)), None)
     if reason is None:
-        family = _with_positions(_with_own_attention(_here(family, mixers), attending), model, mixing)
+        family = _with_positions(
+            _with_own_attention(_here(family, mixers), attending), model, mixing
+        )
     return family, reason
 
 
-def _refusals(model: PreTrainedModel, family: Family, mixing: list[nn.Module]) -> Iterator[str | None]:
+def _refusals(
+    model: PreTrainedModel, family: Family, mixing: list[nn.Module]
+) -> Iterator[str | None]:
     """Yield the reasons why a family cannot serve a model; None for one that does not hold."""
     yield from (each.refused_types.get(model.config.model_type) for each in families())
     yield from map(family.refused_classes.get, source.names_of(type(model)))
@@ -90,17 +101,22 @@ def _here(family: Family, mixers: list[nn.Module]) -> Family:
     others = {
         kind.__name__: other
         for kind, way in ways.items()
-        if way is not None and (other := way.here(modules.defining_class(kind).__module__)) is not way
+        if way is not None
+        and (other := way.here(modules.defining_class(kind).__module__)) is not way
     }
     for kind, way in ways.items():
         if isinstance(way, Alone) and not way.from_zero and source.counts_from_zero(kind):
-            others[kind.__name__] = replace(way, from_zero=True)  # Falcon, up to 4.44, and by flash attention
+            # Falcon, up to 4.44, and by flash attention
+            others[kind.__name__] = replace(way, from_zero=True)
     return replace(family, mixers={**family.mixers, **others}) if others else family
 
 
 def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
     """Return a family that runs these (older or third-party) attentions on documents alone."""
-    found = {type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module))) for module in attending}
+    found = {
+        type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module)))
+        for module in attending
+    }
     if not found:
         return family
     how = f"{family.how}; the model's own attention ({', '.join(sorted(found))}), documents alone"
@@ -112,7 +128,9 @@ def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Modu
     if not family.positions or not modules.takes_tokens(model):
         return family
     # A head may hand what it takes by any name on to its loss alone (BioGPT up to 4.52).
-    if all(source.knows_of(type(part), "position_ids") for part in (model, modules.entries(model)[-1])):
+    if all(
+        source.knows_of(type(part), "position_ids") for part in (model, modules.entries(model)[-1])
+    ):
         return family
     tables, whole = modules.counting_columns(model, mixing)
     if not (tables or whole) and parameters_of(type(model)).takes_others:
@@ -154,7 +172,9 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 
 def media_of(model_type: str) -> frozenset[str]:
     """Return the kinds of media that documents of this type may have."""
-    return frozenset(kind for f in families() for kind, types in f.media.items() if model_type in types)
+    return frozenset(
+        kind for f in families() for kind, types in f.media.items() if model_type in types
+    )
 
 
 def sounds_together_of(
@@ -164,12 +184,18 @@ def sounds_together_of(
 
     It returns the reason why one sound would change another's results, or None.
     """
-    return next((f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None)
+    return next(
+        (f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None
+    )
 
 
 def numbering_of(config: Any) -> Numbering:
     """Return a config's rule for positions: its own type's before its text part's."""
-    known = {name: numbering for family in reversed(families()) for name, numbering in family.numbering.items()}
+    known = {
+        name: numbering
+        for family in reversed(families())
+        for name, numbering in family.numbering.items()
+    }
     types = (getattr(part, "model_type", None) for part in (config, text_config(config)))
     return next((known[name] for name in types if name in known), Numbering())
 

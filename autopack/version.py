@@ -9,14 +9,19 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-MINIMUM = {"torch": "2.4", "transformers": "4.44", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
+MINIMUM = {
+    "torch": "2.4",
+    "transformers": "4.44",
+    "wrapt": "1.16",
+    "packaging": "23",
+    "numpy": "1.26",
+}
 """Packages that autopack needs, with the oldest version that it works with."""
 
 
 def problem(name: str, installed: str | None) -> str | None:
     """Return the fault of the installed version of a package that autopack needs, and the way out,
-    or None.
-    """
+    or None."""
     remedy = f"pip install '{name}>={MINIMUM[name]}'"
     if installed is None:
         return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
@@ -28,8 +33,15 @@ def problem(name: str, installed: str | None) -> str | None:
     except ImportError:  # is a problem of its own
         return None
     except ValueError:
-        return f"{name} has the version {installed!r}, which cannot be read; autopack needs {MINIMUM[name]}: {remedy}"
-    return f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}" if too_old else None
+        return (
+            f"{name} has the version {installed!r}, which cannot be read; autopack needs "
+            f"{MINIMUM[name]}: {remedy}"
+        )
+    return (
+        f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}"
+        if too_old
+        else None
+    )
 
 
 def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str | None:
@@ -44,7 +56,11 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
         from packaging.version import Version
 
         found = Version(Version(torch).base_version)
-        wanted = [need for need in map(Requirement, requirements) if need.name == "torch" and _is_of_torch(need)]
+        wanted = [
+            need
+            for need in map(Requirement, requirements)
+            if need.name == "torch" and _is_of_torch(need)
+        ]
     except (ImportError, ValueError):  # is a problem of its own
         return None
     least = [bound for need in wanted for bound in need.specifier if bound.operator in (">", ">=")]
@@ -52,8 +68,8 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
     if unmet is None:
         return None
     return (
-        f"transformers {transformers} needs torch{unmet} and leaves its models out with torch {torch}: "
-        f"pip install 'torch{unmet}', or install an older transformers"
+        f"transformers {transformers} needs torch{unmet} and leaves its models out with torch "
+        f"{torch}: pip install 'torch{unmet}', or install an older transformers"
     )
 
 
@@ -65,17 +81,19 @@ def _is_of_torch(need: Any) -> bool:
 @cache
 def refuse_old() -> None:
     """Raise `UnsupportedVersion` where a package is installed in a version that does not serve;
-    asked once.
-    """
+    asked once."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from autopack.errors import UnsupportedVersion
 
     problems = []
     for name in MINIMUM:
-        with suppress(PackageNotFoundError):  # its import says so, or it is there without its metadata
+        # its import says so, or it is there without its metadata
+        with suppress(PackageNotFoundError):
             problems.append(problem(name, version(name)))
     with suppress(PackageNotFoundError):
-        problems.append(mismatch(version("torch"), version("transformers"), requires("transformers") or ()))
+        problems.append(
+            mismatch(version("torch"), version("transformers"), requires("transformers") or ())
+        )
     for found in filter(None, problems):
         raise UnsupportedVersion(f"{found} (`autopack doctor` looks at the others too)")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.checks --steps 1000
 
-A Llama is trained on packed rows of random documents; in the race `own layers` its feed-forward layers are of somebody
-else's class, so that its calls are checked closely. One copy is enabled as users do it; the other one with
-`verify=False`, which checks nothing. Rounds are blocks of steps, so that a machine that slows down slows both; what
-counts are the sums of all rounds, for checks grow rarer.
-"""
+A Llama is trained on packed rows of random documents; in the race `own layers` its feed-forward
+layers are of somebody else's class, so that its calls are checked closely. One copy is enabled as
+users do it; the other one with `verify=False`, which checks nothing. Rounds are blocks of steps, so
+that a machine that slows down slows both; what counts are the sums of all rounds, for checks grow
+rarer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ class SomebodysMLP(LlamaMLP):
 def batch(step: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a packed row of two to eight documents of 16 to 200 tokens."""
     generator = torch.Generator().manual_seed(step)
-    lengths = torch.randint(16, 201, (int(torch.randint(2, 9, (), generator=generator)),), generator=generator).tolist()
-    return Batch.of(lengths, torch.arange(3, VOCABULARY), step, device).row(autopack.PackingCollator())
+    lengths = torch.randint(
+        16, 201, (int(torch.randint(2, 9, (), generator=generator)),), generator=generator
+    ).tolist()
+    return Batch.of(lengths, torch.arange(3, VOCABULARY), step, device).row(
+        autopack.PackingCollator()
+    )
 
 
 def entrant(model: Any, block: int) -> Entrant:
@@ -70,5 +74,7 @@ def race_of(options: argparse.Namespace, *, own_layers: bool) -> interleave.Race
 
 
 if __name__ == "__main__":
-    races = {name: partial(race_of, own_layers=name == "own layers") for name in ("Llama", "own layers")}
+    races = {
+        name: partial(race_of, own_layers=name == "own layers") for name in ("Llama", "own layers")
+    }
     interleave.main("checks", __doc__, races, 100, steps=1000, device="cpu")

@@ -1,8 +1,10 @@
-"""Making a packed row of the examples of a mini-batch: `PackingCollator` against those of transformers and TRL.
+"""Making a packed row of the examples of a mini-batch: `PackingCollator` against those of
+transformers and TRL.
 
     python -m benchmarks.collating --json benchmarks/results/collating.json      about half a minute
 
-Races are of documents of one length whose values are lists as datasets give them, arrays or tensors. The arms:
+Races are of documents of one length whose values are lists as datasets give them, arrays or
+tensors. The arms:
 
 * `autopack`: `PackingCollator()`.
 * `transformers`: `DataCollatorWithFlattening()`.
@@ -33,7 +35,11 @@ def examples(length: int, kind: str, options: argparse.Namespace) -> list[dict[s
 
     draw = np.random.default_rng(options.seed)
     ids = [draw.integers(1, 30_000, size=length) for _ in range(max(2, options.tokens // length))]
-    make: Any = {"list": lambda row: row.tolist(), "numpy": lambda row: row, "tensor": torch.from_numpy}[kind]
+    make: Any = {
+        "list": lambda row: row.tolist(),
+        "numpy": lambda row: row,
+        "tensor": torch.from_numpy,
+    }[kind]
     return [{"input_ids": make(row), "labels": make(row.copy())} for row in ids]
 
 
@@ -45,12 +51,16 @@ def race_of(options: argparse.Namespace, *, length: int, kind: str) -> interleav
     from autopack import PackingCollator
 
     batch = examples(length, kind, options)
-    collators: dict[str, Any] = {"autopack": PackingCollator(), "transformers": DataCollatorWithFlattening()}
+    collators: dict[str, Any] = {
+        "autopack": PackingCollator(),
+        "transformers": DataCollatorWithFlattening(),
+    }
     collators["trl"] = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
 
     def run(collate: Any) -> Any:
         for _ in range(CALLS):
-            made = collate([dict(example) for example in batch])  # TRL's takes values out of the examples
+            # TRL's takes values out of the examples
+            made = collate([dict(example) for example in batch])
         return [made[name] for name in ("input_ids", "position_ids", "labels")]
 
     arms = {name: partial(run, collate) for name, collate in collators.items()}
@@ -59,5 +69,7 @@ def race_of(options: argparse.Namespace, *, length: int, kind: str) -> interleav
 
 if __name__ == "__main__":
     pairs = product(LENGTHS, KINDS)
-    races = {f"{length} {kind}": partial(race_of, length=length, kind=kind) for length, kind in pairs}
+    races = {
+        f"{length} {kind}": partial(race_of, length=length, kind=kind) for length, kind in pairs
+    }
     interleave.main("collating", __doc__, races, 11, tokens=16_384)

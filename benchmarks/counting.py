@@ -1,4 +1,5 @@
-"""Operations that a call starts on a GPU, counted on a CPU: its tensors are torch's fake ones, which have no values."""
+"""Operations that a call starts on a GPU, counted on a CPU: its tensors are torch's fake ones,
+which have no values."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ _STARTS_NOTHING = frozenset(
 class Counts(NamedTuple):
     """Counts of one forward and backward.
 
-    `operations` are those that start a kernel or a copy, `moved` the bytes that those read and write that are no matrix
-    products or attention, `saved` the bytes that are kept for backward at the end of forward, parameters left out,
-    `uploaded` the bytes of integers and booleans that are copied to the device, and `waits` how often the host waits.
-    """
+    `operations` are those that start a kernel or a copy, `moved` the bytes that those read and
+    write that are no matrix products or attention, `saved` the bytes that are kept for backward at
+    the end of forward, parameters left out, `uploaded` the bytes of integers and booleans that are
+    copied to the device, and `waits` how often the host waits."""
 
     flops: float = 0
     operations: float = 0
@@ -43,16 +44,22 @@ class Counts(NamedTuple):
 
 
 class AsCuda(TorchFunctionMode):
-    """Has tensors of the meta device say that they are on a GPU; autograd takes no fake CUDA tensors in a CPU build."""
+    """Has tensors of the meta device say that they are on a GPU; autograd takes no fake CUDA
+    tensors in a CPU build."""
 
     __module__ = "torch.benchmarks"  # in a mode of somebody else's, calls are checked
-    _device, _is_cuda, _is_meta = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_meta"))
+    _device, _is_cuda, _is_meta = (
+        getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_meta")
+    )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (self._device, self._is_cuda, self._is_meta) and args[0].is_meta:
             return CUDA if func == self._device else func == self._is_cuda
         args = tuple(META if _is_cuda(each) else each for each in args)
-        return func(*args, **{name: META if _is_cuda(each) else each for name, each in (kwargs or {}).items()})
+        return func(
+            *args,
+            **{name: META if _is_cuda(each) else each for name, each in (kwargs or {}).items()},
+        )
 
 
 def _is_cuda(value: Any) -> bool:
@@ -60,11 +67,11 @@ def _is_cuda(value: Any) -> bool:
 
 
 class Counting(TorchDispatchMode):
-    """Counts what is done to tensors of the device; operations on tensors of the host run as they are.
+    """Counts what is done to tensors of the device; operations on tensors of the host run as they
+    are.
 
-    A boolean that is read from the device is False, and a number 0. Attention by `varlen_attn` is over documents of
-    `lengths`, and counts for nothing if none are given.
-    """
+    A boolean that is read from the device is False, and a number 0. Attention by `varlen_attn` is
+    over documents of `lengths`, and counts for nothing if none are given."""
 
     __module__ = "torch.benchmarks"
 
@@ -96,7 +103,9 @@ class Counting(TorchDispatchMode):
         found = func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
         if name in ("_to_copy", "copy_"):
-            self._look_at_copy(given[-1], made[0], kwargs.get("non_blocking") or args[2:3] == (True,))
+            self._look_at_copy(
+                given[-1], made[0], kwargs.get("non_blocking") or args[2:3] == (True,)
+            )
         if not (func.is_view or name in _STARTS_NOTHING):
             self.operations[name] += 1
             flops = self._flops(func.overloadpacket, args, kwargs, found)
@@ -105,16 +114,29 @@ class Counting(TorchDispatchMode):
         return found
 
     def _flops(self, packet: Any, args: Any, kwargs: Any, found: Any) -> int:
-        """Return the operations of an operation by torch's formulas, in which attention counts every pair of tokens."""
+        """Return the operations of an operation by torch's formulas, in which attention counts
+        every pair of tokens."""
         if packet is aten._grouped_mm:
             return 2 * args[0].numel() * args[1].shape[-1]
-        if packet in (torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward):
+        if packet in (
+            torch.ops.torch_attn._varlen_attn,
+            torch.ops.torch_attn._varlen_attn_backward,
+        ):
             backward = packet is torch.ops.torch_attn._varlen_attn_backward
             states = args[: 4 if backward else 3]
-            assert not self.lengths or len(args[6 if backward else 3]) == len(self.lengths) + 1, "other documents"
-            of_length = [[(1, t.shape[1], length, t.shape[2]) for t in states] for length in self.lengths]
-            return sum((sdpa_backward_flop_count if backward else sdpa_flop_count)(*shapes) for shapes in of_length)
-        return flop_registry[packet](*args, **kwargs, out_val=found) if packet in flop_registry else 0
+            assert not self.lengths or len(args[6 if backward else 3]) == len(self.lengths) + 1, (
+                "other documents"
+            )
+            of_length = [
+                [(1, t.shape[1], length, t.shape[2]) for t in states] for length in self.lengths
+            ]
+            return sum(
+                (sdpa_backward_flop_count if backward else sdpa_flop_count)(*shapes)
+                for shapes in of_length
+            )
+        return (
+            flop_registry[packet](*args, **kwargs, out_val=found) if packet in flop_registry else 0
+        )
 
     def _look_at_copy(self, source: torch.Tensor, made: torch.Tensor, non_blocking: bool) -> None:
         if source.is_meta == made.is_meta:
@@ -134,7 +156,8 @@ class Counting(TorchDispatchMode):
 
 
 def count(model: Any, call: dict[str, Any], lengths: list[int]) -> tuple[Counts, Counting]:
-    """Return the counts of a training step of a model on documents of these lengths, without the optimizer."""
+    """Return the counts of a training step of a model on documents of these lengths, without the
+    optimizer."""
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}  # kept, so that no other one gets the same address
 
@@ -159,13 +182,17 @@ def count(model: Any, call: dict[str, Any], lengths: list[int]) -> tuple[Counts,
 def as_on_cuda(stock: bool) -> Iterator[None]:
     """Let code choose as it would on a GPU: of the H100's class, with torch's kernels of attention.
 
-    Around `stock` models SDPA takes FlashAttention without a mask, and memory-efficient attention with one.
-    """
+    Around `stock` models SDPA takes FlashAttention without a mask, and memory-efficient attention
+    with one."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(AsCuda())
-        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
+        stack.enter_context(
+            mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0))
+        )
         if stock:
-            stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _sdpa))
+            stack.enter_context(
+                mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _sdpa)
+            )
         yield
 
 
@@ -180,8 +207,12 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     if attn_mask is None:
-        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, scale=scale
+        )[0]
     if attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     bias = attn_mask.expand(len(query), query.shape[1], -1, -1)
-    return aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout_p, scale=scale)[0]
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, dropout_p, scale=scale
+    )[0]

@@ -1,4 +1,5 @@
-"""What all benchmarks share: options, memory settings, the race of `autopack bench`, and how results are written."""
+"""What all benchmarks share: options, memory settings, the race of `autopack bench`, and how
+results are written."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ Times = dict[str, dict[str, Any]]
 
 
 def parser(about: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
-    """Return a parser of the options that all benchmarks have: rounds, threads, a seed, and a file for the result."""
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--rounds", type=int, default=rounds, help="of all arms, by turns (%(default)s)")
+    """Return a parser of the options that all benchmarks have: rounds, threads, a seed, and a file
+    for the result."""
+    found = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument(
+        "--rounds", type=int, default=rounds, help="of all arms, by turns (%(default)s)"
+    )
     found.add_argument("--threads", type=int, default=2, help="of torch (%(default)s)")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
@@ -34,12 +40,13 @@ def parser(about: str | None, rounds: int | None = None) -> argparse.ArgumentPar
 
 @dataclass
 class Race:
-    """Arms that compute the same, and how many times as fast as others the arm that `leads` is to be.
+    """Arms that compute the same, and how many times as fast as others the arm that `leads` is to
+    be.
 
-    An arm returns its results, or those and gradients, and has to give what the first gives, unless it is `wrong` on
-    purpose: gradients within ten times the `tolerance`, relative, of the sums of squares. It is run so many times
-    before it is compared and timed, with 0 not at all. Memory is that of arms with `models`; `facts` are said beside.
-    """
+    An arm returns its results, or those and gradients, and has to give what the first gives, unless
+    it is `wrong` on purpose: gradients within ten times the `tolerance`, relative, of the sums of
+    squares. It is run so many times before it is compared and timed, with 0 not at all. Memory is
+    that of arms with `models`; `facts` are said beside."""
 
     arms: dict[str, Callable[[], Any] | Entrant]
     leads: str
@@ -51,7 +58,8 @@ class Race:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def apart(self) -> dict[str, float]:
-        """Return how far each arm is from the first: the largest relative error, over what is allowed of it."""
+        """Return how far each arm is from the first: the largest relative error, over what is
+        allowed of it."""
         from torch.utils._pytree import tree_leaves
 
         wanted, found = None, {}
@@ -62,7 +70,8 @@ class Race:
                 result = [entrant.run() for _ in range(self.warm)][-1]
             parts = result if isinstance(result, tuple) else (result, [])
             leaves = [
-                [leaf.detach().double().clone() for leaf in tree_leaves(part) if leaf is not None] for part in parts
+                [leaf.detach().double().clone() for leaf in tree_leaves(part) if leaf is not None]
+                for part in parts
             ]
             wanted = wanted or leaves
             errors = [
@@ -73,7 +82,10 @@ class Race:
             ]
             found[name] = max(errors, key=lambda error: (error != error, error), default=0.0)
             if name not in self.wrong and not found[name] <= self.tolerance:
-                raise SystemExit(f"{name} is {found[name]:.1e} from {next(iter(self.arms))}, allowed {self.tolerance}")
+                raise SystemExit(
+                    f"{name} is {found[name]:.1e} from {next(iter(self.arms))}, allowed "
+                    f"{self.tolerance}"
+                )
         return found
 
     def run(self, rounds: int) -> dict[str, Any]:
@@ -83,7 +95,12 @@ class Race:
         for name, (model, optimizer) in self.models.items():
             peaks[name] = peak_memory(self.arms[name], kept_by(model, optimizer, {}), "cpu")
         times = interleave(self.arms, rounds)
-        found = {"seconds": times, "faster": faster(times, self.leads), "apart": apart, "peak bytes": peaks}
+        found = {
+            "seconds": times,
+            "faster": faster(times, self.leads),
+            "apart": apart,
+            "peak bytes": peaks,
+        }
         return {"leads": self.leads, "goals": self.goals, "facts": self.facts, **found}
 
 
@@ -97,11 +114,16 @@ def main(
     packages: Sequence[str] = (),
     **more: Any,
 ) -> None:
-    """Run races, each made of the options, of which `more` are numbers, words and switches of the program's own."""
+    """Run races, each made of the options, of which `more` are numbers, words and switches of the
+    program's own."""
     found = parser(about, rounds)
-    found.add_argument("--only", nargs="+", choices=list(races), default=list(races), help="some of the races")
+    found.add_argument(
+        "--only", nargs="+", choices=list(races), default=list(races), help="some of the races"
+    )
     for option, value in more.items():
-        kind: dict[str, Any] = {"action": "store_true"} if value is False else {"type": type(value), "default": value}
+        kind: dict[str, Any] = (
+            {"action": "store_true"} if value is False else {"type": type(value), "default": value}
+        )
         found.add_argument(f"--{option.replace('_', '-')}", **kind, help="(%(default)s)")
     options = found.parse_args(arguments)
     where, done = begin(options), {}
@@ -123,7 +145,11 @@ def describe(races: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         for arm, times in found["seconds"].items():
             clock = "".join(f"{times[key]:>10.4f}" for key in ("median", "min", "cpu median"))
             ratio, goal, apart = (found[key].get(arm) for key in ("faster", "goals", "apart"))
-            spread = "" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
+            spread = (
+                ""
+                if ratio is None
+                else f"{ratio['median']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
+            )
             sums = "" if ratio is None else f"{ratio['of sums']:.3f}"
             far = "" if apart is None else f"{apart:.0e}"
             line = f"  {arm:<16}{clock}{spread:>28}{sums:>9}{far:>9}{mebibytes(found['peak bytes'].get(arm)):>10}"
@@ -135,7 +161,8 @@ def describe(races: Mapping[str, dict[str, Any]]) -> Iterator[str]:
 def begin(options: argparse.Namespace) -> dict[str, Any]:
     """Keep freed memory, set the threads of the options, and return the origin of the result."""
     keep_freed_memory()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
+    # torch's profiler, which counts memory, prints lines of its own
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
 
     torch.set_num_threads(options.threads)
@@ -151,18 +178,28 @@ def interleave(
         done = ", ".join(f"{name} {of[-1]['wall']:.2f} s" for name, of in laps.items())
         say(f"round {number} of {rounds}: {done}")
 
-    entered = {name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()}
+    entered = {
+        name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()
+    }
     return {name: summary(laps) for name, laps in race(entered, rounds, report=report).items()}
 
 
 def summary(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Return least and median by the clock, the median of processor time, and all that they come from."""
+    """Return least and median by the clock, the median of processor time, and all that they come
+    from."""
     wall, cpu = ([lap[name] for lap in laps] for name in ("wall", "cpu"))
-    return {"median": median(wall), "min": min(wall), "cpu median": median(cpu), "wall": wall, "cpu": cpu}
+    return {
+        "median": median(wall),
+        "min": min(wall),
+        "cpu median": median(cpu),
+        "wall": wall,
+        "cpu": cpu,
+    }
 
 
 def faster(times: Times, arm: str) -> dict[str, dict[str, float]]:
-    """Return, by all others, how many times as fast as they an arm is: round by round, and in all rounds together."""
+    """Return, by all others, how many times as fast as they an arm is: round by round, and in all
+    rounds together."""
     own, found = times[arm]["wall"], {}
     for name, of in times.items():
         if name != arm:
@@ -172,7 +209,8 @@ def faster(times: Times, arm: str) -> dict[str, dict[str, float]]:
 
 
 def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function gives in a process of its own, where freed memory goes back to the system."""
+    """Return what a function gives in a process of its own, where freed memory goes back to the
+    system."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
@@ -187,7 +225,8 @@ def resident() -> int:
 
 
 def origin() -> dict[str, Any]:
-    """Return when, where and with what: to be taken at the start, so that the load is not one's own."""
+    """Return when, where and with what: to be taken at the start, so that the load is not one's
+    own."""
     import torch
 
     return {
@@ -207,19 +246,24 @@ def processor() -> str:
     """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
-def result_of(name: str, options: argparse.Namespace, where: dict[str, Any], **found: Any) -> dict[str, Any]:
+def result_of(
+    name: str, options: argparse.Namespace, where: dict[str, Any], **found: Any
+) -> dict[str, Any]:
     """Return a result as it is written, with its origin and the options that it depends on."""
     settings = {option: value for option, value in vars(options).items() if option != "json"}
     return {"benchmark": name, "origin": where, "settings": settings, **found}
 
 
 def write(path: Path | None, result: dict[str, Any], lines: Iterable[str]) -> None:
-    """Print the result in words below its origin, and write both beside each other where a path is given."""
+    """Print the result in words below its origin, and write both beside each other where a path is
+    given."""
     text = "\n".join([heading(result["origin"]), "", *lines])
     print(text)
     if path is not None:
@@ -228,7 +272,8 @@ def write(path: Path | None, result: dict[str, Any], lines: Iterable[str]) -> No
 
 
 def put(path: Path, text: str) -> None:
-    """Write a text under its name when it is whole: whoever is killed in between leaves the file as it was."""
+    """Write a text under its name when it is whole: whoever is killed in between leaves the file as
+    it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text)
@@ -238,7 +283,9 @@ def put(path: Path, text: str) -> None:
 def heading(where: dict[str, Any]) -> str:
     """Return the origin in three lines."""
     return (
-        f"{where['date']}, {where['device']}, {where['cores']} cores, {where['threads']} threads, load at start "
-        f"{where['load at start']:.1f}\ntorch {where['torch']}, transformers {where['transformers']}, Python "
+        f"{where['date']}, {where['device']}, {where['cores']} cores, {where['threads']} threads, "
+        "load at start "
+        f"{where['load at start']:.1f}\ntorch {where['torch']}, transformers "
+        f"{where['transformers']}, Python "
         f"{where['python']}\n{where['command']}"
     )

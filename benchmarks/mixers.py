@@ -1,18 +1,21 @@
-"""One recurrent or convolutional mixer on a packed row: stock (which leaks), one document at a time, autopack.
+"""One recurrent or convolutional mixer on a packed row: stock (which leaks), one document at a
+time, autopack.
 
     python -m benchmarks.mixers                                         T = 2048, about ten minutes on two cores
     python -m benchmarks.mixers --tokens 512 --rounds 1                 a first look
     python -m benchmarks.mixers --only Mamba mLSTM                      some of them
     python -m benchmarks.mixers --json benchmarks/results/mixers.json
 
-The arms are forward and backward of the same module, in float32, in transformers' own code for this machine:
+The arms are forward and backward of the same module, in float32, in transformers' own code for this
+machine:
 
-* `stock`: the whole row, as if it were one document. This is wrong; it is what packing costs if nobody cares.
+* `stock`: the whole row, as if it were one document. This is wrong; it is what packing costs if
+  nobody cares.
 * `one by one`: a Python loop over the documents. What autopack is held against.
 * `autopack`: the module inside an enabled model.
 
-Before anything is timed, the last two must give the same output and gradients; `apart` of stock is its leak.
-"""
+Before anything is timed, the last two must give the same output and gradients; `apart` of stock is
+its leak."""
 
 from __future__ import annotations
 
@@ -32,7 +35,14 @@ MIXERS: dict[str, tuple[str, str, float | None, dict[str, Any]]] = {
         "mamba2",
         "Mamba2Mixer",
         0.65,
-        {"state_size": 128, "num_heads": 4, "head_dim": 64, "expand": 2, "n_groups": 1, "chunk_size": 256},
+        {
+            "state_size": 128,
+            "num_heads": 4,
+            "head_dim": 64,
+            "expand": 2,
+            "n_groups": 1,
+            "chunk_size": 256,
+        },
     ),
     "gated delta net": (
         "qwen3_next",
@@ -50,17 +60,37 @@ MIXERS: dict[str, tuple[str, str, float | None, dict[str, Any]]] = {
         "kimi_linear",
         "KimiLinearDeltaAttention",
         None,
-        {"linear_head_dim": 32, "linear_num_heads": 4, "num_attention_heads": 4, "layer_types": ["linear_attention"]},
+        {
+            "linear_head_dim": 32,
+            "linear_num_heads": 4,
+            "num_attention_heads": 4,
+            "layer_types": ["linear_attention"],
+        },
     ),
-    "short convolution": ("lfm2", "Lfm2ShortConv", 0.9, {"layer_types": ["conv"], "block_dim": 128}),
+    "short convolution": (
+        "lfm2",
+        "Lfm2ShortConv",
+        0.9,
+        {"layer_types": ["conv"], "block_dim": 128},
+    ),
     "RG-LRU block": (
         "recurrent_gemma",
         "RecurrentGemmaRecurrentBlock",
         2.0,
         {"lru_width": 128, "num_attention_heads": 4, "block_types": ["recurrent"]},
     ),
-    "RWKV time mixing": ("rwkv", "RwkvSelfAttention", 2.0, {"attention_hidden_size": 128, "num_hidden_layers": 2}),
-    "RWKV channel mixing": ("rwkv", "RwkvFeedForward", None, {"attention_hidden_size": 128, "num_hidden_layers": 2}),
+    "RWKV time mixing": (
+        "rwkv",
+        "RwkvSelfAttention",
+        2.0,
+        {"attention_hidden_size": 128, "num_hidden_layers": 2},
+    ),
+    "RWKV channel mixing": (
+        "rwkv",
+        "RwkvFeedForward",
+        None,
+        {"attention_hidden_size": 128, "num_hidden_layers": 2},
+    ),
     "mLSTM": ("xlstm", "xLSTMLayer", None, {"num_heads": 4}),
 }
 """Model type, class, goal for stock / autopack, and its dimensions beside hidden_size."""
@@ -71,7 +101,9 @@ def build(name: str, hidden: int) -> tuple[Any, Any]:
     from autopack import tiny
 
     model_type, cls, _, dimensions = MIXERS[name]
-    model = tiny.build(model_type, **{"hidden_size": hidden, "num_hidden_layers": 1, **dimensions}).train()
+    model = tiny.build(
+        model_type, **{"hidden_size": hidden, "num_hidden_layers": 1, **dimensions}
+    ).train()
     return model, next(module for module in model.modules() if type(module).__name__ == cls)
 
 

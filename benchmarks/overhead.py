@@ -2,16 +2,18 @@
 
     python -m benchmarks.overhead --json benchmarks/results/overhead.json
 
-Forward and backward of one and the same Llama on an unpacked batch of 4 x 256 tokens, called in four ways. Arms:
+Forward and backward of one and the same Llama on an unpacked batch of 4 x 256 tokens, called in
+four ways. Arms:
 
 * `stock`: autopack is imported and does nothing.
 * `enabled`: `autopack.enable(model)`.
-* `beside`: another model is enabled, so this one meets autopack's functions at transformers' places, inert. It shows
+* `beside`: another model is enabled, so this one meets autopack's functions at transformers'
+  places, inert. It shows
   how far from 1 two arms come out that run the same code but for a few `if`s.
 
-Models are enabled and disabled, and called once on a few columns, outside the time that is taken; the arms of a round
-follow each other at once. `enable()` is timed on models of few and of many modules; it is to take at most 50 ms.
-"""
+Models are enabled and disabled, and called once on a few columns, outside the time that is taken;
+the arms of a round follow each other at once. `enable()` is timed on models of few and of many
+modules; it is to take at most 50 ms."""
 
 from __future__ import annotations
 
@@ -45,16 +47,23 @@ def of_calls(options: argparse.Namespace, *, name: str, given: str) -> interleav
     import autopack
 
     model = build(*MODELS[name])
-    ids = torch.randint(VOCABULARY, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(options.seed))
+    ids = torch.randint(
+        VOCABULARY, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(options.seed)
+    )
     positions = torch.arange(COLUMNS).expand(ROWS, COLUMNS).contiguous()
     more = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
-    call = {"input_ids": ids, "labels": ids} | {key: value for key, value in more.items() if key in given.split()}
+    call = {"input_ids": ids, "labels": ids} | {
+        key: value for key, value in more.items() if key in given.split()
+    }
     few = {name: tensor[:, :8].contiguous() for name, tensor in call.items()}
     states: dict[str, Any] = {"stock": nullcontext, "enabled": partial(autopack.enable, model)}
     states["beside"] = partial(autopack.enable, build(1, 64))
     gc.collect()
     gc.disable()  # a collection would fall to one arm or another
-    arms = {arm: Entrant(workload.step(model, call), state, workload.step(model, few)) for arm, state in states.items()}
+    arms = {
+        arm: Entrant(workload.step(model, call), state, workload.step(model, few))
+        for arm, state in states.items()
+    }
     return interleave.Race(arms, "enabled", {"stock": 0.98})
 
 
@@ -70,7 +79,9 @@ def of_enable(options: argparse.Namespace, *, layers: int, verify: bool) -> inte
         autopack.disable(model)
 
     return interleave.Race(
-        {"enable": Entrant(partial(autopack.enable, model, verify=verify), taken_off)}, "enable", warm=0
+        {"enable": Entrant(partial(autopack.enable, model, verify=verify), taken_off)},
+        "enable",
+        warm=0,
     )
 
 
@@ -80,5 +91,8 @@ if __name__ == "__main__":
         "enable(), 24 layers": partial(of_enable, layers=24, verify=False),
         "enable(), verified": partial(of_enable, layers=1, verify=True),
     }
-    races |= {f"{name}, {given}": partial(of_calls, name=name, given=given) for name, given in product(MODELS, CALLS)}
+    races |= {
+        f"{name}, {given}": partial(of_calls, name=name, given=given)
+        for name, given in product(MODELS, CALLS)
+    }
     interleave.main("overhead", __doc__, races, 60)

@@ -21,9 +21,16 @@ def main(root: Path = ROOT, check: bool = False) -> int:
     text = path.read_text(encoding="utf-8")
 
     def recorded(found: re.Match[str]) -> str:
-        lines = (root / "benchmarks" / "results" / f"{found[1]}.txt").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (root / "benchmarks" / "results" / f"{found[1]}.txt")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
         # As wide as the page: no table is wider.
-        parts = (textwrap.wrap(line, 104, subsequent_indent="  ") if len(line) > 104 else [line] for line in lines)
+        parts = (
+            textwrap.wrap(line, 104, subsequent_indent="  ") if len(line) > 104 else [line]
+            for line in lines
+        )
         return found[1] + found[2] + "".join(f"{part}\n" for each in parts for part in each)
 
     wanted = BLOCK.sub(recorded, text)

@@ -1,12 +1,14 @@
-"""What the paper's comparisons train on, and their arms: which documents make a step, and what a model is called with.
+"""What the paper's comparisons train on, and their arms: which documents make a step, and what a
+model is called with.
 
-The documents are text of a small grammar in lengths like the paper's. It can be learned in a few hundred steps, and
-other documents are of no help with it: every document has one of a few topics, which says what may follow what, and
-repeats phrases of its own. So whoever sees the documents before it in a row must first find out where it begins.
+The documents are text of a small grammar in lengths like the paper's. It can be learned in a few
+hundred steps, and other documents are of no help with it: every document has one of a few topics,
+which says what may follow what, and repeats phrases of its own. So whoever sees the documents
+before it in a row must first find out where it begins.
 
-A step is a list of pieces, in the order of the rows; only `FixedLength` cuts documents. Every arm has every token once
-in an epoch, and takes documents in the same random order, as far as it keeps an order at all.
-"""
+A step is a list of pieces, in the order of the rows; only `FixedLength` cuts documents. Every arm
+has every token once in an epoch, and takes documents in the same random order, as far as it keeps
+an order at all."""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ REPEATED, PHRASE = 0.06, 8
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents as arrays of token ids, (tokens,) int64 each: an eighth more for validation than for training."""
+    """Documents as arrays of token ids, (tokens,) int64 each: an eighth more for validation than
+    for training."""
 
     train: list[np.ndarray]
     validation: list[np.ndarray]
@@ -53,7 +56,8 @@ class Corpus:
 
 
 def write_grammar(lengths: Sequence[int] | np.ndarray, seed: int) -> list[np.ndarray]:
-    """Return a document of each length, its last token `END`; the same seed gives the same documents."""
+    """Return a document of each length, its last token `END`; the same seed gives the same
+    documents."""
     rng = np.random.default_rng([seed, 1])
     follows = np.stack([
         np.stack([rng.permutation(SYMBOLS)[: len(SUCCESSORS)] for _ in range(SYMBOLS)]) for _ in range(TOPICS)
@@ -115,7 +119,8 @@ def mini_batches(lengths: np.ndarray, shape: Shape) -> Steps:
 
 
 def grouped(lengths: np.ndarray, shape: Shape) -> Steps:
-    """Return `batch_size` documents of like length each, as `group_by_length` of transformers' Trainer chooses them."""
+    """Return `batch_size` documents of like length each, as `group_by_length` of transformers'
+    Trainer chooses them."""
     import torch
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
@@ -125,7 +130,8 @@ def grouped(lengths: np.ndarray, shape: Shape) -> Steps:
 
 
 def fixed_length(lengths: np.ndarray, shape: Shape) -> Steps:
-    """Return all documents end to end, cut every `max_length` tokens; `batch_size` such rows each."""
+    """Return all documents end to end, cut every `max_length` tokens; `batch_size` such rows
+    each."""
     rows: Steps = [[]]
     room = shape.max_length
     for document, _, left in whole(lengths, order_of(len(lengths), shape)):
@@ -170,7 +176,8 @@ def padded(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -
 
 
 def wrapped(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
-    """Return rows of `max_length` tokens of which nothing says where documents begin: a call of a stock model."""
+    """Return rows of `max_length` tokens of which nothing says where documents begin: a call of a
+    stock model."""
     tokens, size = np.concatenate(_ids(documents, pieces)), shape.max_length
     return _stacked([tokens[i : i + size] for i in range(0, len(tokens), size)])
 
@@ -181,20 +188,27 @@ def one_row(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) 
 
 
 def rows(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
-    """Packed rows of `max_length` tokens, with positions that restart: a call of an enabled model."""
+    """Packed rows of `max_length` tokens, with positions that restart: a call of an enabled
+    model."""
     collate = autopack.PackingCollator(max_length=shape.max_length)
     return collate([{"input_ids": ids} for ids in _ids(documents, pieces)])
 
 
 class Arm(NamedTuple):
-    """A way of batching: how steps are chosen, how they are called, and whether the model is enabled."""
+    """A way of batching: how steps are chosen, how they are called, and whether the model is
+    enabled."""
 
     choose: Callable[[np.ndarray, Shape], Steps]
     collate: Callable[[Sequence[np.ndarray], list[Piece], Shape], dict[str, Any]]
     enabled: bool
 
 
-PADDING, FIXED, FIXED_POSID, MINI_BATCH = "padding", "FixedLength", "FixedLength + PosID", "MiniBatch + PosID"
+PADDING, FIXED, FIXED_POSID, MINI_BATCH = (
+    "padding",
+    "FixedLength",
+    "FixedLength + PosID",
+    "MiniBatch + PosID",
+)
 SORTED, OFFLINE = "padding, sorted", "offline rows + PosID"
 ARMS = {
     PADDING: Arm(mini_batches, padded, enabled=False),
@@ -221,16 +235,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
     },
-    "7b": {"layers": 32, "hidden": 4096, "heads": 32, "vocabulary": 32000, "intermediate_size": 11008},
+    "7b": {
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "vocabulary": 32000,
+        "intermediate_size": 11008,
+    },
 }
-"""`1b` has the shape of Llama-3.2-1B, its vocabulary too, of which the documents use a few tokens."""
+"""`1b` has the shape of Llama-3.2-1B, its vocabulary too, of which the documents use a few
+tokens."""
 
 
 def build(options: argparse.Namespace, *, enabled: bool = False) -> Any:
     """Return a random Llama; the same options give the same weights."""
     import torch
 
-    form = {"seed": options.seed, "max_position_embeddings": options.batch_size * options.max_length}
+    form = {
+        "seed": options.seed,
+        "max_position_embeddings": options.batch_size * options.max_length,
+    }
     shape = {"vocabulary": SYMBOLS + 1, **MODELS[options.model]}
     model = workload.llama(**shape, **form, dtype=getattr(torch, options.dtype)).to(options.device)
     if enabled:

@@ -1,12 +1,13 @@
-"""Measure optimizer steps of the paper's eight GPUs, one rank after the other: padded, packed, and cut by `max_tokens`.
+"""Measure optimizer steps of the paper's eight GPUs, one rank after the other: padded, packed, and
+cut by `max_tokens`.
 
     python -m benchmarks.paper_ranks --json benchmarks/results/paper_ranks.json
 
-A step takes as long as its slowest rank; what ranks send each other is not in it. Padding, MiniBatchPacking and
-`MiniBatch, regrouped` train on the same documents in each step, with one and with four mini-batches of 4 per rank.
-Regrouped rows hold at most `--max-length` tokens and are dealt by `autopack.steps.deal`, as `enable(trainer,
-max_tokens=...)` deals them. Offline rows hold `--max-length` tokens each, one a rank. All arms run their step 1, then
-all their step 2, and so on.
+A step takes as long as its slowest rank; what ranks send each other is not in it. Padding,
+MiniBatchPacking and `MiniBatch, regrouped` train on the same documents in each step, with one and
+with four mini-batches of 4 per rank. Regrouped rows hold at most `--max-length` tokens and are
+dealt by `autopack.steps.deal`, as `enable(trainer, max_tokens=...)` deals them. Offline rows hold
+`--max-length` tokens each, one a rank. All arms run their step 1, then all their step 2, and so on.
 """
 
 from __future__ import annotations
@@ -22,10 +23,26 @@ import numpy as np
 from autopack.packing.balance import CostModel
 from autopack.steps.deal import deal
 from benchmarks import interleave
-from benchmarks.paper_arms import MODELS, Corpus, Piece, Shape, build, mini_batches, offline, one_row, padded, targets
+from benchmarks.paper_arms import (
+    MODELS,
+    Corpus,
+    Piece,
+    Shape,
+    build,
+    mini_batches,
+    offline,
+    one_row,
+    padded,
+    targets,
+)
 
 RANKS = 8
-PADDING, MINI_BATCH, REGROUPED, OFFLINE = "padding", "MiniBatch + PosID", "MiniBatch, regrouped", "offline rows + PosID"
+PADDING, MINI_BATCH, REGROUPED, OFFLINE = (
+    "padding",
+    "MiniBatch + PosID",
+    "MiniBatch, regrouped",
+    "offline rows + PosID",
+)
 ARMS = (PADDING, MINI_BATCH, REGROUPED, OFFLINE)
 TOLERANCE = 1e-5
 """Largest relative difference of losses that counts as rounding of float32."""
@@ -35,14 +52,19 @@ Calls = list[list[dict[str, Any]]]
 """What every rank's model is called with in a step."""
 
 
-def steps_of(arm: str, corpus: Corpus, shape: Shape, accumulation: int, cost: CostModel) -> list[Calls]:
+def steps_of(
+    arm: str, corpus: Corpus, shape: Shape, accumulation: int, cost: CostModel
+) -> list[Calls]:
     """Return the calls of an arm: by step, by rank, one after the other."""
     collate = padded if arm == PADDING else one_row
     of_ranks: list[list[list[Piece]]]
     if arm == OFFLINE:
         rows = offline(corpus.lengths, Shape(1, shape.max_length, shape.seed))
         of_ranks = [[[row] for row in step] for step in _whole(rows, RANKS)]
-        return [[[collate(corpus.train, row, shape) for row in rank] for rank in step] for step in of_ranks]
+        return [
+            [[collate(corpus.train, row, shape) for row in rank] for rank in step]
+            for step in of_ranks
+        ]
     found = []
     for step in _whole(mini_batches(corpus.lengths, shape), RANKS * accumulation):
         if arm == REGROUPED:
@@ -61,7 +83,8 @@ def _whole(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 class Trained:
-    """A model that trains by the steps of one arm; `seconds` are those of all ranks of each step."""
+    """A model that trains by the steps of one arm; `seconds` are those of all ranks of each
+    step."""
 
     def __init__(self, arm: str, options: argparse.Namespace):
         import torch
@@ -91,7 +114,9 @@ class Trained:
         self.losses.append(loss)
 
 
-def measured(corpus: Corpus, accumulation: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def measured(
+    corpus: Corpus, accumulation: int, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
     """Return, arm by arm, tokens per second of eight ranks in step, and the loss of each step."""
     trained = {arm: Trained(arm, options) for arm in ARMS}
     cost = CostModel.for_model(trained[PADDING].model)
@@ -105,7 +130,8 @@ def measured(corpus: Corpus, accumulation: int, options: argparse.Namespace) -> 
     for arm, each in trained.items():
         calls = [call for step in steps[arm][options.warm :] for rank in step for call in rank]
         tokens = sum(
-            int((call["attention_mask"] if arm == PADDING else call["input_ids"] * 0 + 1).sum()) for call in calls
+            int((call["attention_mask"] if arm == PADDING else call["input_ids"] * 0 + 1).sum())
+            for call in calls
         )
         seconds = np.array(each.seconds[options.warm :])
         found[arm] = {
@@ -129,7 +155,10 @@ def checks(result: dict[str, Any]) -> Iterator[tuple[bool, str]]:
         about = f"accumulation {accumulation}"
         most = difference(found, REGROUPED)
         steps = found[REGROUPED]["steps"]
-        yield most <= TOLERANCE, f"{about}: losses of {steps} steps are padding's within {TOLERANCE:.0e}: {most:.0e}"
+        yield (
+            most <= TOLERANCE,
+            f"{about}: losses of {steps} steps are padding's within {TOLERANCE:.0e}: {most:.0e}",
+        )
         share = found[REGROUPED]["tokens per second"] / found[OFFLINE]["tokens per second"]
         yield share >= GOAL, f"{about}: at least {GOAL} of the speed of offline rows: {share:.2f}"
 
@@ -138,11 +167,18 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield the result in words."""
     settings = result["settings"]
     yield (
-        f"{RANKS} ranks, mini-batches of {settings['batch_size']}, rows of at most {settings['max_length']} tokens, "
-        f"Llama {settings['model']}; steps after the first {settings['warm']}"
+        f"{RANKS} ranks, mini-batches of {settings['batch_size']}, rows of at most "
+        f"{settings['max_length']} tokens, Llama {settings['model']}; steps after the first "
+        f"{settings['warm']}"
     )
     for accumulation, found in result["found"].items():
-        yield from ("", f"accumulation {accumulation:<10}{'steps':>6}{'tokens/s':>10}{'x padding':>11}{'slowest':>9}")
+        yield from (
+            "",
+            (
+                "accumulation "
+                f"{accumulation:<10}{'steps':>6}{'tokens/s':>10}{'x padding':>11}{'slowest':>9}"
+            ),
+        )
         base = found[PADDING]["tokens per second"]
         for arm, each in found.items():
             speed = each["tokens per second"]
@@ -156,11 +192,25 @@ def main() -> None:
     """Train, measure and write; exit with 1 where losses are not padding's."""
     parser = interleave.parser(__doc__)
     parser.add_argument("--documents", type=int, default=768, help="to train on (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=4, help="documents of a mini-batch (%(default)s)")
-    parser.add_argument("--max-length", type=int, default=4096, help="the most tokens of a document and of a row")
-    parser.add_argument("--scale", type=int, default=1, help="divide all lengths by this (%(default)s)")
-    parser.add_argument("--accumulation", type=int, nargs="+", default=[1, 4], help="mini-batches of a rank in a step")
-    parser.add_argument("--warm", type=int, default=2, help="steps that are not timed, most of them checked")
+    parser.add_argument(
+        "--batch-size", type=int, default=4, help="documents of a mini-batch (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-length", type=int, default=4096, help="the most tokens of a document and of a row"
+    )
+    parser.add_argument(
+        "--scale", type=int, default=1, help="divide all lengths by this (%(default)s)"
+    )
+    parser.add_argument(
+        "--accumulation",
+        type=int,
+        nargs="+",
+        default=[1, 4],
+        help="mini-batches of a rank in a step",
+    )
+    parser.add_argument(
+        "--warm", type=int, default=2, help="steps that are not timed, most of them checked"
+    )
     parser.add_argument("--model", choices=list(MODELS), default="small")
     options = parser.parse_args()
     options.device, options.dtype = "cpu", "float32"

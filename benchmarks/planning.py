@@ -1,19 +1,24 @@
-"""What it costs to choose which documents share a row, and to write the rows, and how good the rows are.
+"""What it costs to choose which documents share a row, and to write the rows, and how good the rows
+are.
 
     python -m benchmarks.planning                                  about fifteen minutes on two cores
     python -m benchmarks.planning --many 100000 --tokens-of 20000 --whole 10000 --rounds 1     a first look
     python -m benchmarks.planning --json benchmarks/results/planning.json
 
-Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the max_length. One
-thread. The races:
+Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the
+max_length. One thread. The races:
 
-* `plan`: `autopack.packing.plan` of `--many` lengths, by best fit and for eight ranks by cost (squares of lengths).
-  Said beside: the share of columns that hold tokens, the slowest rank of steps over the mean, and what is resident in
-  a process that does nothing else, `before` of Python, numpy and the lengths.
-* `TRL` and `TRL, one batch`: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths; it gets tokens of
-  one byte, in memory, so that little of its time is theirs. By default it packs every 1000 documents by themselves. In
-  one batch it makes the rows of best-fit decreasing, and then their number must be ours; that takes it long.
-* `from disk to disk`: `autopack.pack(dataset, max_length)` against TRL's `pack_dataset`, int32 tokens and labels, each
+* `plan`: `autopack.packing.plan` of `--many` lengths, by best fit and for eight ranks by cost
+  (squares of lengths).
+  Said beside: the share of columns that hold tokens, the slowest rank of steps over the mean, and
+  what is resident in a process that does nothing else, `before` of Python, numpy and the lengths.
+* `TRL` and `TRL, one batch`: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths;
+  it gets tokens of
+  one byte, in memory, so that little of its time is theirs. By default it packs every 1000
+  documents by themselves. In one batch it makes the rows of best-fit decreasing, and then their
+  number must be ours; that takes it long.
+* `from disk to disk`: `autopack.pack(dataset, max_length)` against TRL's `pack_dataset`, int32
+  tokens and labels, each
   writing anew every time. The rows of both are shown to hold the same documents.
 """
 
@@ -46,7 +51,8 @@ def planned(lengths: np.ndarray, ranks: int = 1) -> Any:
 
 
 def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the time of each complete step's slowest rank over the mean: (steps,) float64 of at least 1.
+    """Return the time of each complete step's slowest rank over the mean: (steps,) float64 of at
+    least 1.
 
     Rows `s * ranks` to `(s + 1) * ranks` are step s, as in a plan made for so many ranks.
     """
@@ -55,7 +61,8 @@ def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def peak(count: int, seed: int, ranks: int) -> tuple[float, float]:
-    """Return the MiB that are resident in this process at most, before a plan is made and after that."""
+    """Return the MiB that are resident in this process at most, before a plan is made and after
+    that."""
     import autopack.packing.plans  # noqa: F401
 
     lengths = flan_like(count, seed)
@@ -78,7 +85,10 @@ def of_plan(options: argparse.Namespace) -> interleave.Race:
         facts[f"{ranks} ranks:"] = (
             f"fill {made.fill:.6f}, imbalance {slowest:.4f}, {after:.0f} MiB ({before:.0f} before)"
         )
-    arms = {"best fit": partial(planned, lengths), f"{RANKS} ranks": partial(planned, lengths, RANKS)}
+    arms = {
+        "best fit": partial(planned, lengths),
+        f"{RANKS} ranks": partial(planned, lengths, RANKS),
+    }
     return interleave.Race(arms, "best fit", warm=0, facts=facts)
 
 
@@ -94,14 +104,20 @@ def of_trl(options: argparse.Namespace, *, whole: bool) -> interleave.Race:
     values = np.resize(np.arange(128, dtype=np.int8), bounds[-1])
     tokens = pa.LargeListArray.from_arrays(bounds, pa.array(values))
     dataset = datasets.Dataset(pa.table({"input_ids": tokens}))
-    kept = {"keep_in_memory": True, "load_from_cache_file": False, "batch_size": len(lengths) if whole else BATCH}
+    kept = {
+        "keep_in_memory": True,
+        "load_from_cache_file": False,
+        "batch_size": len(lengths) if whole else BATCH,
+    }
 
     def trl() -> Any:
         return torch.tensor(len(pack_dataset(dataset, CAPACITY, strategy="bfd", map_kwargs=kept)))
 
     arms = {"plan": lambda: torch.tensor(len(planned(lengths))), "trl": trl}
     wrong = () if whole else ("trl",)  # it makes more rows
-    return interleave.Race(arms, "plan", {"trl": 30.0}, wrong=wrong, tolerance=0.0, facts={"lengths": len(lengths)})
+    return interleave.Race(
+        arms, "plan", {"trl": 30.0}, wrong=wrong, tolerance=0.0, facts={"lengths": len(lengths)}
+    )
 
 
 def of_datasets(options: argparse.Namespace) -> interleave.Race:
@@ -116,7 +132,9 @@ def of_datasets(options: argparse.Namespace) -> interleave.Race:
     datasets.disable_progress_bars()
     folder = tempfile.mkdtemp(dir=options.folder or None)
     offsets = np.cumsum([0, *flan_like(options.tokens_of, options.seed)])
-    values = pa.array(np.random.default_rng(options.seed).integers(0, 32_000, offsets[-1], np.int32))
+    values = pa.array(
+        np.random.default_rng(options.seed).integers(0, 32_000, offsets[-1], np.int32)
+    )
     lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
     datasets.Dataset(pa.table({"input_ids": lists, "labels": lists})).save_to_disk(folder)
     dataset = datasets.load_from_disk(folder)
@@ -124,7 +142,9 @@ def of_datasets(options: argparse.Namespace) -> interleave.Race:
 
     def held(rows: Any) -> Any:
         """Return how many documents of each length there are."""
-        lengths = [batch.column("seq_lengths").flatten().to_numpy() for batch in rows.data.to_batches()]
+        lengths = [
+            batch.column("seq_lengths").flatten().to_numpy() for batch in rows.data.to_batches()
+        ]
         return torch.from_numpy(np.bincount(np.concatenate(lengths), minlength=CAPACITY + 1))
 
     anew = {"load_from_cache_file": False}
@@ -132,7 +152,9 @@ def of_datasets(options: argparse.Namespace) -> interleave.Race:
         "autopack": lambda: held(autopack.pack(dataset, CAPACITY)),
         "trl": lambda: held(trl.pack_dataset(dataset, CAPACITY, strategy="bfd", map_kwargs=anew)),
     }
-    return interleave.Race(arms, "autopack", {"trl": 1.0}, tolerance=0.0, facts={"documents": options.tokens_of})
+    return interleave.Race(
+        arms, "autopack", {"trl": 1.0}, tolerance=0.0, facts={"documents": options.tokens_of}
+    )
 
 
 if __name__ == "__main__":

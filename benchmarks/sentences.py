@@ -1,18 +1,21 @@
-"""Sentences encoded, trained on, ranked and scored, stock and enabled: sentence-transformers and lm-eval.
+"""Sentences encoded, trained on, ranked and scored, stock and enabled: sentence-transformers and
+lm-eval.
 
     python -m benchmarks.sentences                                      about five minutes on two cores
     python -m benchmarks.sentences --sentences 64 --layers 1 --rounds 2 a first look
     python -m benchmarks.sentences --json benchmarks/results/sentences.json
 
-The arms, on copies of the same random models and on the same sentences, which come in no order of length. Of a BERT
-with mean pooling:
+The arms, on copies of the same random models and on the same sentences, which come in no order of
+length. Of a BERT with mean pooling:
 
 * `training`: one step of `MultipleNegativesRankingLoss` on pairs, drawn as trainers draw them.
 * `as they come`: embeddings of batches in that order, as a service gets them.
-* `encode`: `SentenceTransformer.encode`, which sorts sentences by length first, so that little padding is left.
+* `encode`: `SentenceTransformer.encode`, which sorts sentences by length first, so that little
+  padding is left.
 
-Of a BERT with one score, `predict`: `CrossEncoder.predict` on pairs of sentences. Of a Llama, `loglikelihood`: that of
-lm-eval's `HFLM` for continuations of the sentences, which it sorts by length; left out where lm-eval is not installed.
+Of a BERT with one score, `predict`: `CrossEncoder.predict` on pairs of sentences. Of a Llama,
+`loglikelihood`: that of lm-eval's `HFLM` for continuations of the sentences, which it sorts by
+length; left out where lm-eval is not installed.
 
 Before anything is timed, embeddings, losses and scores must agree within 1e-5.
 """
@@ -45,7 +48,10 @@ def sentences(count: int, options: argparse.Namespace, seed: int) -> list[str]:
     generator = random.Random(seed)
     lengths = (generator.lognormvariate(math.log(MEAN) - SIGMA**2 / 2, SIGMA) for _ in range(count))
     chosen = range(options.vocabulary - 4)
-    return [" ".join(f"w{w}" for w in generator.choices(chosen, k=min(max(round(n), 2), LONGEST))) for n in lengths]
+    return [
+        " ".join(f"w{w}" for w in generator.choices(chosen, k=min(max(round(n), 2), LONGEST)))
+        for n in lengths
+    ]
 
 
 def tokenizer_of_words(options: argparse.Namespace) -> Any:
@@ -55,20 +61,36 @@ def tokenizer_of_words(options: argparse.Namespace) -> Any:
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     words = [*special, *(f"w{number}" for number in range(options.vocabulary - len(special)))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]", "model_max_length": LONGEST_ROW}
+    named = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "eos_token": "[SEP]",
+        "model_max_length": LONGEST_ROW,
+    }
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
 def build(options: argparse.Namespace) -> dict[str, Any]:
-    """By name, a SentenceTransformer, a CrossEncoder and, where lm-eval is installed, an HFLM of random models."""
+    """By name, a SentenceTransformer, a CrossEncoder and, where lm-eval is installed, an HFLM of
+    random models."""
     from sentence_transformers import CrossEncoder, SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
-    from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        BertModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
 
     sizes = {
         "vocab_size": options.vocabulary,
@@ -79,9 +101,14 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
         "max_position_embeddings": LONGEST_ROW,
     }
     tokenizer = tokenizer_of_words(options)
-    config = BertConfig(**sizes, num_labels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = BertConfig(
+        **sizes, num_labels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     found: dict[str, Any] = {}
-    for name, model in (("encoder", BertModel(config)), ("scorer", BertForSequenceClassification(config))):
+    for name, model in (
+        ("encoder", BertModel(config)),
+        ("scorer", BertForSequenceClassification(config)),
+    ):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
@@ -94,7 +121,9 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
         from lm_eval.models.huggingface import HFLM
 
         llama = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=3)).eval()
-        found["harness"] = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=options.batch, device="cpu")
+        found["harness"] = HFLM(
+            pretrained=llama, tokenizer=tokenizer, batch_size=options.batch, device="cpu"
+        )
     return found
 
 
@@ -106,7 +135,9 @@ def arms(options: argparse.Namespace, models: dict[str, Any]) -> dict[str, Calla
     pairs = list(zip(texts, others, strict=True))
 
     def predict() -> Any:
-        return scorer.predict(pairs, batch_size=options.batch, convert_to_tensor=True, show_progress_bar=False)
+        return scorer.predict(
+            pairs, batch_size=options.batch, convert_to_tensor=True, show_progress_bar=False
+        )
 
     found["predict"] = predict
     if harness is not None:
@@ -139,7 +170,9 @@ def arms_of_encoder(options: argparse.Namespace, encoder: Any) -> dict[str, Call
     size, loss_of = options.batch, MultipleNegativesRankingLoss(encoder)
 
     def features(some: list[str]) -> dict[str, Any]:
-        return dict(encoder.preprocess(some) if hasattr(encoder, "preprocess") else encoder.tokenize(some))
+        return dict(
+            encoder.preprocess(some) if hasattr(encoder, "preprocess") else encoder.tokenize(some)
+        )
 
     batches = [features(texts[first : first + size]) for first in range(0, len(texts), size)]
     pair = [features(texts[:size]), features(others[:size])]
@@ -157,7 +190,9 @@ def arms_of_encoder(options: argparse.Namespace, encoder: Any) -> dict[str, Call
         return torch.cat([encoder(dict(batch))["sentence_embedding"] for batch in batches])
 
     def encode() -> Any:
-        return encoder.encode(texts, batch_size=size, convert_to_tensor=True, show_progress_bar=False)
+        return encoder.encode(
+            texts, batch_size=size, convert_to_tensor=True, show_progress_bar=False
+        )
 
     return {"training": training, "as they come": as_they_come, "encode": encode}
 

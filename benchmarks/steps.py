@@ -1,13 +1,15 @@
-"""Measure an optimizer step of transformers' Trainer: padded, enabled, and cut anew by `max_tokens`.
+"""Measure an optimizer step of transformers' Trainer: padded, enabled, and cut anew by
+`max_tokens`.
 
     python -m benchmarks.steps --json benchmarks/results/steps.json
 
-The settings are those that users have: a batch size, accumulation, and ranks (gloo, one thread each). Documents have
-lengths like FLAN's. Every arm trains the same model on the same batches; losses and gradient norms are compared before
-anything is said of speed. `enabled` is `autopack.enable(trainer)`, `cut` is `autopack.enable(trainer, max_tokens=N)`.
-Time is that of optimizer steps on the first rank in which no arm checked a call; `benchmarks.checks` measures what
-checks cost. Memory is the most that torch hands out in the first three steps, with their checks and the weights.
-"""
+The settings are those that users have: a batch size, accumulation, and ranks (gloo, one thread
+each). Documents have lengths like FLAN's. Every arm trains the same model on the same batches;
+losses and gradient norms are compared before anything is said of speed. `enabled` is
+`autopack.enable(trainer)`, `cut` is `autopack.enable(trainer, max_tokens=N)`. Time is that of
+optimizer steps on the first rank in which no arm checked a call; `benchmarks.checks` measures what
+checks cost. Memory is the most that torch hands out in the first three steps, with their checks and
+the weights."""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ SETTINGS = {
     "2 ranks, batch 4, accumulation 1": (2, 4, 1, {"enabled": 1.25, "padded": 2.6}),
     "1 process, batch 1, accumulation 8": (1, 1, 8, {"enabled": 1.1}),
 }
-"""Ranks, batch, accumulation, and how many times as fast as another arm `cut` is to be; on two ranks in at most 0.7 of
-the memory of `padded`."""
+"""Ranks, batch, accumulation, and how many times as fast as another arm `cut` is to be; on two
+ranks in at most 0.7 of the memory of `padded`."""
 ARMS = ("padded", "enabled", "cut")
 TOLERANCE = 1e-5
 VOCABULARY, COUNT = 4096, 2000
@@ -55,7 +57,8 @@ def _padded(examples: list[dict[str, list[int]]]) -> dict[str, Any]:
 
 
 def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> dict[str, Any]:
-    """Train a new model by one arm; return of each step the seconds, the checks in it, loss and norm.
+    """Train a new model by one arm; return of each step the seconds, the checks in it, loss and
+    norm.
 
     With `options.memory`, torch's profiler counts memory and slows the steps down.
     """
@@ -74,13 +77,16 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seconds.append(time.perf_counter() - self.begun)
-            is_tried = arm == "cut" and len(seconds).bit_count() == 1  # whether losses of documents add up
+            # whether losses of documents add up
+            is_tried = arm == "cut" and len(seconds).bit_count() == 1
             checks.append(checked() - self.checks + is_tried)
 
     def checked() -> int:
         return 0 if arm == "padded" else handle.models["model"].enabled.live.checked.checks
 
-    model = llama(options.layers, options.hidden, options.heads, VOCABULARY, seed=options.seed, pad_token_id=0)
+    model = llama(
+        options.layers, options.hidden, options.heads, VOCABULARY, seed=options.seed, pad_token_id=0
+    )
     args = TrainingArguments(
         tempfile.mkdtemp(),
         per_device_train_batch_size=batch,
@@ -98,24 +104,49 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
     if arm != "padded":
         handle = autopack.enable(trainer, max_tokens=options.max_tokens if arm == "cut" else None)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        memory = peak_memory(trainer.train, kept_by(model, None, {}), "cpu") if options.memory else 0
+        memory = (
+            peak_memory(trainer.train, kept_by(model, None, {}), "cpu") if options.memory else 0
+        )
         if not options.memory:
             trainer.train()
-    logged = [(each["loss"], each["grad_norm"]) for each in trainer.state.log_history if "loss" in each]
+    logged = [
+        (each["loss"], each["grad_norm"]) for each in trainer.state.log_history if "loss" in each
+    ]
     slowest = trainer.training_step.__self__.slowest if arm == "cut" else 0.0
-    return {"seconds": seconds, "checks": checks, "logged": logged, "slowest": slowest, "memory": memory}
+    return {
+        "seconds": seconds,
+        "checks": checks,
+        "logged": logged,
+        "slowest": slowest,
+        "memory": memory,
+    }
 
 
-def _rank(rank: int, world: int, arms: tuple[str, ...], setting: str, options: argparse.Namespace, folder: str) -> None:
+def _rank(
+    rank: int,
+    world: int,
+    arms: tuple[str, ...],
+    setting: str,
+    options: argparse.Namespace,
+    folder: str,
+) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     keep_freed_memory()
     if world > 1:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": world,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 0,
+        }
         os.environ.update({name: str(value) for name, value in place.items()})
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world
+        )
     data = _documents(options)
     found: dict[str, list[Any]] = {arm: [] for arm in arms}
     for number in range(options.rounds):
@@ -125,17 +156,22 @@ def _rank(rank: int, world: int, arms: tuple[str, ...], setting: str, options: a
     torch.save(found, f"{folder}/{rank}")
     if world > 1:
         dist.barrier()
-        # After a Trainer of stock transformers gloo's threads may end a process by a signal as Python ends.
+        # After a Trainer of stock transformers gloo's threads may end a process by a signal as
+        # Python ends.
         os._exit(0)
 
 
-def measured(arms: tuple[str, ...], setting: str, options: argparse.Namespace) -> dict[str, list[Any]]:
+def measured(
+    arms: tuple[str, ...], setting: str, options: argparse.Namespace
+) -> dict[str, list[Any]]:
     """Return what the first rank found, arm by arm, all in the same processes and by turns."""
     import torch
 
     world = SETTINGS[setting][0]
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_rank, args=(world, arms, setting, options, folder), nprocs=world)
+        torch.multiprocessing.spawn(
+            _rank, args=(world, arms, setting, options, folder), nprocs=world
+        )
         return torch.load(Path(folder, "0"))
 
 
@@ -150,16 +186,32 @@ class Setting:
         """Race the arms, and measure the memory of each in other processes."""
         laps = measured(ARMS, self.name, self.options)
         wanted = np.array(laps["padded"][0]["logged"])
-        apart = {arm: float((abs(np.array(laps[arm][0]["logged"]) - wanted) / abs(wanted)).max()) for arm in ARMS}
+        apart = {
+            arm: float((abs(np.array(laps[arm][0]["logged"]) - wanted) / abs(wanted)).max())
+            for arm in ARMS
+        }
         if not max(apart.values()) <= TOLERANCE:
             raise SystemExit(f"{self.name}: the arms do not train alike: {apart}")
         checks = np.array([lap["checks"] for of in laps.values() for lap in of]).sum(0)
         taken = (checks == 0) & (np.arange(len(checks)) >= self.options.warm)
-        means = {arm: [float(np.mean(np.array(lap["seconds"])[taken])) for lap in of] for arm, of in laps.items()}
-        times = {arm: interleave.summary([{"wall": each, "cpu": each} for each in of]) for arm, of in means.items()}
-        alone = argparse.Namespace(**{**vars(self.options), "rounds": 1, "warm": 0, "steps": 3, "memory": True})
+        means = {
+            arm: [float(np.mean(np.array(lap["seconds"])[taken])) for lap in of]
+            for arm, of in laps.items()
+        }
+        times = {
+            arm: interleave.summary([{"wall": each, "cpu": each} for each in of])
+            for arm, of in means.items()
+        }
+        alone = argparse.Namespace(
+            **{**vars(self.options), "rounds": 1, "warm": 0, "steps": 3, "memory": True}
+        )
         peaks = {arm: measured((arm,), self.name, alone)[arm][0]["memory"] for arm in ARMS}
-        found = {"seconds": times, "faster": interleave.faster(times, "cut"), "apart": apart, "peak bytes": peaks}
+        found = {
+            "seconds": times,
+            "faster": interleave.faster(times, "cut"),
+            "apart": apart,
+            "peak bytes": peaks,
+        }
         facts = {"steps": int(taken.sum()), "slowest rank over mean": laps["cut"][0]["slowest"]}
         return {"leads": "cut", "goals": SETTINGS[self.name][3], "facts": facts, **found}
 

@@ -1,15 +1,17 @@
-"""What models cost that no common attention serves: packed rows against one document at a time, and against padding.
+"""What models cost that no common attention serves: packed rows against one document at a time, and
+against padding.
 
     python -m benchmarks.ways
     python -m benchmarks.ways --json benchmarks/results/ways.json
 
-One model for each way in which autopack keeps documents apart that is not the attention function of transformers:
-biases of distances, halves of encoder-decoders and whole models that run on documents alone, layers that do. Random,
-mostly four layers of 256, on documents of lognormal lengths. Forward and backward, in training mode without dropout.
-Arms:
+One model for each way in which autopack keeps documents apart that is not the attention function of
+transformers: biases of distances, halves of encoder-decoders and whole models that run on documents
+alone, layers that do. Random, mostly four layers of 256, on documents of lognormal lengths. Forward
+and backward, in training mode without dropout. Arms:
 
 * `alone`: stock, a call for each document.
-* `padded`: stock, all documents in one padded batch. Some of these models give other results there, and are timed all
+* `padded`: stock, all documents in one padded batch. Some of these models give other results there,
+  and are timed all
   the same.
 * `packed`: `autopack.enable(model)`, one packed row that `PackingCollator` makes.
 
@@ -63,12 +65,14 @@ OWN: dict[str, dict[str, Any]] = {
     "perceiver": {"hidden_size": None, "num_hidden_layers": None},
     "nllb-moe": {"output_router_logits": False},
 }
-"""Windows and blocks as they are to documents of some hundred tokens in practice (a tiny model's are a few tokens), and
-sizes of types that take none of `SIZES` (None) or want others beside them."""
+"""Windows and blocks as they are to documents of some hundred tokens in practice (a tiny model's
+are a few tokens), and sizes of types that take none of `SIZES` (None) or want others beside
+them."""
 
 
 def documents(model: Any, task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return examples with labels, of lognormal lengths, and for encoder-decoders targets half as long."""
+    """Return examples with labels, of lognormal lengths, and for encoder-decoders targets half as
+    long."""
     from autopack import tiny
 
     number, found = options.documents, []
@@ -84,7 +88,8 @@ def documents(model: Any, task: str, options: argparse.Namespace) -> list[dict[s
 
 
 def shifted(model: Any, target: list[int]) -> list[int]:
-    """What a decoder reads to predict a target: FSMT makes it of the encoder's tokens, and is told instead."""
+    """What a decoder reads to predict a target: FSMT makes it of the encoder's tokens, and is told
+    instead."""
     return [model.config.decoder_start_token_id or model.config.eos_token_id, *target[:-1]]
 
 
@@ -96,14 +101,21 @@ def packed(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
 
     if not model.config.is_encoder_decoder:
         return autopack.PackingCollator.for_model(model)(examples)
-    row: dict[str, list[int]] = {"input_ids": [], "attention_mask": [], "labels": [], "decoder_attention_mask": []}
+    row: dict[str, list[int]] = {
+        "input_ids": [],
+        "attention_mask": [],
+        "labels": [],
+        "decoder_attention_mask": [],
+    }
     for number, example in enumerate(examples, start=1):
         row["input_ids"] += example["input_ids"]
         row["attention_mask"] += [number] * len(example["input_ids"])
         row["labels"] += example["labels"]
         row["decoder_attention_mask"] += [number] * len(example["labels"])
     if model.config.model_type == "fsmt":
-        row["decoder_input_ids"] = [token for example in examples for token in shifted(model, example["labels"])]
+        row["decoder_input_ids"] = [
+            token for example in examples for token in shifted(model, example["labels"])
+        ]
     return {name: torch.tensor([values]) for name, values in row.items()}
 
 
@@ -113,11 +125,16 @@ def padded(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
     from torch.nn.utils.rnn import pad_sequence
 
     def filled(values: list[list[int]], padding: int) -> torch.Tensor:
-        return pad_sequence([torch.tensor(each) for each in values], batch_first=True, padding_value=padding)
+        return pad_sequence(
+            [torch.tensor(each) for each in values], batch_first=True, padding_value=padding
+        )
 
     padding = model.config.pad_token_id or 0
     ids, labels = ([each[name] for each in examples] for name in ("input_ids", "labels"))
-    batch = {"input_ids": filled(ids, padding), "attention_mask": filled([[1] * len(each) for each in ids], 0)}
+    batch = {
+        "input_ids": filled(ids, padding),
+        "attention_mask": filled([[1] * len(each) for each in ids], 0),
+    }
     batch["labels"] = filled(labels, -100) if isinstance(labels[0], list) else torch.tensor(labels)
     if model.config.model_type == "fsmt":
         batch["decoder_input_ids"] = filled([shifted(model, each) for each in labels], padding)
@@ -137,7 +154,9 @@ def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
     from autopack.registry import family_for
 
     task = TYPES[name]
-    overrides = {field: size for field, size in {**SIZES, **OWN.get(name, {})}.items() if size is not None}
+    overrides = {
+        field: size for field, size in {**SIZES, **OWN.get(name, {})}.items() if size is not None
+    }
     stock = tiny.build(name, task=task, **overrides).train()
     model = copy.deepcopy(stock)
     autopack.enable(model)
@@ -156,7 +175,10 @@ def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
         return total
 
     shares = [count / sum(counts) for count in counts]
-    arms = {"alone": partial(run, stock, single, shares), "packed": partial(run, model, [row], [1.0])}
+    arms = {
+        "alone": partial(run, stock, single, shares),
+        "packed": partial(run, model, [row], [1.0]),
+    }
     real = sum(len(each["input_ids"]) for each in examples)
     facts = {"padded tokens per real one": round(rows["input_ids"].numel() / real, 2)}
     try:
@@ -166,7 +188,11 @@ def race_of(options: argparse.Namespace, *, name: str) -> interleave.Race:
     else:
         arms["padded"] = partial(run, stock, [rows], [1.0])
     return interleave.Race(
-        arms, "packed", {"alone": 1.0}, wrong=("padded",), facts={**facts, "way": family_for(model).how}
+        arms,
+        "packed",
+        {"alone": 1.0},
+        wrong=("padded",),
+        facts={**facts, "way": family_for(model).how},
     )
 
 

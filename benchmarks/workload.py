@@ -11,7 +11,8 @@ import numpy as np
 from autopack.bench.subjects import Lengths, draw
 
 FLAN_LIKE = Lengths(420, 1.0)
-"""Lengths like those of FLAN_20k: lognormal in tokens, with the spread that the paper calls large."""
+"""Lengths like those of FLAN_20k: lognormal in tokens, with the spread that the paper calls
+large."""
 SHORTEST, LONGEST = 16, 2048
 
 
@@ -19,7 +20,9 @@ LLAMA = {"layers": 4, "hidden": 512, "heads": 8, "vocabulary": 8192}
 """Options of `of_options`, by their defaults."""
 
 
-def filling(tokens: int, lengths: Lengths, seed: int, shortest: int = SHORTEST, longest: int = LONGEST) -> list[int]:
+def filling(
+    tokens: int, lengths: Lengths, seed: int, shortest: int = SHORTEST, longest: int = LONGEST
+) -> list[int]:
     """Return lengths of documents that fill a row of so many tokens; the last one is cut to fit."""
     drawn = draw(lengths, tokens // shortest + 1, longest, seed, shortest=shortest)
     ends = np.minimum(np.cumsum(drawn), tokens)
@@ -30,18 +33,36 @@ def filling(tokens: int, lengths: Lengths, seed: int, shortest: int = SHORTEST, 
 
 
 def llama(
-    layers: int, hidden: int, heads: int, vocabulary: int, *, seed: int = 0, base: bool = False, **more: Any
+    layers: int,
+    hidden: int,
+    heads: int,
+    vocabulary: int,
+    *,
+    seed: int = 0,
+    base: bool = False,
+    **more: Any,
 ) -> Any:
-    """Return a random Llama on sdpa, in training mode, in the proportions of the released ones; `base` has no head."""
+    """Return a random Llama on sdpa, in training mode, in the proportions of the released ones;
+    `base` has no head."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
-    sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": vocabulary}
-    sizes |= {"intermediate_size": hidden * 43 // 16, "num_attention_heads": heads, "num_key_value_heads": heads}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "vocab_size": vocabulary,
+    }
+    sizes |= {
+        "intermediate_size": hidden * 43 // 16,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+    }
     attn, dtype = more.pop("attn", "sdpa"), more.pop("dtype", torch.float32)
     torch.manual_seed(seed)
     kind: Any = LlamaModel if base else LlamaForCausalLM
-    return kind._from_config(LlamaConfig(**{**sizes, **more}), attn_implementation=attn, dtype=dtype).train()
+    return kind._from_config(
+        LlamaConfig(**{**sizes, **more}), attn_implementation=attn, dtype=dtype
+    ).train()
 
 
 def of_options(options: argparse.Namespace, positions: int) -> Any:
@@ -51,7 +72,8 @@ def of_options(options: argparse.Namespace, positions: int) -> Any:
 
 
 def step(model: Any, call: dict[str, Any], optimizer: Any = None) -> Callable[[], Any]:
-    """Return an arm that trains on a call, with an optimizer's step where there is one; it gives loss and gradients."""
+    """Return an arm that trains on a call, with an optimizer's step where there is one; it gives
+    loss and gradients."""
 
     def run() -> tuple[Any, list[Any]]:
         model.zero_grad()

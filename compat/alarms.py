@@ -1,13 +1,14 @@
-"""Check every call of every type, and count false alarms: `autopack.LeakDetected` from transformers' own code.
+"""Check every call of every type, and count false alarms: `autopack.LeakDetected` from
+transformers' own code.
 
-    python -m compat.alarms --tasks causal-lm --dtypes float32 bfloat16 --jobs 2
-    python -m compat.alarms --settings lora checkpointing autocast compile --types llama bert t5 mamba2
-    python -m compat.alarms --json compat/results/alarms.json
+    python -m compat.alarms --tasks causal-lm --dtypes float32 bfloat16 --jobs 2 python -m
+    compat.alarms --settings lora checkpointing autocast compile --types llama bert t5 mamba2 python
+    -m compat.alarms --json compat/results/alarms.json
 
-Each type is enabled as users do it, but for `check_every=1`: packed rows in one row and in two, and padded batches of
-both sides, in evaluation and in training with dropout. A call that autopack refuses, or that stock cannot run, is no
-alarm. Several processes (DDP, FSDP2, ZeRO) are those of `python -m compat.engines`.
-"""
+Each type is enabled as users do it, but for `check_every=1`: packed rows in one row and in two, and
+padded batches of both sides, in evaluation and in training with dropout. A call that autopack
+refuses, or that stock cannot run, is no alarm. Several processes (DDP, FSDP2, ZeRO) are those of
+`python -m compat.engines`."""
 
 from __future__ import annotations
 
@@ -67,12 +68,15 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 
 
 def checked(task: str, model_type: str, dtype: str, setting: str = "plain") -> Found:
-    """Return what checks of one type have found: calls, checks, alarms, the largest error, skipped checks."""
+    """Return what checks of one type have found: calls, checks, alarms, the largest error, skipped
+    checks."""
     found: Found = {"calls": 0, "checks": 0, "worst": 0.0, "alarms": [], "skipped": Counter()}
     for implementation in ("eager", "sdpa"):
         try:
             model = tiny.build(model_type, task=task, attn_implementation=implementation)
-        except Exception:  # of an implementation that the type has not, or a type without a tiny model
+        except (
+            Exception
+        ):  # of an implementation that the type has not, or a type without a tiny model
             continue
         with torch.autocast("cpu", torch.bfloat16, enabled=setting == "autocast"):
             _check_calls(model.to(getattr(torch, dtype)), found, SETTINGS[setting])
@@ -88,13 +92,17 @@ def _check_calls(model: Any, found: Found, change: Callable[[Any], Any]) -> None
     try:
         model = change(model)
         handle = autopack.enable(model, check_every=1)
-    except (autopack.AutopackError, ValueError):  # PEFT finds no linear layers in some types, or no checkpoints
+    except (
+        autopack.AutopackError,
+        ValueError,
+    ):  # PEFT finds no linear layers in some types, or no checkpoints
         return
     for number, lengths in enumerate(_LENGTHS):
         for trains in (False, True):
             model.train(trains)
             for call in _calls(base, lengths, number):
-                handle.enabled.padding_read = None  # padded batches run without their padding at once
+                # padded batches run without their padding at once
+                handle.enabled.padding_read = None
                 torch.manual_seed(number)
                 with torch.set_grad_enabled(trains):
                     _run(model, call, found)
@@ -124,7 +132,10 @@ def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, An
 
 def _of(about: tuple[str, str, str, str]) -> Found:
     with quietly():
-        return {**dict(zip(("task", "type", "dtype", "setting"), about, strict=True)), **checked(*about)}
+        return {
+            **dict(zip(("task", "type", "dtype", "setting"), about, strict=True)),
+            **checked(*about),
+        }
 
 
 def table(found: list[Found]) -> str:
@@ -134,13 +145,20 @@ def table(found: list[Found]) -> str:
     for key in dict.fromkeys(keys):
         of = [each for each, its in zip(found, keys, strict=True) if its == key and each["calls"]]
         total = [sum(each[name] for each in of) for name in ("calls", "checks")]
-        alarms, worst = sum(len(each["alarms"]) for each in of), max((each["worst"] for each in of), default=0.0)
-        lines.append(f"{' '.join(key):40}{len(of):6}{total[0]:8}{total[1]:8}{alarms:8}{worst:10.1e}")
+        alarms, worst = (
+            sum(len(each["alarms"]) for each in of),
+            max((each["worst"] for each in of), default=0.0),
+        )
+        lines.append(
+            f"{' '.join(key):40}{len(of):6}{total[0]:8}{total[1]:8}{alarms:8}{worst:10.1e}"
+        )
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["plain"])

@@ -1,8 +1,10 @@
-"""Measure cells of the matrix (task, model type, mode) in the installed transformers: one JSON line for each.
+"""Measure cells of the matrix (task, model type, mode) in the installed transformers: one JSON line
+for each.
 
 `python -m compat.cells` is what compat/run.py runs inside a release: it is asked on standard input.
 
-A cell is what `autopack.enable(model)` gives, without another word, and what packed and padded calls of that model do:
+A cell is what `autopack.enable(model)` gives, without another word, and what packed and padded
+calls of that model do:
     exact           packed rows and padded batches give what stock gives the documents, with gradients and loss
     refused         autopack raises one of its errors and says why
     LEAK            neither
@@ -12,10 +14,10 @@ A cell is what `autopack.enable(model)` gives, without another word, and what pa
                     implementation
     unbuildable     no tiny model of the type can be made
 
-One that was enabled also has its `proof`: by what `enable` knows that it is exact ("twin", "part", "checks"; of older
-records "recorded", "parts", "audit"; "" where it does not say). Where `enable` serves a part alone, the cell says which
-part it does not and why: `padded` is the reason for which padded batches are left as they came, `labels` that for which
-packed calls with labels are refused.
+One that was enabled also has its `proof`: by what `enable` knows that it is exact ("twin", "part",
+"checks"; of older records "recorded", "parts", "audit"; "" where it does not say). Where `enable`
+serves a part alone, the cell says which part it does not and why: `padded` is the reason for which
+padded batches are left as they came, `labels` that for which packed calls with labels are refused.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ from compat.common import quietly, said, short
 
 STATUSES = ("exact", "refused", "LEAK", "crash", "upstream error", "absent", "unbuildable")
 _CALLS = ("default", "padding mask", "two rows", "right-padded", "left-padded")
-"""Those that differ the most; in train mode, with gradients and losses. The others are compat/exactness.py's."""
+"""Those that differ the most; in train mode, with gradients and losses. The others are
+compat/exactness.py's."""
 _LENGTHS = (6, 11, 5)
 """One document is past the windows and chunks of tiny models."""
 _LEFT = "what such a call is, not what is known of the model"
-"""Why padded batches are left where their proof is not the reason; docs/unpadding.md has the rules."""
+"""Why padded batches are left where their proof is not the reason; docs/unpadding.md has the
+rules."""
 
 
 def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
-    """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with a `reason`."""
+    """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with
+    a `reason`."""
     import torch
     from transformers import PreTrainedModel
 
@@ -53,7 +58,9 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
 
     if model_type not in tiny.types_for(task):
         return {"status": "absent", "reason": "no such type for this task"}
-    if mode == "flex" and (integration_of("flex_attention") is None or without_flex_attention() is not None):
+    if mode == "flex" and (
+        integration_of("flex_attention") is None or without_flex_attention() is not None
+    ):
         return {"status": "absent", "reason": "not in this release, or not in this torch"}
     with stand_in(mode, **({"broadcast": True} if mode == "flex" else {})):
         try:
@@ -62,18 +69,28 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
             return {"status": "absent", "reason": "not declared"}
         except tiny.CannotBuild as error:
             return {"status": "unbuildable", "reason": error.reason}
-        if not any(isinstance(part, PreTrainedModel) and takes_tokens(part) for part in model.modules()):
+        if not any(
+            isinstance(part, PreTrainedModel) and takes_tokens(part) for part in model.modules()
+        ):
             return {"status": "absent", "reason": "its class takes no tokens"}
         found = enabled_and_audited(model)
-        if found["status"] == "LEAK" and found["reason"].partition(" are off")[0].endswith("gradients"):
+        if found["status"] == "LEAK" and found["reason"].partition(" are off")[0].endswith(
+            "gradients"
+        ):
             # A unit that is 0 but for rounding (a ReLU's) passes all of its gradient on, or none.
             again = [enabled_and_audited(built(model_type, mode, task=task, dtype=torch.float64))]
             where = "in float64"
             if again[0]["status"] != "exact":  # which the code may know nothing of
-                again = [enabled_and_audited(built(model_type, mode, task=task, seed=seed)) for seed in (1, 2)]
+                again = [
+                    enabled_and_audited(built(model_type, mode, task=task, seed=seed))
+                    for seed in (1, 2)
+                ]
                 where = "with two other draws of weights"
             if all(cell["status"] == "exact" for cell in again):
-                return {**again[0], "rounding": f"exact {where}; as it is drawn, in float32, {found['reason']}"}
+                return {
+                    **again[0],
+                    "rounding": f"exact {where}; as it is drawn, in float32, {found['reason']}",
+                }
         return found
 
 
@@ -83,7 +100,8 @@ def enabled_and_audited(model: Any) -> dict[str, Any]:
 
     found = outcome(model, audit={"modes": _CALLS, "training": (True,), "lengths": _LENGTHS})
     if found.status == "refused" and found.report is None:
-        upstream = upstream_error(model, found.handle)  # what the default's audit met may be stock's own fault
+        # what the default's audit met may be stock's own fault
+        upstream = upstream_error(model, found.handle)
         if upstream is not None:
             return {"status": "upstream error", "reason": upstream}
         return {"status": "refused", "reason": _reason(str(found.reason))}
@@ -102,7 +120,9 @@ def _left_out(proof: Any, report: Any) -> dict[str, str]:
     padded = [result for result in report.results if result.kind == "padded"]
     if proof.padded is not None or (padded and not any(result.unpadded for result in padded)):
         found["padded"] = proof.padded or _LEFT
-    refused = next((result.loss_refused for result in report.results if result.loss_refused is not None), None)
+    refused = next(
+        (result.loss_refused for result in report.results if result.loss_refused is not None), None
+    )
     if proof.labels is not None or refused is not None:
         found["labels"] = proof.labels or str(refused)
     return found
@@ -113,19 +133,25 @@ def _reason(reason: str) -> str:
 
 
 def introduce() -> dict[str, Any]:
-    """What a process in a release says first: its packages and types by task, or why autopack refuses the release."""
+    """What a process in a release says first: its packages and types by task, or why autopack
+    refuses the release."""
     from importlib.metadata import version
 
     from autopack.version import problem
 
-    versions = {name: version(name) for name in ("transformers", "torch", "tokenizers", "huggingface-hub")}
+    versions = {
+        name: version(name) for name in ("transformers", "torch", "tokenizers", "huggingface-hub")
+    }
     about: dict[str, Any] = {"python": platform.python_version(), **versions}
     if (refused := problem("transformers", versions["transformers"])) is not None:
         return {**about, "refused": refused}
     try:
         from autopack import tiny
 
-        return {**about, "types": {task: tiny.types_for(task) for task in tiny.TASKS if _has_task(task)}}
+        return {
+            **about,
+            "types": {task: tiny.types_for(task) for task in tiny.TASKS if _has_task(task)},
+        }
     except Exception as error:
         return {**about, "crash": f"import of autopack: {said(error)}"}
 
@@ -139,7 +165,8 @@ def _has_task(task: str) -> bool:
 
 
 def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
-    """`measure` as it is recorded: named and timed, the reason shortened; an error of the measurement is a crash."""
+    """`measure` as it is recorded: named and timed, the reason shortened; an error of the
+    measurement is a crash."""
     start = time.monotonic()
     try:
         found = measure(task, model_type, mode)
@@ -152,7 +179,8 @@ def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Introduce this process, then answer requests (task, type and modes, a JSON line each) by a line per cell."""
+    """Introduce this process, then answer requests (task, type and modes, a JSON line each) by a
+    line per cell."""
 
     def answer(line: dict[str, Any]) -> None:
         answers.write(json.dumps(line, ensure_ascii=False) + "\n")

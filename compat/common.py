@@ -1,4 +1,5 @@
-"""What commands share: quiet measurements, the versions that they are recorded with, and how records are written."""
+"""What commands share: quiet measurements, the versions that they are recorded with, and how
+records are written."""
 
 from __future__ import annotations
 
@@ -45,8 +46,11 @@ def packages(*names: str) -> dict[str, str]:
 
 
 def write_json(path: Path, data: Any, depth: int | None = None) -> None:
-    """Write a record, indented; or with `depth` a line for each entry down to it, which diffs can show."""
-    text = json.dumps(data, indent=1, ensure_ascii=False) if depth is None else by_lines(data, depth)
+    """Write a record, indented; or with `depth` a line for each entry down to it, which diffs can
+    show."""
+    text = (
+        json.dumps(data, indent=1, ensure_ascii=False) if depth is None else by_lines(data, depth)
+    )
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -64,7 +68,8 @@ def said(error: BaseException) -> str:
 
 
 def short(reason: str) -> str:
-    """A reason in one line that is the same in every run: no addresses, no directories, not too long."""
+    """A reason in one line that is the same in every run: no addresses, no directories, not too
+    long."""
     line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(reason.split()))
     line = re.sub(r"(/[\w.+-]+)+/(?=[\w.-]+)", "", line)
     return line if len(line) <= 240 else line[:239] + "…"

@@ -1,9 +1,9 @@
-"""Where cells are measured: a directory of packages for each release of transformers, an environment for a torch.
+"""Where cells are measured: a directory of packages for each release of transformers, an
+environment for a torch.
 
-A release differs from others by transformers, tokenizers and huggingface-hub (about 50 MB), which are put before the
-packages of the running interpreter: torch and the rest are its. Packages that cannot use an older huggingface-hub come
-from the pins of `[support]`.
-"""
+A release differs from others by transformers, tokenizers and huggingface-hub (about 50 MB), which
+are put before the packages of the running interpreter: torch and the rest are its. Packages that
+cannot use an older huggingface-hub come from the pins of `[support]`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _NEEDS = ("tqdm", "packaging", "tomli; python_version < '3.11'")
 
 
 def cache_directory() -> Path:
-    """Where directories, finished cells and logs are kept: $AUTOPACK_COMPAT_CACHE, or compat/.envs."""
+    """Where directories, finished cells and logs are kept: $AUTOPACK_COMPAT_CACHE, or
+    compat/.envs."""
     chosen = os.environ.get("AUTOPACK_COMPAT_CACHE")
     cache = Path(chosen).expanduser().resolve() if chosen else COMPAT / ".envs"
     cache.mkdir(parents=True, exist_ok=True)
@@ -46,27 +47,46 @@ def check_interpreter(matrix: Matrix) -> None:
 
 
 def environ_of(*directories: Path, **more: str) -> dict[str, str]:
-    """The variables of a process that sees these directories and the project: nothing of the caller's can shadow them.
+    """The variables of a process that sees these directories and the project: nothing of the
+    caller's can shadow them.
 
     Tiny models gain nothing from threads, and those of several processes spin against each other.
     """
     theirs = ("PYTHONPATH", "PYTEST_ADDOPTS", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in theirs}
-    same = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1"}
+    same = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONNOUSERSITE": "1",
+    }
     return {**kept, **same, "PYTHONPATH": os.pathsep.join(map(str, (*directories, ROOT))), **more}
 
 
 def pip(python: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
     """Install packages; raises `CompatError` with the end of what pip says where it fails."""
-    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *arguments]
-    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    command = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-compile",
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise CompatError(f"`{' '.join(command)}` ended with status {done.returncode}:\n{tail}")
 
 
-def directory_of(family: str, *installs: Sequence[str], environ: Mapping[str, str] | None = None) -> Path:
-    """A cached directory of packages, keyed by what pip is asked for; an interrupted build is made again."""
+def directory_of(
+    family: str, *installs: Sequence[str], environ: Mapping[str, str] | None = None
+) -> Path:
+    """A cached directory of packages, keyed by what pip is asked for; an interrupted build is made
+    again."""
     cache = cache_directory()
     asked = hashlib.sha256(repr(installs).encode()).hexdigest()[:10]
     path = cache / f"{family}-py{HERE}-{asked}"
@@ -90,15 +110,18 @@ class Environment:
         self.release, self.name = release, release.transformers
         self.log = cache_directory() / f"{self.name}.log"
         own = release.hub == metadata.version("huggingface-hub")
-        self._packages = [*release.pins, *([] if own else (f"{name}=={v}" for name, v in matrix.support.items()))]
+        self._packages = [
+            *release.pins,
+            *([] if own else (f"{name}=={v}" for name, v in matrix.support.items())),
+        ]
         self.path = Path()
 
     def build(self) -> None:
         """Make the directory unless it is there."""
         if not SpecifierSet(self.release.python).contains(HERE):
             raise CompatError(
-                f"transformers {self.name} is listed for Python {self.release.python}, and {sys.executable} is Python "
-                f"{HERE}. Run the matrix with another one."
+                f"transformers {self.name} is listed for Python {self.release.python}, and "
+                f"{sys.executable} is Python {HERE}. Run the matrix with another one."
             )
         self.path = directory_of(self.name, self._packages)
 
@@ -118,7 +141,8 @@ class TorchEnvironment:
         self.python = str(self.path / "bin" / "python")
 
     def build(self) -> None:
-        """Make it. Raises `CompatError` where there is no such Python, or pip does not find a package for it."""
+        """Make it. Raises `CompatError` where there is no such Python, or pip does not find a
+        package for it."""
         python = interpreter(self.line.python)
         if python is None:
             raise CompatError(f"no Python {self.line.python} on this machine")
@@ -133,7 +157,8 @@ class TorchEnvironment:
 
 
 def interpreter(python: str) -> str | None:
-    """A Python of this minor version: the running one, one on the path, or one that pyenv has installed."""
+    """A Python of this minor version: the running one, one on the path, or one that pyenv has
+    installed."""
     if python == HERE:
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"

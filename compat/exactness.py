@@ -1,14 +1,15 @@
-"""Print, for every type of transformers with a language model, whether packed equals alone, on every backend.
+"""Print, for every type of transformers with a language model, whether packed equals alone, on
+every backend.
 
     python -m compat.exactness                    print the recorded tables of all tasks, one after the other
     python -m compat.exactness --task seq2seq --record     all types of a task, recorded in compat/results
     python -m compat.exactness llama gemma2       some types, printed only; with --record also merged into the results
     python -m compat.exactness --task image-text-to-text   text alone, and documents with images beside it
 
-`flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
-relative error of logits over all of the auditor's call modes, in train and eval; gradients and losses are held to their
-own tolerances and decide, with it, between a number and LEAK.
-"""
+`flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support.
+Every cell is the worst relative error of logits over all of the auditor's call modes, in train and
+eval; gradients and losses are held to their own tolerances and decide, with it, between a number
+and LEAK."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ from compat.common import quietly, write_json
 from compat.matrix import RESULTS
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.outcome import outcome
-from compat.standins import flash_standin, flex_standin, set_implementation, supported_implementations
+from compat.standins import (
+    flash_standin,
+    flex_standin,
+    set_implementation,
+    supported_implementations,
+)
 from compat.tables import markdown_table, plain_table
 from compat.with_images import cast, with_images
 from compat.with_sounds import ABOUT_SOUNDS, with_sounds
@@ -41,7 +47,12 @@ Cells = dict[str, dict[str, dict[str, Any]]]
 RELEASE = "5.23.0"
 """The release of transformers that the results were recorded with."""
 BACKENDS = ("eager", "sdpa", "flex", "flash")
-_IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
+_IMPLEMENTATION = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flex": "flex_attention",
+    "flash": "flash_attention_2",
+}
 _WITH_MEDIA = ("image-text-to-text", "multimodal-lm")
 _STANDIN: dict[str, Callable[..., contextlib.AbstractContextManager[None]]] = {
     "flex": flex_standin,
@@ -59,8 +70,8 @@ def measure(
 ) -> dict[str, Any]:
     """Audit one tiny model on one backend, in the call modes of the auditor (all by default).
 
-    Returns `status` (exact, LEAK, refused, undeclared, unbuildable), and the worst errors or the reason.
-    """
+    Returns `status` (exact, LEAK, refused, undeclared, unbuildable), and the worst errors or the
+    reason."""
     with stand_in(backend):
         try:
             model = built(model_type, backend, dtype, task)
@@ -71,7 +82,12 @@ def measure(
         # The audit is the measurement itself.
         found = outcome(model, audit={"modes": modes, "training": training}, verify=False)
     # Where `enable` served it and the audit could not, its encoder may take nothing but images.
-    no_text = found.status == "refused" and found.report is None and found.handle is not None and needs_images(model)
+    no_text = (
+        found.status == "refused"
+        and found.report is None
+        and found.handle is not None
+        and needs_images(model)
+    )
     if no_text:
         found.handle.remove()
     if found.status == "upstream error" or no_text:
@@ -98,7 +114,9 @@ def measure(
 
 
 def _with_sounds(model_type: str, backend: str, dtype: torch.dtype, task: str) -> dict[str, Any]:
-    if task == "causal-lm" and any(model_type in tiny.types_for(other) for other in ("seq2seq", "image-text-to-text")):
+    if task == "causal-lm" and any(
+        model_type in tiny.types_for(other) for other in ("seq2seq", "image-text-to-text")
+    ):
         return {}  # measured there
     try:
         return with_sounds(partial(built, model_type, backend, dtype, task), model_type, dtype)
@@ -106,8 +124,11 @@ def _with_sounds(model_type: str, backend: str, dtype: torch.dtype, task: str) -
         return {"sounds": "undeclared"}
 
 
-def _images_alone(model: Any, backend: str, task: str, dtype: torch.dtype, why: str) -> dict[str, Any]:
-    """The same for a type that stock cannot run without images (`why`): with them alone, if it is covered."""
+def _images_alone(
+    model: Any, backend: str, task: str, dtype: torch.dtype, why: str
+) -> dict[str, Any]:
+    """The same for a type that stock cannot run without images (`why`): with them alone, if it is
+    covered."""
     if task not in _WITH_MEDIA or "image" not in registry.media_of(model.config.model_type):
         return {"status": "upstream error", "reason": why}
     with stand_in(backend):
@@ -124,7 +145,11 @@ def _images_alone(model: Any, backend: str, task: str, dtype: torch.dtype, why: 
         **{name: found.get(f"images {name}") for name in ("worst", "gradient", "loss")},
         **found,
     }
-    return result if found["images"] == "exact" else {**result, "reason": f"with images: {found['images worst']}"}
+    return (
+        result
+        if found["images"] == "exact"
+        else {**result, "reason": f"with images: {found['images worst']}"}
+    )
 
 
 class Undeclared(ValueError):
@@ -143,7 +168,8 @@ def built(
     task: str = "causal-lm",
     **overrides: Any,
 ) -> Any:
-    """A tiny model that computes its attention by a backend, inside its stand-in; for the overrides, see `tiny.build`.
+    """A tiny model that computes its attention by a backend, inside its stand-in; for the
+    overrides, see `tiny.build`.
 
     Raises `Undeclared` where its class says that it cannot, and `tiny.CannotBuild`.
     """
@@ -151,7 +177,10 @@ def built(
     build = partial(tiny.build, model_type, task=task, dtype=dtype, **overrides)
     model: Any = build()
     if backend != "eager":
-        if not supported_implementations(model) & {implementation, implementation.removesuffix("_2")}:
+        if not supported_implementations(model) & {
+            implementation,
+            implementation.removesuffix("_2"),
+        }:
             raise Undeclared(f"{type(model).__name__} declares no support of {implementation}")
         try:
             if backend == "sdpa" or chosen_when_built(model):
@@ -178,7 +207,9 @@ def _cell(result: dict[str, Any]) -> str:
         text = _number(result["worst"])
         if "without images" in result:
             return f"- / {text}"
-        return " / ".join([text, *(_of_media(result, kind) for kind in ("images", "sounds") if kind in result)])
+        return " / ".join(
+            [text, *(_of_media(result, kind) for kind in ("images", "sounds") if kind in result)]
+        )
     return {"undeclared": "-"}.get(result["status"], result["status"])
 
 
@@ -194,7 +225,10 @@ def _number(error: float) -> str:
 def rows_of(results: Cells) -> list[list[str]]:
     """The rows of a table, header first."""
     rows = [["model type", *BACKENDS, "path, or reason of refusal"]]
-    return rows + [[name, *(_cell(cells[b]) for b in BACKENDS), _path(name, cells)] for name, cells in results.items()]
+    return rows + [
+        [name, *(_cell(cells[b]) for b in BACKENDS), _path(name, cells)]
+        for name, cells in results.items()
+    ]
 
 
 def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
@@ -204,18 +238,22 @@ def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
             return path
         config = next(cell["config"] for cell in cells.values() if "config" in cell)
         family = next((f for f in registry.families() if config in f.model_types), None)
-        return family.how if family is not None else "structure: attention site, document by document"
+        return (
+            family.how if family is not None else "structure: attention site, document by document"
+        )
     return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
 
 
 _ABOUT_IMAGES = (
-    "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
-    "document that has none, two that touch with their images, and one with two images of different sizes where the "
-    "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
-    "others as they were. `refused`: packed calls with pixels raise. `none`: its class is one of text alone. Types "
-    "that take videos have been run with them too. Norms over a batch (Emu3, FastVLM) stay in evaluation; while they "
-    "train, packed calls with pixels raise. `-` before the second result: transformers cannot run the type without "
-    "images. Types that take sounds have one result more, as those of speech have in the table of seq2seq."
+    "Two results to a cell: rows of text alone, and rows of documents with images, in one row and "
+    "in two, with a document that has none, two that touch with their images, and one with two "
+    "images of different sizes where the type allows; gradients include those of the vision tower, "
+    "and other text or pixels of one document leave the others as they were. `refused`: packed "
+    "calls with pixels raise. `none`: its class is one of text alone. Types that take videos have "
+    "been run with them too. Norms over a batch (Emu3, FastVLM) stay in evaluation; while they "
+    "train, packed calls with pixels raise. `-` before the second result: transformers cannot run "
+    "the type without images. Types that take sounds have one result more, as those of speech have "
+    "in the table of seq2seq."
 )
 
 
@@ -225,17 +263,22 @@ def _markdown(results: Cells, task: str) -> str:
     head = [
         f"# Exactness by model type and backend: {task}",
         "",
-        f"Generated by `python -m compat.exactness --task {task}` with transformers {transformers.__version__}, torch "
-        f"{torch.__version__}, CPU, float32, tiny random models.",
+        f"Generated by `python -m compat.exactness --task {task}` with transformers "
+        f"{transformers.__version__}, torch {torch.__version__}, CPU, float32, tiny random models.",
         "",
-        "A number is the worst error of a logit, packed against alone, relative to the standard deviation of the "
-        "logits, over all call modes of the auditor in train and eval; gradients agree within 1e-3 and losses within "
-        "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
-        "CPU stand-ins of the kernels' signatures. Models were enabled with `verify=False`: this is the record that "
-        "the plain `enable(model)` goes by; what that says is in [releases](releases), of every release.",
+        "A number is the worst error of a logit, packed against alone, relative to the standard "
+        "deviation of the logits, over all call modes of the auditor in train and eval; gradients "
+        "agree within 1e-3 and losses within 1e-3 relative. `-`: the model's class declares no "
+        "support of that implementation. `flex` and `flash` ran on CPU stand-ins of the kernels' "
+        "signatures. Models were enabled with `verify=False`: this is the record that the plain "
+        "`enable(model)` goes by; what that says is in [releases](releases), of every release.",
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
-        *([ABOUT_SOUNDS, ""] if any("sounds" in c for cells in results.values() for c in cells.values()) else []),
+        *(
+            [ABOUT_SOUNDS, ""]
+            if any("sounds" in c for cells in results.values() for c in cells.values())
+            else []
+        ),
         _counts(results),
         "",
     ]
@@ -243,11 +286,18 @@ def _markdown(results: Cells, task: str) -> str:
 
 
 def main() -> int:
-    """Run the measurements, print the table, and return 1 where a type leaks that is not refused."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the measurements, print the table, and return 1 where a type leaks that is not
+    refused."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("--record", action="store_true", help="merge them into the recorded results")
-    parser.add_argument("--task", choices=tiny.TASKS, help="of the models' classes (default: causal-lm)")
+    parser.add_argument(
+        "--record", action="store_true", help="merge them into the recorded results"
+    )
+    parser.add_argument(
+        "--task", choices=tiny.TASKS, help="of the models' classes (default: causal-lm)"
+    )
     asked = parser.parse_args()
     if not (asked.task or asked.types):
         found = recorded()
@@ -271,15 +321,22 @@ def _leaks(cells: dict[str, dict[str, Any]]) -> bool:
 def _counts(results: Cells) -> str:
     leaks = sum(_leaks(cells) for cells in results.values())
     exact = sum(
-        not _leaks(cells) and any(cell["status"] == "exact" for cell in cells.values()) for cells in results.values()
+        not _leaks(cells) and any(cell["status"] == "exact" for cell in cells.values())
+        for cells in results.values()
     )
     refused = len(results) - exact - leaks
-    return f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
+    return (
+        f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
+    )
 
 
 def recorded() -> dict[str, Cells]:
     """The results of all tasks that have been recorded: by task, model type and backend."""
-    return {task: json.loads(results_of(task).read_text()) for task in tiny.TASKS if results_of(task).exists()}
+    return {
+        task: json.loads(results_of(task).read_text())
+        for task in tiny.TASKS
+        if results_of(task).exists()
+    }
 
 
 def results_of(task: str) -> Path:

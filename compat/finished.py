@@ -1,4 +1,5 @@
-"""Cells that have been measured, kept in the cache so that a run goes on where an earlier one was stopped."""
+"""Cells that have been measured, kept in the cache so that a run goes on where an earlier one was
+stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Key = tuple[str, str, str]
 
 
 def code_digest(*more: Path) -> str:
-    """A name for what a measurement depends on: autopack's code and records, and the code of compat which measures.
+    """A name for what a measurement depends on: autopack's code and records, and the code of compat
+    which measures.
 
     `more` are other files that it depends on.
     """
@@ -40,7 +42,8 @@ def key_of(cell: dict[str, Any]) -> Key:
 
 
 class Finished:
-    """The finished cells of one release: a file of JSON lines, of which the last one of a cell counts."""
+    """The finished cells of one release: a file of JSON lines, of which the last one of a cell
+    counts."""
 
     def __init__(self, release: str, digest: str) -> None:
         self.path, self.digest = cache_directory() / "cells" / f"{release}.jsonl", digest
@@ -48,7 +51,9 @@ class Finished:
     def load(self) -> dict[Key, dict[str, Any]]:
         """The cells that were measured with this code."""
         found: dict[Key, dict[str, Any]] = {}
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
+        for line in (
+            self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+        ):
             try:
                 cell = json.loads(line)
             except ValueError:
@@ -61,4 +66,7 @@ class Finished:
         """Append cells, each on a line of its own whatever a killed run has left at the end."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(f"\n{json.dumps({**cell, 'code': self.digest}, ensure_ascii=False)}" for cell in cells)
+            file.writelines(
+                f"\n{json.dumps({**cell, 'code': self.digest}, ensure_ascii=False)}"
+                for cell in cells
+            )

@@ -1,4 +1,5 @@
-"""Documents with images: a packed call against its documents alone, and what one document's images do to the others."""
+"""Documents with images: a packed call against its documents alone, and what one document's images
+do to the others."""
 
 from __future__ import annotations
 
@@ -21,18 +22,28 @@ from autopack.tiny.images import as_videos as as_videos
 from autopack.tiny.media_rows import SEEN, Document, form_of
 from autopack.tiny.media_rows import alone as alone
 
-# The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
-DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
+# The first ends where the next begins with an image: blocks of image tokens touch. One document has
+# none.
+DOCUMENTS: tuple[tuple[int | str, ...], ...] = (
+    (3, IMAGE),
+    (IMAGE, 4),
+    (7,),
+    (2, IMAGE, 3, IMAGE, 4),
+)
 
 
-def documents(model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOCUMENTS) -> list[Document]:
-    """One document for each list of parts, all different; without those that the type cannot run by themselves."""
+def documents(
+    model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOCUMENTS
+) -> list[Document]:
+    """One document for each list of parts, all different; without those that the type cannot run by
+    themselves."""
     parts = [each for each in parts if IMAGE in each or not images.needs_images(model)]
     return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
 
 
 def rows_of(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> dict[str, Any]:
-    """The arguments of rows of documents, which must be equally long, with nothing that says where one ends."""
+    """The arguments of rows of documents, which must be equally long, with nothing that says where
+    one ends."""
     flat = [document for each in found for document in each]
     arguments = media_rows.row(model, flat)
     for name in flat[0].tokens:
@@ -44,21 +55,33 @@ def rows_of(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> dict
         for name in next((document.images[0] for document in flat if document.images), ()):
             arguments[name] = _by_row(arguments[name][0].split(counts))
         for name in {name for document in flat for name in document.seen}:
-            seen = arguments[name].reshape(len(found), -1, *arguments[name].shape[2:]).transpose(1, 2)
+            seen = (
+                arguments[name].reshape(len(found), -1, *arguments[name].shape[2:]).transpose(1, 2)
+            )
             ends = [sum(counts[: row + 1]) for row in range(len(found))]
-            parts = [seen[row, end - count : end] for row, (end, count) in enumerate(zip(ends, counts, strict=True))]
+            parts = [
+                seen[row, end - count : end]
+                for row, (end, count) in enumerate(zip(ends, counts, strict=True))
+            ]
             arguments[name] = _by_row(parts).transpose(1, 2)
     return arguments
 
 
 def _by_row(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Images of each row, (rows, images, ...), with empty ones at the end of rows that have fewer."""
+    """Images of each row, (rows, images, ...), with empty ones at the end of rows that have
+    fewer."""
     return torch.nn.utils.rnn.pad_sequence([*parts], batch_first=True)
 
 
-def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
-    """The arguments of packed rows of documents, which declare where each lies as `media_rows.packed` does."""
-    rows, names = [media_rows.packed(model, each) for each in found], media_rows.row(model, found[0]).keys()
+def packed(
+    model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any
+) -> dict[str, Any]:
+    """The arguments of packed rows of documents, which declare where each lies as
+    `media_rows.packed` does."""
+    rows, names = (
+        [media_rows.packed(model, each) for each in found],
+        media_rows.row(model, found[0]).keys(),
+    )
     declared = {name: torch.cat([row[name] for row in rows]) for name in rows[0].keys() - names}
     return {**rows_of(model, found), **declared, **others}
 
@@ -95,9 +118,12 @@ def alone_loss(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> t
 
 
 def weighted_gradients(model: PreTrainedModel, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of a fixed weighted sum of all logits, by parameter, those of the vision tower included."""
+    """Gradients of a fixed weighted sum of all logits, by parameter, those of the vision tower
+    included."""
     generator = torch.Generator().manual_seed(1)
-    shown = [p.where(p.detach().abs() < torch.finfo(p.dtype).max / 2, torch.zeros_like(p)) for p in parts]
+    shown = [
+        p.where(p.detach().abs() < torch.finfo(p.dtype).max / 2, torch.zeros_like(p)) for p in parts
+    ]
     total: Any = sum((p * torch.randn(p.shape, generator=generator).to(p)).sum() for p in shown)
     wanted = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(total, wanted, allow_unused=True)
@@ -110,7 +136,10 @@ def changed(document: Document, *, image: bool) -> Document:
         name = "input_ids" if "input_ids" in document.tokens else "decoder_input_ids"
         others = {**document.tokens, name: _other_tokens(document.tokens[name])}
         return dataclasses.replace(document, tokens=others)
-    pictures = ({name: other_pixels(name, value) for name, value in each.items()} for each in document.images)
+    pictures = (
+        {name: other_pixels(name, value) for name, value in each.items()}
+        for each in document.images
+    )
     return dataclasses.replace(document, images=tuple(pictures))
 
 
@@ -136,21 +165,26 @@ def compare(
     videos: bool = False,
     found: Sequence[Document] | None = None,
 ) -> dict[str, float]:
-    """Packed rows of `model` against the documents alone on `stock`, which has the same parameters; `found` or others.
+    """Packed rows of `model` against the documents alone on `stock`, which has the same parameters;
+    `found` or others.
 
-    One row, then two rows with the documents in two orders; then one row in train mode. Returns the worst errors:
-    `worst` and `influence` relative to the standard deviation of the logits alone, `gradient` to the largest entry of a
-    parameter's gradient (or 1% of the largest of all), `loss` to the loss.
-    """
+    One row, then two rows with the documents in two orders; then one row in train mode. Returns the
+    worst errors: `worst` and `influence` relative to the standard deviation of the logits alone,
+    `gradient` to the largest entry of a parameter's gradient (or 1% of the largest of all), `loss`
+    to the loss."""
     found = [as_videos(stock, d) if videos else d for d in found or documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}
     logits = torch.cat(list(reference.values())).detach()
-    # without those of image tokens, which Chameleon forbids by the smallest number of their precision
+    # without those of image tokens, which Chameleon forbids by the smallest number of their
+    # precision
     scale = float(logits[logits.abs() < torch.finfo(logits.dtype).max / 2].std())
     result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}
     for rows in ([found], [found, found[::-1]]):
         logits = model(**packed(model, rows)).logits
-        errors = [float((logits[row, a:b] - reference[id(d)]).detach().abs().max()) for d, row, a, b in spans(rows)]
+        errors = [
+            float((logits[row, a:b] - reference[id(d)]).detach().abs().max())
+            for d, row, a, b in spans(rows)
+        ]
         result["worst"] = max(result["worst"], *(e / scale for e in errors))
         labels = torch.cat([torch.cat([labels_of(d) for d in each], dim=1) for each in rows])
         with torch.no_grad():
@@ -159,7 +193,10 @@ def compare(
         result["loss"] = max(result["loss"], abs(loss - expected) / abs(expected))
     with torch.no_grad(), training(model), training(stock):
         logits = model(**packed(model, [found])).logits
-        errors = [float((logits[row, a:b] - alone(stock, d).logits[0]).abs().max()) for d, row, a, b in spans([found])]
+        errors = [
+            float((logits[row, a:b] - alone(stock, d).logits[0]).abs().max())
+            for d, row, a, b in spans([found])
+        ]
         result["worst"] = max(result["worst"], *(e / scale for e in errors))
     with torch.no_grad():
         result["influence"] = max(
@@ -175,13 +212,24 @@ def compare(
 def judged(kind: str, errors: dict[str, float], dtype: torch.dtype) -> dict[str, Any]:
     """What is recorded of errors of documents with media of a kind."""
     bound = BOUNDS[dtype].results
-    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
+    bounds = {
+        "worst": bound,
+        "influence": bound,
+        "gradient": 10 * bound,
+        "loss": max(1e-5, 10 * bound),
+    }
     exact = all(value <= bounds[name] for name, value in errors.items())
-    return {kind: "exact" if exact else "LEAK", **{f"{kind} {name}": value for name, value in errors.items()}}
+    return {
+        kind: "exact" if exact else "LEAK",
+        **{f"{kind} {name}": value for name, value in errors.items()},
+    }
 
 
-def failed(kind: str, stock: PreTrainedModel, found: Sequence[Document], error: Exception) -> dict[str, Any]:
-    """What is recorded where a comparison raises: stock's own error, if documents alone raise too."""
+def failed(
+    kind: str, stock: PreTrainedModel, found: Sequence[Document], error: Exception
+) -> dict[str, Any]:
+    """What is recorded where a comparison raises: stock's own error, if documents alone raise
+    too."""
     try:
         sum(alone(stock, each).logits.sum() for each in found).backward()
     except Exception as upstream:
@@ -209,7 +257,9 @@ def training(model: PreTrainedModel) -> Iterator[None]:
 
 def takes_media(model: PreTrainedModel) -> bool:
     """Whether anything in a model takes media; one for text alone does not."""
-    return any(holds_media(n) for module in model.modules() for n in parameters_of(type(module)).names)
+    return any(
+        holds_media(n) for module in model.modules() for n in parameters_of(type(module)).names
+    )
 
 
 def refusal(model: PreTrainedModel) -> str | None:
@@ -224,10 +274,13 @@ def refusal(model: PreTrainedModel) -> str | None:
 
 
 def influence(model: PreTrainedModel, found: list[Document], number: int, *, image: bool) -> float:
-    """Largest change of another document's logits when one document gets other text or other pixels."""
+    """Largest change of another document's logits when one document gets other text or other
+    pixels."""
     other = [changed(d, image=image) if i == number else d for i, d in enumerate(found)]
     before, after = (model(**packed(model, [each])).logits for each in (found, other))
-    moved = [float((after - before)[row, a:b].detach().abs().max()) for _, row, a, b in spans([found])]
+    moved = [
+        float((after - before)[row, a:b].detach().abs().max()) for _, row, a, b in spans([found])
+    ]
     if not moved[number] > 0:
         raise AssertionError("the change did not even change its own document")
     return max(value for place, value in enumerate(moved) if place != number)
@@ -240,5 +293,6 @@ def gradient_error(model: PreTrainedModel, stock: PreTrainedModel, found: list[D
     want = weighted_gradients(stock, [alone(stock, d).logits[0] for d in found])
     overall = max(float(w.abs().max()) for w in want)
     return max(
-        float((g - w).abs().max()) / max(float(w.abs().max()), 1e-2 * overall) for g, w in zip(got, want, strict=True)
+        float((g - w).abs().max()) / max(float(w.abs().max()), 1e-2 * overall)
+        for g, w in zip(got, want, strict=True)
     )

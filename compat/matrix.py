@@ -18,7 +18,8 @@ ROOT = COMPAT.parent
 MATRIX = COMPAT / "matrix.toml"
 RESULTS = COMPAT / "results"
 MODES = ("eager", "sdpa", "flash", "flex")
-"""Attention implementations that compat/cells.py can measure, in the order in which results name them."""
+"""Attention implementations that compat/cells.py can measure, in the order in which results name
+them."""
 
 
 class CompatError(Exception):
@@ -52,7 +53,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Line:
-    """One version of torch with a minor version of Python, and the newest transformers that both allow."""
+    """One version of torch with a minor version of Python, and the newest transformers that both
+    allow."""
 
     torch: str
     python: str
@@ -88,15 +90,23 @@ class Matrix:
     line_types: tuple[str, ...] = ()
 
     def select(self, names: Iterable[str]) -> list[Release]:
-        """The listed releases with these names, full (4.57.6) or of a line (4.57), in the order of the matrix."""
+        """The listed releases with these names, full (4.57.6) or of a line (4.57), in the order of
+        the matrix."""
         wanted = list(names)
-        listed = {name for release in self.releases for name in (release.transformers, release.minor)}
+        listed = {
+            name for release in self.releases for name in (release.transformers, release.minor)
+        }
         if unknown := [name for name in wanted if name not in listed]:
             raise CompatError(
                 f"no transformers release {', '.join(unknown)} in {MATRIX.name}; it lists "
-                f"{', '.join(release.transformers for release in self.releases)}. Choose one of those, or add a line."
+                f"{', '.join(release.transformers for release in self.releases)}. Choose one of "
+                "those, or add a line."
             )
-        return [release for release in self.releases if {release.transformers, release.minor} & set(wanted)]
+        return [
+            release
+            for release in self.releases
+            if {release.transformers, release.minor} & set(wanted)
+        ]
 
 
 def number(version: str) -> tuple[int, ...]:

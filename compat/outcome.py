@@ -1,4 +1,5 @@
-"""What becomes of a model that is enabled and audited: the one question that the tables of compat ask.
+"""What becomes of a model that is enabled and audited: the one question that the tables of compat
+ask.
 
 `compat.cells` asks it of the plain `enable(model)`, as users call it; `compat.exactness` with
 `verify=False`, since what they record is what the default goes by.
@@ -24,16 +25,20 @@ from autopack.inspection.modules import is_pair
 from compat.common import said
 
 REFUSALS = tuple(
-    name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, AutopackError)
+    name
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, AutopackError)
 )
 """Names of autopack's errors, with which the message of a refused call begins."""
 _LENGTHS = (13, 6)
-"""Documents that stock is asked for alone: on both sides of the thresholds that `compat.variants` sets."""
+"""Documents that stock is asked for alone: on both sides of the thresholds that `compat.variants`
+sets."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status` is exact, refused, LEAK, crash or upstream error, with the `reason` where it is not exact.
+    """`status` is exact, refused, LEAK, crash or upstream error, with the `reason` where it is not
+    exact.
 
     The report of the audit and the handle are there as far as it came.
     """
@@ -45,11 +50,11 @@ class Outcome:
 
 
 def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
-    """Enable a model and audit it, with these options; of what is served and not exact, stock is asked, too.
+    """Enable a model and audit it, with these options; of what is served and not exact, stock is
+    asked, too.
 
-    A model that stock does not run itself has an `upstream error`, and is no longer enabled. Of one that `enable`
-    refuses, stock is not asked: it may take more than tokens.
-    """
+    A model that stock does not run itself has an `upstream error`, and is no longer enabled. Of one
+    that `enable` refuses, stock is not asked: it may take more than tokens."""
     handle = report = None
     try:
         handle = autopack.enable(model, **enable)
@@ -69,23 +74,28 @@ def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
         else:
             status, reason = "crash" if failures else "LEAK", report.worst_case
     upstream = upstream_error(model, handle)
-    return Outcome(*((status, reason) if upstream is None else ("upstream error", upstream)), report, handle)
+    return Outcome(
+        *((status, reason) if upstream is None else ("upstream error", upstream)), report, handle
+    )
 
 
 def _call_once(model: Any, handle: Any) -> None:
-    """Call a model once as users do in each way that nothing but checks of calls judges, which an audit has none of.
+    """Call a model once as users do in each way that nothing but checks of calls judges, which an
+    audit has none of.
 
-    Padded batches are left from then on where their first one differs. Packed rows raise `LeakDetected`. Where those
-    with labels alone do, they are refused from then on.
-    """
+    Padded batches are left from then on where their first one differs. Packed rows raise
+    `LeakDetected`. Where those with labels alone do, they are refused from then on."""
     case, trained, enabled = Case(model, _LENGTHS, 0), model.training, handle.enabled
     read, enabled.padding_read = enabled.padding_read, None
     if enabled.proof.source == "checks":
         options = {"use_cache": False} if "use_cache" in argument_names(model) else {}
-        for trains, side, labelled in itertools.product((False, True), ("right", "left"), (False, True)):
+        for trains, side, labelled in itertools.product(
+            (False, True), ("right", "left"), (False, True)
+        ):
             batch = case.given(case.call(FORMS[f"{side}-padded"]))
             given = options | (_labels_of(batch) if labelled else {})
-            with contextlib.suppress(Exception), torch.set_grad_enabled(trains):  # the audit says what raises
+            # the audit says what raises
+            with contextlib.suppress(Exception), torch.set_grad_enabled(trains):
                 model.train(trains)(**batch, **given)
     packed = case.given(case.call(FORMS["default"]))
     for given in ({}, _labels_of(packed)):
@@ -109,7 +119,8 @@ def _labels_of(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def upstream_error(model: Any, handle: Any = None) -> str | None:
-    """What stock transformers raises for any of the documents alone, or what is no result; None where it works.
+    """What stock transformers raises for any of the documents alone, or what is no result; None
+    where it works.
 
     Of a model that takes no tokens it says nothing: the question would be wrong, not the answer.
     """
@@ -124,10 +135,12 @@ def upstream_error(model: Any, handle: Any = None) -> str | None:
             if end is not None:
                 ids[:, -1] = end
             tokens = {"input_ids": ids}
-            if is_pair(model) and row_head(model) is None:  # others make the decoder's tokens of these
+            # others make the decoder's tokens of these
+            if is_pair(model) and row_head(model) is None:
                 tokens["decoder_input_ids"] = ids
             with torch.no_grad():
-                output = model(**tokens)  # with the cache that is the default, as the audit calls it too
+                # with the cache that is the default, as the audit calls it too
+                output = model(**tokens)
             output = model(**tokens, **({"use_cache": False} if "use_cache" in names else {}))
             if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
                 return "its results for a document alone are not finite"

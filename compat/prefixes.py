@@ -1,14 +1,15 @@
-"""Print, for every causal type, whether rows that begin alike give what stock gives where that is computed once.
+"""Print, for every causal type, whether rows that begin alike give what stock gives where that is
+computed once.
 
     python -m compat.prefixes --record        all types on all backends, recorded in compat/results/prefixes.json
     python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
 
-Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
-batches are trees of depth 1, 2 and 3, padded and as packed rows. Compared with stock's run of the padded batch are the
-logits and hidden states of all real tokens, the loss that the model makes and one that is made of its logits, and the
-gradients of both. `flash` and `flex` run on stand-ins for the CPU, which are taken for the kernels. A type
-that is `kept` computes every row, as it would without prefixes.
-"""
+Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain
+`autopack.enable(model)`. Its batches are trees of depth 1, 2 and 3, padded and as packed rows.
+Compared with stock's run of the padded batch are the logits and hidden states of all real tokens,
+the loss that the model makes and one that is made of its logits, and the gradients of both. `flash`
+and `flex` run on stand-ins for the CPU, which are taken for the kernels. A type that is `kept`
+computes every row, as it would without prefixes."""
 
 from __future__ import annotations
 
@@ -33,14 +34,18 @@ from compat.standins import taken_for_kernels
 
 RESULTS = Path(__file__).parent / "results" / "prefixes.json"
 TOLERANCE = {"logits": 1e-4, "hidden": 1e-4, "loss": 1e-5, "gradients": 1e-3}
-"""Of float32, relative to the largest value: those of `autopack.audit`, and of losses a tenth of its."""
+"""Of float32, relative to the largest value: those of `autopack.audit`, and of losses a tenth of
+its."""
 _PREFIX = 24
 """Tokens of each level of a tree; one stretch has to be no shorter than 16."""
 
 
-def rows_of_tree(depth: int, vocabulary: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """A right-padded batch of tokens, (rows, columns), and its mask: two rests below each of two to the `depth` - 1
-    prefixes, each of which goes on from one of the level before; a row that shares nothing; and one row twice."""
+def rows_of_tree(
+    depth: int, vocabulary: torch.Tensor, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A right-padded batch of tokens, (rows, columns), and its mask: two rests below each of two to
+    the `depth` - 1 prefixes, each of which goes on from one of the level before; a row that shares
+    nothing; and one row twice."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(count: int) -> torch.Tensor:
@@ -62,25 +67,35 @@ def results_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, l
     return _results(model, {"input_ids": ids, "attention_mask": mask}, labels, labels, mask.bool())
 
 
-def results_of_row(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+def results_of_row(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor
+) -> dict[str, list[torch.Tensor]]:
     """The same of the documents of a padded batch in one packed row, as the collator makes it."""
     documents = [{"input_ids": row[real.bool()]} for row, real in zip(ids, mask, strict=True)]
     batch = dict(autopack.PackingCollator.for_model(model)(documents))
-    predicted, labels = batch.pop("labels"), batch["input_ids"].clone()  # the loss of some types does not shift
+    # the loss of some types does not shift
+    predicted, labels = batch.pop("labels"), batch["input_ids"].clone()
     return _results(model, batch, labels, predicted, torch.ones_like(labels, dtype=torch.bool))
 
 
 def _results(
-    model: Any, call: dict[str, torch.Tensor], labels: torch.Tensor, predicted: torch.Tensor, real: torch.Tensor
+    model: Any,
+    call: dict[str, torch.Tensor],
+    labels: torch.Tensor,
+    predicted: torch.Tensor,
+    real: torch.Tensor,
 ) -> dict[str, list[torch.Tensor]]:
-    """Of a call: `labels` are for the model's own loss, `predicted` for one made of its logits, of the next tokens."""
+    """Of a call: `labels` are for the model's own loss, `predicted` for one made of its logits, of
+    the next tokens."""
     found: dict[str, list[torch.Tensor]] = {"logits": [], "hidden": [], "loss": [], "gradients": []}
     for given in ({"labels": labels}, {}):
         model.zero_grad()
         output = model(**call, use_cache=False, output_hidden_states=True, **given)
         logits = output.logits
         shifted = logits[:, :-1].float().flatten(0, 1), predicted[:, 1:].flatten()
-        loss = output.loss if given else torch.nn.functional.cross_entropy(*shifted, ignore_index=-100)
+        loss = (
+            output.loss if given else torch.nn.functional.cross_entropy(*shifted, ignore_index=-100)
+        )
         loss.backward()
         found["logits"].append(logits.detach()[real])
         found["hidden"] += [states.detach()[real] for states in output.hidden_states or ()]
@@ -90,7 +105,8 @@ def _results(
 
 
 def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Compare one type on one backend: its `status` (exact, APART, kept, refused, undeclared, ...) and errors."""
+    """Compare one type on one backend: its `status` (exact, APART, kept, refused, undeclared, ...)
+    and errors."""
     with stand_in(backend):
         try:
             model = built(model_type, backend, dtype).eval()
@@ -127,14 +143,23 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
             for name in wanted:
                 errors[name] = max(errors.get(name, 0.0), _error(found[name], wanted[name]))
         if not shared:
-            return {"status": "kept", "reason": why_not(handle.enabled) or "; ".join(handle.tally.left)}
+            return {
+                "status": "kept",
+                "reason": why_not(handle.enabled) or "; ".join(handle.tally.left),
+            }
         packed = _packed(model, handle, batches, stock)
     apart = {name for name, error in errors.items() if not error <= TOLERANCE[name]}
-    return {"status": "APART" if apart else "exact", "shared calls": shared, "packed": packed, **errors}
+    return {
+        "status": "APART" if apart else "exact",
+        "shared calls": shared,
+        "packed": packed,
+        **errors,
+    }
 
 
 def _packed(model: Any, handle: Any, batches: list[Any], stock: list[Any]) -> str:
-    """What becomes of the same documents in packed rows: exact, APART by how much, kept, or why it is refused."""
+    """What becomes of the same documents in packed rows: exact, APART by how much, kept, or why it
+    is refused."""
     worst = dict.fromkeys(TOLERANCE, 0.0)
     shared = handle.tally.training.shared
     for batch, wanted in zip(batches, stock, strict=True):
@@ -150,7 +175,8 @@ def _packed(model: Any, handle: Any, batches: list[Any], stock: list[Any]) -> st
 
 
 def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """The largest difference, each relative to the largest value of its tensor, or to a thousandth of that of all."""
+    """The largest difference, each relative to the largest value of its tensor, or to a thousandth
+    of that of all."""
     largest = max((float(value.abs().max()) for value in wanted if value.numel()), default=0.0)
     worst = 0.0
     for one, other in zip(found, wanted, strict=True):
@@ -171,15 +197,23 @@ def _measured(model_type: str, backend: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the measurements, print a line for each cell, and return 1 where one is apart."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("--record", action="store_true", help="merge them into the recorded results")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where it is recorded (%(default)s)")
+    parser.add_argument(
+        "--record", action="store_true", help="merge them into the recorded results"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where it is recorded (%(default)s)"
+    )
     asked = parser.parse_args()
     found: dict[str, dict[str, dict[str, Any]]] = {}
     with quietly():
         for model_type in tqdm(asked.types or tiny.types_for("causal-lm"), disable=None):
-            cells = found[model_type] = {backend: _measured(model_type, backend) for backend in BACKENDS}
+            cells = found[model_type] = {
+                backend: _measured(model_type, backend) for backend in BACKENDS
+            }
             for backend, cell in cells.items():
                 print(model_type, backend, *(f"{name}={value}" for name, value in cell.items()))
     everything = [cell for cells in found.values() for cell in cells.values()]
@@ -187,8 +221,15 @@ def main() -> int:
     if asked.record:
         recorded = json.loads(asked.results.read_text())["types"] if asked.results.exists() else {}
         versions = {name: version(name) for name in ("transformers", "torch")}
-        write_json(asked.results, {**versions, "types": dict(sorted({**recorded, **found}.items()))}, depth=3)
-    bad = any(cell["status"] in ("APART", "ERROR") or "APART" in cell.get("packed", "") for cell in everything)
+        write_json(
+            asked.results,
+            {**versions, "types": dict(sorted({**recorded, **found}.items()))},
+            depth=3,
+        )
+    bad = any(
+        cell["status"] in ("APART", "ERROR") or "APART" in cell.get("packed", "")
+        for cell in everything
+    )
     return int(bad)
 
 

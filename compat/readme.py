@@ -40,33 +40,55 @@ Cells = dict[str, dict[str, Any]]
 
 
 def served() -> str:
-    """The table of what is served: per task the numbers of types that are exact, refused, and that could not be run."""
+    """The table of what is served: per task the numbers of types that are exact, refused, and that
+    could not be run."""
     version = _short(RELEASE)
     rows = [
-        f"| task of the model's class | types of transformers {version} | exact | refused | could not be run |",
+        (
+            f"| task of the model's class | types of transformers {version} | exact | refused | "
+            "could not be run |"
+        ),
         "|---|---|---|---|---|",
     ]
     rows += [_row(task, results) for task, results in recorded().items()]
-    whole = [f for f in registry.families() if any(isinstance(way, OneByOne) for way in f.mixers.values())]
+    whole = [
+        f
+        for f in registry.families()
+        if any(isinstance(way, OneByOne) for way in f.mixers.values())
+    ]
     models = sorted(name for f in whole if f.name != HALVES.name for name in f.model_types)
     remark = (
-        f"Reasons of single types are in the linked tables. For {_listed(models)} nothing less than the whole model, "
-        f"for {_listed(sorted(HALVES.model_types))} nothing less than the whole encoder or decoder keeps them apart: "
-        f"that is run on each document alone, and `enable` warns of it."
+        f"Reasons of single types are in the linked tables. For {_listed(models)} nothing less "
+        f"than the whole model, for {_listed(sorted(HALVES.model_types))} nothing less than the "
+        "whole encoder or decoder keeps them apart: that is run on each document alone, and "
+        "`enable` warns of it."
     )
     return "\n".join([*rows, "", textwrap.fill(remark, 130, break_on_hyphens=False)])
 
 
 def _row(task: str, results: dict[str, Cells]) -> str:
-    exact = [name for name, cells in results.items() if _has(cells, "exact") and not _has(cells, "LEAK")]
-    refused = {name: reason for name, cells in results.items() if (reason := _refusal(name, cells)) is not None}
-    others = Counter(_obstacle(c) for name, c in results.items() if name not in refused and name not in exact)
+    exact = [
+        name for name, cells in results.items() if _has(cells, "exact") and not _has(cells, "LEAK")
+    ]
+    refused = {
+        name: reason
+        for name, cells in results.items()
+        if (reason := _refusal(name, cells)) is not None
+    }
+    others = Counter(
+        _obstacle(c) for name, c in results.items() if name not in refused and name not in exact
+    )
     not_run = ", ".join(f"{n} ({reason})" for reason, n in others.most_common())
     count = str(len(exact))
     with_images = sum(_has(results[name], "exact", key="images") for name in exact)
-    without_text = sum(any("without images" in cell for cell in results[name].values()) for name in exact)
+    without_text = sum(
+        any("without images" in cell for cell in results[name].values()) for name in exact
+    )
     if with_images:
-        count = f"{len(exact) - without_text} on text, {with_images - without_text} of them with images too"
+        count = (
+            f"{len(exact) - without_text} on text, {with_images - without_text} of them with "
+            "images too"
+        )
     if without_text:
         count += f", {without_text} with images alone"
     link = f"[{TASKS.get(task, task)}](compat/results/{results_of(task).with_suffix('.md').name})"
@@ -78,12 +100,14 @@ def _has(cells: Cells, status: str, key: str = "status") -> bool:
 
 
 def _refusal(name: str, cells: Cells) -> str | None:
-    """Why autopack refuses a type, in the first words of the recorded reason; None where it does not."""
+    """Why autopack refuses a type, in the first words of the recorded reason; None where it does
+    not."""
     by_family = any(name in family.refused_types for family in registry.families())
     if _has(cells, "exact") or not (_has(cells, "refused") or by_family):
         return None
     reason = next(cell["reason"] for cell in cells.values() if "reason" in cell)
-    # The class that a reason begins with is that of one type, and what follows a comma explains or advises.
+    # The class that a reason begins with is that of one type, and what follows a comma explains or
+    # advises.
     return re.split(r"[,;(]", re.sub(r"^[A-Z]\w+ ", "", reason))[0].strip()
 
 
@@ -98,7 +122,8 @@ def _obstacle(cells: Cells) -> str:
 
 
 def _grouped(reasons: dict[str, str]) -> str:
-    """The number of types, and their names by reason; reasons of single types are left to the linked table."""
+    """The number of types, and their names by reason; reasons of single types are left to the
+    linked table."""
     if not reasons:
         return "0"
     names: dict[str, list[str]] = {}
@@ -117,29 +142,44 @@ def _listed(names: list[str]) -> str:
 
 
 def versions() -> str:
-    """The releases of transformers that are recorded, what came out, and by what exact cells were proven."""
+    """The releases of transformers that are recorded, what came out, and by what exact cells were
+    proven."""
     matrix = load_matrix()
     results = list(load_results(matrix).values())
     found: Counter[str] = sum(map(counts, results), Counter())
     cells = [cell for result in results for cell in cells_of(result)]
     by_source = proofs(cells)
-    known = ", ".join(f"{by_source[source]:,} {words}" for source, words in SOURCES.items() if by_source[source])
-    left = {name: sum(cell["status"] == "exact" and name in cell for cell in cells) for name in ("padded", "labels")}
+    known = ", ".join(
+        f"{by_source[source]:,} {words}" for source, words in SOURCES.items() if by_source[source]
+    )
+    left = {
+        name: sum(cell["status"] == "exact" and name in cell for cell in cells)
+        for name in ("padded", "labels")
+    }
     first, last = matrix.releases[0].minor, matrix.releases[-1].minor
     text = f"""Tested with every minor release of transformers {first} to {last}, with all model types of each in eager,
     sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call, {share(found)} of what stock runs
     ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
     {left["padded"]:,} stay as they came and packed labels of {left["labels"]:,} are refused; see
     [compat/results/README.md](compat/results/README.md)."""
-    return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        " ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def summary() -> str:
     """What is served, in a few lines: types by task, and cells of all releases."""
     counted = []
     for task, results in recorded().items():
-        exact = [name for name, cells in results.items() if _has(cells, "exact") and not _has(cells, "LEAK")]
-        pictures = sum(any(cell.get("images") == "exact" for cell in cells.values()) for cells in results.values())
+        exact = [
+            name
+            for name, cells in results.items()
+            if _has(cells, "exact") and not _has(cells, "LEAK")
+        ]
+        pictures = sum(
+            any(cell.get("images") == "exact" for cell in cells.values())
+            for cells in results.values()
+        )
         also = f", {pictures} with images" if pictures else ""
         counted.append(f"{len(exact)} of {len(results)} ({TASKS.get(task, task)}{also})")
     matrix = load_matrix()
@@ -152,7 +192,9 @@ def summary() -> str:
     and a backend, {found["LEAK"] + found["crash"]} are wrong, and the rest are refused
     ([releases](compat/results/README.md)). `enable` tests a tiny random copy of your model first, in about a
     second; some of its later calls are tested too ([how](docs/trust.md))."""
-    return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        " ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False
+    )
 
 
 NEEDS = {
@@ -165,11 +207,13 @@ NEEDS = {
     "Mamba-2: a recurrence": ("mamba2", "default"),
     "BERT, `position_ids`": ("bert", "default"),
 }
-"""Packed calls that users make: a model type and a mode of the auditor, by the words of README's table."""
+"""Packed calls that users make: a model type and a mode of the auditor, by the words of README's
+table."""
 
 
 def needed() -> str:
-    """Measure packed rows of tiny models in stock transformers, and enabled: a table of what leaks."""
+    """Measure packed rows of tiny models in stock transformers, and enabled: a table of what
+    leaks."""
     lines = [f"| packed rows, transformers {_short(RELEASE)} | stock | enabled |", "|---|---|---|"]
     for words, (model_type, mode) in NEEDS.items():
         model = tiny.build(model_type, task="masked-lm" if model_type == "bert" else "causal-lm")
@@ -191,11 +235,17 @@ BLOCKS: dict[str, Callable[[], str]] = {"needed": needed, "served": summary}
 
 
 def written(text: str) -> str:
-    """README's text with everything that is generated as it has to be. Raises `ValueError` where a place is missing."""
+    """README's text with everything that is generated as it has to be. Raises `ValueError` where a
+    place is missing."""
     for name, block in BLOCKS.items():
-        first, last = f"<!-- {name}: written by `python -m compat.readme` -->\n", f"\n<!-- /{name} -->"
+        first, last = (
+            f"<!-- {name}: written by `python -m compat.readme` -->\n",
+            f"\n<!-- /{name} -->",
+        )
         if text.count(first) != 1 or text.count(last) != 1:
-            raise ValueError(f"README.md wants the two lines {first.strip()!r} and {last.strip()!r} once")
+            raise ValueError(
+                f"README.md wants the two lines {first.strip()!r} and {last.strip()!r} once"
+            )
         before, _, rest = text.partition(first)
         text = before + first + block() + last + rest.partition(last)[2]
     return text
@@ -203,15 +253,22 @@ def written(text: str) -> str:
 
 def main() -> int:
     """Write README.md anew, or with `--check` return 1 where that would change it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 where README.md is out of date"
+        "--check",
+        action="store_true",
+        help="write nothing; exit with 1 where README.md is out of date",
     )
     check = parser.parse_args().check
     present = README.read_text(encoding="utf-8")
     wanted = written(present)
     if check and wanted != present:
-        print("README.md is not what the families and recorded results give; run `python -m compat.readme`.")
+        print(
+            "README.md is not what the families and recorded results give; run `python -m "
+            "compat.readme`."
+        )
         return 1
     if not check:
         README.write_text(wanted, encoding="utf-8")

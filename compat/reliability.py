@@ -1,4 +1,5 @@
-"""Write docs/reliability.md: what was tried to break autopack, how often, and what came of it, as it is recorded.
+"""Write docs/reliability.md: what was tried to break autopack, how often, and what came of it, as
+it is recorded.
 
 python -m compat.reliability            write it anew
 python -m compat.reliability --check    exit with 1 where it says something else than the records; write nothing
@@ -37,7 +38,10 @@ def _fuzz(found: dict[str, Any]) -> list[str]:
     counted = ", ".join(f"{number:,} {status}" for status, number in found["counts"].items())
     failures = [f"* {failure['status']}: {failure['reason']}" for failure in found["failures"]]
     return [
-        f"{found['cases']:,} random cases (seed {found['seed']}), of {found['types']} types and tasks: {counted}.",
+        (
+            f"{found['cases']:,} random cases (seed {found['seed']}), of {found['types']} types "
+            f"and tasks: {counted}."
+        ),
         *failures,
     ]
 
@@ -45,25 +49,33 @@ def _fuzz(found: dict[str, Any]) -> list[str]:
 def _seams(found: dict[str, Any]) -> list[str]:
     survived = [each["name"] for each in found["seams"] if not each["caught"]]
     caught = len(found["seams"]) - len(survived)
-    first = f"{len(found['seams'])} named functions of autopack, each broken in turn: its tests notice {caught}."
+    first = (
+        f"{len(found['seams'])} named functions of autopack, each broken in turn: its tests notice "
+        f"{caught}."
+    )
     return [first, *(f"* not noticed: {name}" for name in survived)]
 
 
 def _soak(found: dict[str, Any]) -> list[str]:
     lines = [
-        f"{found['steps']:,} optimizer steps on random layouts: the weights of a packed, enabled model beside those of "
-        f"stock on padded batches, relative to how far training has moved them. The yardstick is how far stock ends up "
-        f"from itself where the documents of each batch come in reverse order, which is rounding alone; at most "
+        f"{found['steps']:,} optimizer steps on random layouts: the weights of a packed, enabled "
+        "model beside those of stock on padded batches, relative to how far training has moved "
+        "them. The yardstick is how far stock ends up from itself where the documents of each "
+        "batch come in reverse order, which is rounding alone; at most "
         f"{found['bounds']['factor']:.0f} times that is wanted, at each of a hundred measurements.",
         "",
-        "| model | packed from padded | yardstick | at worst | objects more | MiB more | rounds of enabling |",
+        (
+            "| model | packed from padded | yardstick | at worst | objects more | MiB more | "
+            "rounds of enabling |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for model in found["models"].values():
         lines.append(
-            f"| {model['model_type']}, {model['task']} | {model['distance']:.1e} | {model['yardstick']:.1e} | "
-            f"{model['worst_ratio']:.2f} × | {model['objects'][1]:+} | {model['mebibytes'][1]:+} | "
-            f"{model['rounds']:,}: {model['objects_by_rounds']:+} objects |"
+            f"| {model['model_type']}, {model['task']} | {model['distance']:.1e} | "
+            f"{model['yardstick']:.1e} | {model['worst_ratio']:.2f} × | {model['objects'][1]:+} | "
+            f"{model['mebibytes'][1]:+} | {model['rounds']:,}: {model['objects_by_rounds']:+} "
+            "objects |"
         )
         lines += [f"\n{wrong}\n" for wrong in model["wrong"]]
     return lines
@@ -73,17 +85,22 @@ def _engines(found: dict[str, Any]) -> list[str]:
     counts = Counter(cell["status"] for cell in found["cells"].values())
     engines = {name.partition("/")[0] for name in found["cells"]}
     return [
-        f"{len(engines)} ways of training on two and four processes, {len(found['cells'])} pairs of a way and a type: "
-        f"{_counted(counts)}. [Several processes](distributed.md) says which."
+        f"{len(engines)} ways of training on two and four processes, {len(found['cells'])} pairs "
+        f"of a way and a type: {_counted(counts)}. [Several processes](distributed.md) says which."
     ]
 
 
 def _neighbours(found: dict[str, Any]) -> list[str]:
-    verdicts = [row[form]["status"] for row in found["rows"] for form in ("packed", "padded") if row.get(form)]
+    verdicts = [
+        row[form]["status"]
+        for row in found["rows"]
+        for form in ("packed", "padded")
+        if row.get(form)
+    ]
     packages = {row["neighbour"] for row in found["rows"]}
     return [
-        f"{len(packages)} libraries, {len(verdicts)} calls, packed and padded, enabled before and after them: "
-        f"{_counted(Counter(verdicts))}. [Neighbours](neighbours.md) has each."
+        f"{len(packages)} libraries, {len(verdicts)} calls, packed and padded, enabled before and "
+        f"after them: {_counted(Counter(verdicts))}. [Neighbours](neighbours.md) has each."
     ]
 
 
@@ -93,10 +110,14 @@ def _kernels(found: dict[str, Any]) -> list[str]:
     kernels = {kernel for cell in cells.values() for kernel in cell["kernels"]}
     given = [name for name, cell in cells.items() if cell["verified"].startswith("not asked for")]
     return [
-        f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, packed against "
-        f"documents alone, forward and backward: at most {worst['logits']:.0e} off in logits or losses and "
-        f"{worst['gradients']:.0e} in gradients. {len(given)} of them (Liger's) were enabled with `verify=False`, "
-        f'since proving them takes an interpreter too long; flash-attn was asked for by `backend="flash"`. '
+        f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, "
+        "packed against "
+        f"documents alone, forward and backward: at most {worst['logits']:.0e} off in logits or "
+        "losses and "
+        f"{worst['gradients']:.0e} in gradients. {len(given)} of them (Liger's) were enabled with "
+        "`verify=False`, "
+        "since proving them takes an interpreter too long; flash-attn was asked for by "
+        '`backend="flash"`. '
         "Nothing here has run on a GPU.",
     ]
 
@@ -106,7 +127,12 @@ def _counted(counts: Counter[str]) -> str:
 
 
 _SECTIONS = (
-    ("fuzz", "Random cases against stock", "python -m compat.fuzz --json compat/results/fuzz.json", _fuzz),
+    (
+        "fuzz",
+        "Random cases against stock",
+        "python -m compat.fuzz --json compat/results/fuzz.json",
+        _fuzz,
+    ),
     (
         "seams",
         "Breaks that the tests notice",
@@ -120,20 +146,39 @@ _SECTIONS = (
         _kernels,
     ),
     ("soak", "Long runs", "python -m compat.soak --json compat/results/soak.json", _soak),
-    ("engines", "Training engines", "python -m compat.engines --json compat/results/engines.json", _engines),
-    ("neighbours", "Libraries beside autopack", "python -m compat.neighbours --record", _neighbours),
+    (
+        "engines",
+        "Training engines",
+        "python -m compat.engines --json compat/results/engines.json",
+        _engines,
+    ),
+    (
+        "neighbours",
+        "Libraries beside autopack",
+        "python -m compat.neighbours --record",
+        _neighbours,
+    ),
 )
 
 
 def page() -> str:
     """The text of docs/reliability.md."""
     parts = [_BEGINNING]
-    parts.append(f"## Model types and releases\n\n{_from_docs(readme.served())}\n\n{_from_docs(readme.versions())}\n")
+    parts.append(
+        "## Model types and "
+        f"releases\n\n{_from_docs(readme.served())}\n\n{_from_docs(readme.versions())}\n"
+    )
     for name, title, command, told in _SECTIONS:
         found = recorded(name)
         body = ["Not recorded yet."] if found is None else told(found)
-        lines = [line if line.startswith(("|", "*", "\n")) else textwrap.fill(line, 130) for line in body]
-        said = _with(found["with"]) if found is not None and isinstance(found.get("with"), dict) else ""
+        lines = [
+            line if line.startswith(("|", "*", "\n")) else textwrap.fill(line, 130) for line in body
+        ]
+        said = (
+            _with(found["with"])
+            if found is not None and isinstance(found.get("with"), dict)
+            else ""
+        )
         parts.append(f"## {title}\n\n`{command}`{said}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -149,14 +194,22 @@ def _with(packages: dict[str, str]) -> str:
 
 def main(arguments: list[str] | None = None, path: Path = PAGE) -> int:
     """Write the page, or with `--check` return 1 where that would change it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is out of date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit with 1 where the page is out of date",
+    )
     check = parser.parse_args(arguments).check
     wanted = page()
     if not check:
         path.write_text(wanted, encoding="utf-8")
     elif not path.is_file() or path.read_text(encoding="utf-8") != wanted:
-        print("docs/reliability.md is not what the records give; run `python -m compat.reliability`.")
+        print(
+            "docs/reliability.md is not what the records give; run `python -m compat.reliability`."
+        )
         return 1
     return 0
 

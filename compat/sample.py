@@ -1,12 +1,13 @@
-"""Measure a random sample of the recorded cells anew, another one each time, and find those that the record has wrong.
+"""Measure a random sample of the recorded cells anew, another one each time, and find those that
+the record has wrong.
 
     python -m compat.run --sample 60               of the releases of .ci/run; the seed is printed
     python -m compat.run --sample 60 --seed S      the same sample again
     python -m compat.run --sample 200 --only 5.0 4.57.6
 
-Results that are generated stay equal to themselves whatever the code does; this is what finds that it does otherwise.
-A cell differs where its status, its proof, or what is left out of it is not what is recorded.
-"""
+Results that are generated stay equal to themselves whatever the code does; this is what finds that
+it does otherwise. A cell differs where its status, its proof, or what is left out of it is not what
+is recorded."""
 
 from __future__ import annotations
 
@@ -30,12 +31,16 @@ Drawn = list[tuple[Environment, list[Cell]]]
 
 
 def new_seed() -> str:
-    """A seed that no earlier run had: the number of a CI run where there is one, otherwise the time."""
-    return os.environ.get("GITHUB_RUN_ID") or os.environ.get("CI_PIPELINE_ID") or str(int(time.time()))
+    """A seed that no earlier run had: the number of a CI run where there is one, otherwise the
+    time."""
+    return (
+        os.environ.get("GITHUB_RUN_ID") or os.environ.get("CI_PIPELINE_ID") or str(int(time.time()))
+    )
 
 
 def draw(environments: Sequence[Environment], number: int, seed: str) -> Drawn:
-    """About `number` recorded cells, as many of each release, but for absent ones, where nothing is measured.
+    """About `number` recorded cells, as many of each release, but for absent ones, where nothing is
+    measured.
 
     Raises `CompatError` where a release has no record.
     """
@@ -55,16 +60,19 @@ def draw(environments: Sequence[Environment], number: int, seed: str) -> Drawn:
 
 
 def differences(drawn: Drawn, jobs: int, limit: float) -> Iterator[str]:
-    """Measure the cells that were drawn, and say in a line for each how it differs from its record, if it does."""
+    """Measure the cells that were drawn, and say in a line for each how it differs from its record,
+    if it does."""
 
     def one(each: tuple[Environment, list[Cell]]) -> list[str]:
         environment, recorded = each
-        units = [Unit(*unit, tuple(c["mode"] for c in cells)) for unit, cells in groupby(recorded, _unit)]
+        units = [
+            Unit(*unit, tuple(c["mode"] for c in cells)) for unit, cells in groupby(recorded, _unit)
+        ]
         found = {key_of(cell): cell for cell in workers.measure(environment, units, limit)}
         pairs = [(cell, found[key_of(cell)]) for cell in recorded]
         return [
-            f"transformers {environment.name}: {now['type']}/{now['task']}/{now['mode']} is recorded as {_said(cell)}, "
-            f"and is {_said(now)}"
+            f"transformers {environment.name}: {now['type']}/{now['task']}/{now['mode']} is "
+            f"recorded as {_said(cell)}, and is {_said(now)}"
             for cell, now in pairs
             if verdict(cell) != verdict(now)
         ]
@@ -79,9 +87,11 @@ _SINCE_0_3 = {"recorded": "twin", "parts": "part", "audit": "checks"}
 
 
 def verdict(cell: Cell) -> str:
-    """What is compared of a cell: errors and the wording of reasons differ between machines, these do not."""
+    """What is compared of a cell: errors and the wording of reasons differ between machines, these
+    do not."""
     source = source_of(cell)
-    left = [name for name in REMARKS if name in cell and name != "rounding"]  # which is another one elsewhere
+    # which is another one elsewhere
+    left = [name for name in REMARKS if name in cell and name != "rounding"]
     proven = f" ({_SINCE_0_3.get(source, source)})" if source else ""
     return cell["status"] + proven + (f", without {' and '.join(left)}" if left else "")
 

@@ -1,14 +1,14 @@
 """CPU stand-ins for the kernels of causal-conv1d, mamba-ssm and flash-linear-attention.
 
-The signatures are those of causal_conv1d 1.5, mamba_ssm 2.2 and fla 0.4; each is computed token by token in torch. A
-stand-in refuses what the kernel refuses (but not float32, which fla's delta rules do), and notes the bounds of
-documents that arrived.
+The signatures are those of causal_conv1d 1.5, mamba_ssm 2.2 and fla 0.4; each is computed token by
+token in torch. A stand-in refuses what the kernel refuses (but not float32, which fla's delta rules
+do), and notes the bounds of documents that arrived.
 
     python -m compat.scans --types mamba2 qwen3_next        what arrives, and whether documents stay apart
     python -m compat.scans --without-bounds                 the same with kernels that cannot be told of documents
 
-transformers looks for kernels when a modeling file is imported, so this is to be run in a process of its own.
-"""
+transformers looks for kernels when a modeling file is imported, so this is to be run in a process
+of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Arrived:
 def _lengths(seq_idx: torch.Tensor) -> list[int]:
     assert seq_idx.dtype == torch.int32, f"seq_idx must be int32, found {seq_idx.dtype}"
     assert seq_idx.is_contiguous()
-    return [n for row in seq_idx for n in torch.unique_consecutive(row, return_counts=True)[1].tolist()]
+    return [
+        n for row in seq_idx for n in torch.unique_consecutive(row, return_counts=True)[1].tolist()
+    ]
 
 
 def _fresh(seq_idx: torch.Tensor | None, t: int) -> Any:
@@ -52,7 +54,11 @@ def _fresh(seq_idx: torch.Tensor | None, t: int) -> Any:
 
 
 def _convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: Any, seq_idx: torch.Tensor | None, activation: str | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any,
+    seq_idx: torch.Tensor | None,
+    activation: str | None,
 ) -> torch.Tensor:
     rows, _, length = x.shape
     width = weight.shape[1]
@@ -66,7 +72,17 @@ def _convolve(
 
 
 def _chunk_scan(
-    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, seq_idx: Any, dt_softplus: bool, limit: Any
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any,
+    z: Any,
+    dt_bias: Any,
+    seq_idx: Any,
+    dt_softplus: bool,
+    limit: Any,
 ) -> torch.Tensor:
     rows, length, heads, _ = x.shape
     if seq_idx is not None:
@@ -88,9 +104,13 @@ def _chunk_scan(
     return out if z is None else out * silu(z)
 
 
-def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, normal: bool, cu_seqlens: Any) -> torch.Tensor:
+def _delta_rule(
+    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, normal: bool, cu_seqlens: Any
+) -> torch.Tensor:
     if cu_seqlens is not None and q.shape[0] != 1:
-        raise ValueError(f"The batch size is expected to be 1 rather than {q.shape[0]} when using `cu_seqlens`.")
+        raise ValueError(
+            f"The batch size is expected to be 1 rather than {q.shape[0]} when using `cu_seqlens`."
+        )
     q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
     if normal:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
@@ -102,7 +122,9 @@ def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, normal: b
     for t in range(q.shape[1]):
         state = torch.zeros_like(state) if t in starts else state * decay[:, t][..., None]
         seen = torch.einsum("bhk,bhkv->bhv", k[:, t], state)
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], (v[:, t] - seen) * beta[:, t][..., None])
+        state = state + torch.einsum(
+            "bhk,bhv->bhkv", k[:, t], (v[:, t] - seen) * beta[:, t][..., None]
+        )
         tokens.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
     return torch.stack(tokens, dim=1)
 
@@ -128,12 +150,16 @@ def _kernels(arrived: Arrived) -> dict[str, Callable[..., Any]]:
         dt_limit=(0.0, INFINITY), return_final_states=False, activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6,
         outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True,
     ):  # fmt: skip
-        arrived.note("mamba_split_conv1d_scan_combined", None if seq_idx is None else _lengths(seq_idx))
+        arrived.note(
+            "mamba_split_conv1d_scan_combined", None if seq_idx is None else _lengths(seq_idx)
+        )
         heads = D.shape[0]
         inner = heads * headdim
         z, channels, dt = zxbcdt.split([inner, conv1d_weight.shape[0], heads], dim=-1)
         channels = channels.transpose(1, 2)
-        channels = _convolve(channels, conv1d_weight, conv1d_bias, seq_idx, activation).transpose(1, 2)
+        channels = _convolve(channels, conv1d_weight, conv1d_bias, seq_idx, activation).transpose(
+            1, 2
+        )
         states = (channels.shape[-1] - inner) // 2
         x, B, C = channels.split([inner, states, states], dim=-1)
         x, z = x.unflatten(-1, (heads, headdim)), z.unflatten(-1, (heads, headdim))
@@ -143,12 +169,27 @@ def _kernels(arrived: Arrived) -> dict[str, Callable[..., Any]]:
         if rmsnorm_weight is not None:
             out = out if norm_before_gate else out * silu(z.flatten(-2))
             grouped = out.unflatten(-1, (ngroups, -1))
-            out = rms_norm(grouped, grouped.shape[-1:], eps=rmsnorm_eps).flatten(-2) * rmsnorm_weight
+            out = (
+                rms_norm(grouped, grouped.shape[-1:], eps=rmsnorm_eps).flatten(-2) * rmsnorm_weight
+            )
             out = out * silu(z.flatten(-2)) if norm_before_gate else out
-        return out if outproj_weight is None else torch.nn.functional.linear(out, outproj_weight, outproj_bias)
+        return (
+            out
+            if outproj_weight is None
+            else torch.nn.functional.linear(out, outproj_weight, outproj_bias)
+        )
 
     def selective_scan_fn(
-        u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
+        u,
+        delta,
+        A,
+        B,
+        C,
+        D=None,
+        z=None,
+        delta_bias=None,
+        delta_softplus=False,
+        return_last_state=False,
     ):
         arrived.note("selective_scan_fn", None)
         out, _ = scan(u, delta, A, B[:, None], C[:, None], D, z, delta_bias, delta_softplus)
@@ -167,7 +208,9 @@ def _kernels(arrived: Arrived) -> dict[str, Callable[..., Any]]:
         dt = delta_proj_weight @ dt
         # The time step is normed after its projection, other than in the model.
         dt, B, C = (
-            part if weight is None else rms_norm(part.mT, part.shape[1:2], weight.to(part.dtype), b_c_dt_rms_eps).mT
+            part
+            if weight is None
+            else rms_norm(part.mT, part.shape[1:2], weight.to(part.dtype), b_c_dt_rms_eps).mT
             for part, weight in ((dt, dt_rms_weight), (B, b_rms_weight), (C, c_rms_weight))
         )
         out = selective_scan_fn(x, dt, A, B, C, D, z, delta_bias, delta_softplus)
@@ -177,7 +220,9 @@ def _kernels(arrived: Arrived) -> dict[str, Callable[..., Any]]:
         q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
         cu_seqlens=None, **kwargs,
     ):  # fmt: skip
-        arrived.note("chunk_gated_delta_rule", None if cu_seqlens is None else cu_seqlens.diff().tolist())
+        arrived.note(
+            "chunk_gated_delta_rule", None if cu_seqlens is None else cu_seqlens.diff().tolist()
+        )
         return _delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, cu_seqlens), None
 
     def chunk_kda(
@@ -212,7 +257,8 @@ def _without_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install(bounds: bool = True) -> Arrived:
-    """Make the stand-ins importable for the rest of the process; must come before any modeling file is imported."""
+    """Make the stand-ins importable for the rest of the process; must come before any modeling file
+    is imported."""
     arrived = Arrived()
     for path, kernel in _kernels(arrived).items():
         home, name = path.rsplit(".", 1)
@@ -227,7 +273,8 @@ def install(bounds: bool = True) -> Arrived:
 
 
 def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
-    """Errors of an enabled tiny model on two packed rows, in training, and what arrived at the kernels."""
+    """Errors of an enabled tiny model on two packed rows, in training, and what arrived at the
+    kernels."""
     import autopack
     from autopack import tiny
     from tests.conftest import alone, error, gradient_error, gradients, positions, weights_like
@@ -255,8 +302,12 @@ def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", nargs="+", default=["mamba", "mamba2", "qwen3_next", "kimi_linear"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--types", nargs="+", default=["mamba", "mamba2", "qwen3_next", "kimi_linear"]
+    )
     parser.add_argument("--without-bounds", action="store_true")
     options = parser.parse_args()
     arrived = install(bounds=not options.without_bounds)

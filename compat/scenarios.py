@@ -1,4 +1,5 @@
-"""The scenarios of a release: tests/compat/test_exact.py and test_scenarios.py, run by pytest inside it."""
+"""The scenarios of a release: tests/compat/test_exact.py and test_scenarios.py, run by pytest
+inside it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from typing import Any
 from compat.environments import Environment
 from compat.matrix import ROOT, CompatError
 
-FILES = tuple(str(Path("tests") / "compat" / name) for name in ("test_exact.py", "test_scenarios.py"))
+FILES = tuple(
+    str(Path("tests") / "compat" / name) for name in ("test_exact.py", "test_scenarios.py")
+)
 TYPES_VARIABLE = "AUTOPACK_COMPAT_TYPES"
 """The tests read their model types from it; the matrix stays the only list."""
 
@@ -22,9 +25,23 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
     """Run the scenarios of some model types in a release; returns what is recorded of them."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *FILES, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *FILES,
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+        ]
         command += ["-o", "junit_family=xunit1", f"--junitxml={report}", "--rootdir", str(ROOT)]
-        environ = {**environment.environ(), TYPES_VARIABLE: ",".join(types), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ = {
+            **environment.environ(),
+            TYPES_VARIABLE: ",".join(types),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         try:
             done = subprocess.run(
                 command,
@@ -38,8 +55,12 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise CompatError(f"the scenarios took longer than {limit:.0f} s; allow more with --limit.") from error
-        found = parse_report(report.read_text(encoding="utf-8") if report.is_file() else "<testsuites/>")
+            raise CompatError(
+                f"the scenarios took longer than {limit:.0f} s; allow more with --limit."
+            ) from error
+        found = parse_report(
+            report.read_text(encoding="utf-8") if report.is_file() else "<testsuites/>"
+        )
     log = environment.log.with_name(f"{environment.name}.scenarios.log")
     log.write_text(done.stdout, encoding="utf-8")
     if done.returncode and not found["failed"]:
@@ -48,10 +69,11 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
 
 
 def parse_report(xml: str) -> dict[str, Any]:
-    """What pytest's junit report says: how many passed, which were skipped and which failed, each with the reason.
+    """What pytest's junit report says: how many passed, which were skipped and which failed, each
+    with the reason.
 
-    The tests record the properties `check`, `model` and `mode`; a failure without them (of a collection) has a name.
-    """
+    The tests record the properties `check`, `model` and `mode`; a failure without them (of a
+    collection) has a name."""
     passed, skipped, failed = 0, {}, {}
     for case in ElementTree.fromstring(xml).iter("testcase"):
         properties = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
@@ -66,7 +88,11 @@ def parse_report(xml: str) -> dict[str, Any]:
                 skipped[name] = _first_line(found)
             else:
                 passed += 1
-    return {"passed": passed, "skipped": dict(sorted(skipped.items())), "failed": dict(sorted(failed.items()))}
+    return {
+        "passed": passed,
+        "skipped": dict(sorted(skipped.items())),
+        "failed": dict(sorted(failed.items())),
+    }
 
 
 def _first_line(found: ElementTree.Element) -> str:

@@ -53,7 +53,9 @@ def home_of(at: str) -> tuple[Any, str, Any]:
     for each in above:
         home = getattr(home, each)
     if name not in vars(home):
-        raise LookupError(f"Could not find {at}: {getattr(home, '__name__', home)} has no {name} of its own.")
+        raise LookupError(
+            f"Could not find {at}: {getattr(home, '__name__', home)} has no {name} of its own."
+        )
     return home, name, vars(home)[name]
 
 
@@ -127,7 +129,10 @@ def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], s
             stack.enter_context(put(seam, None if broken else unchanged))
         # Once for all: parameters that are an iterator serve one collection. One test that is not
         # found ends the run, and pytest names it.
-        pytest.main([*options, *dict.fromkeys(test for seam in seams for test in seam.tests)], plugins=[reports])
+        pytest.main(
+            [*options, *dict.fromkeys(test for seam in seams for test in seam.tests)],
+            plugins=[reports],
+        )
     return reports.ran | reports.failed, reports.failed
 
 
@@ -139,9 +144,16 @@ def _in_here(back: Connection, table: str, names: Sequence[str], broken: bool, r
     sys.path.insert(0, str(root))
     if broken:
         os.environ[_BROKEN] = names[0]
-        # Processes that tests spawn import the main module anew: this one breaks the seam there too.
+        # Processes that tests spawn import the main module anew: this one breaks the seam there
+        # too.
         sys.modules["__main__"] = sys.modules[_in_here.__module__]
-    back.send(tested([seam for seam in importlib.import_module(table).SEAMS if seam.name in names], broken, root))
+    back.send(
+        tested(
+            [seam for seam in importlib.import_module(table).SEAMS if seam.name in names],
+            broken,
+            root,
+        )
+    )
 
 
 def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str]]:
@@ -160,21 +172,26 @@ def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A seam, True if all of its tests failed by its break, and one of them or the reason why not."""
+    """A seam, True if all of its tests failed by its break, and one of them or the reason why
+    not."""
 
     seam: Seam
     caught: bool
     by: str
 
 
-def run(seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "compat.seam_table") -> Iterator[Outcome]:
+def run(
+    seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "compat.seam_table"
+) -> Iterator[Outcome]:
     """Try seams of a table, a module with `SEAMS`, `jobs` at a time; yield what became of each."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers.modeling_utils", "pytest"])
     names = [seam.name for seam in seams]
     with ThreadPoolExecutor(jobs) as pool:
         whole = pool.submit(_in_a_new_process, context, table, names, False, root)
-        broken = [pool.submit(_in_a_new_process, context, table, [name], True, root) for name in names]
+        broken = [
+            pool.submit(_in_a_new_process, context, table, [name], True, root) for name in names
+        ]
         ran, wrong = whole.result()
         for seam, future in zip(seams, broken, strict=True):
             _, failed = future.result()
@@ -198,13 +215,21 @@ def problems(seams: Iterable[Seam], root: Path = ROOT) -> list[str]:
     """Return what is wrong with seams, in words: names that come twice, what is not found."""
     seams = list(seams)
     names = [seam.name for seam in seams]
-    found = [f"{name}: there are several of this name" for name in dict.fromkeys(names) if names.count(name) > 1]
+    found = [
+        f"{name}: there are several of this name"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
     for seam in seams:
         try:
             home_of(seam.at)
         except (ImportError, AttributeError, LookupError) as error:
             found.append(f"{seam.name}: {error}")
-        found += [f"{seam.name}: there is no test {test}" for test in seam.tests if not _exists(test, root)]
+        found += [
+            f"{seam.name}: there is no test {test}"
+            for test in seam.tests
+            if not _exists(test, root)
+        ]
         found += [] if seam.tests else [f"{seam.name}: it names no tests"]
     return found
 
@@ -212,16 +237,26 @@ def problems(seams: Iterable[Seam], root: Path = ROOT) -> list[str]:
 def _exists(test: str, root: Path) -> bool:
     file, *names = test.partition("[")[0].split("::")
     text = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else None
-    return text is not None and all(re.search(rf"^\s*(?:class|def) {name}\b", text, re.MULTILINE) for name in names)
+    return text is not None and all(
+        re.search(rf"^\s*(?:class|def) {name}\b", text, re.MULTILINE) for name in names
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Try the seams that are asked for; return 1 where one survives or cannot be tried."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="WORD", help="seams whose names contain one of these"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes that run tests at the same time")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="WORD",
+        help="seams whose names contain one of these",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that run tests at the same time"
+    )
     parser.add_argument("--list", action="store_true", help="print the seams and run nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
     asked = parser.parse_args(arguments)
@@ -229,7 +264,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not seams:
         parser.error(f"no seam has {' or '.join(asked.only)} in its name; see --list")
     if asked.list:
-        print("\n".join(f"{seam.name}\n    {seam.at}\n    {' '.join(seam.tests)}" for seam in seams))
+        print(
+            "\n".join(f"{seam.name}\n    {seam.at}\n    {' '.join(seam.tests)}" for seam in seams)
+        )
         return 0
     if wrong := problems(seams):
         print("\n".join(wrong))
@@ -239,11 +276,16 @@ def main(arguments: list[str] | None = None) -> int:
     for outcome in tqdm(run(seams, asked.jobs), total=len(seams), unit=" seams", disable=None):
         outcomes.append(outcome)
         with tqdm.external_write_mode():
-            print(f"{outcome.seam.name:<{width}}  {'' if outcome.caught else '!! '}{outcome.by}", flush=True)
+            print(
+                f"{outcome.seam.name:<{width}}  {'' if outcome.caught else '!! '}{outcome.by}",
+                flush=True,
+            )
     caught = sum(outcome.caught for outcome in outcomes)
     print(f"\n{len(outcomes)} seams: {caught} caught, {len(outcomes) - caught} not.")
     if asked.json is not None:
-        tried = [{"name": each.seam.name, "caught": each.caught, "by": each.by} for each in outcomes]
+        tried = [
+            {"name": each.seam.name, "caught": each.caught, "by": each.by} for each in outcomes
+        ]
         write_json(asked.json, {"with": packages(), "seams": tried})
     return int(caught < len(outcomes))
 

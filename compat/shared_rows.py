@@ -1,12 +1,13 @@
-"""Print, for every causal and masked type, whether rows that two ranks share give what each document gives alone.
+"""Print, for every causal and masked type, whether rows that two ranks share give what each
+document gives alone.
 
     python -m compat.shared_rows                     all types, recorded in compat/results/shared_rows.json
     python -m compat.shared_rows llama gpt_oss       some types, printed only
 
-Two processes of gloo have half of the columns of every row each. Models are tiny and random, without dropout and in
-training mode, and enabled by `autopack.enable(model, sequence_parallel=group)`; compared are logits, loss and gradients
-with those of every document alone on one process. Positions are those of `PackingCollator.for_model`.
-"""
+Two processes of gloo have half of the columns of every row each. Models are tiny and random,
+without dropout and in training mode, and enabled by `autopack.enable(model,
+sequence_parallel=group)`; compared are logits, loss and gradients with those of every document
+alone on one process. Positions are those of `PackingCollator.for_model`."""
 
 from __future__ import annotations
 
@@ -35,11 +36,13 @@ RESULTS = Path(__file__).parent / "results" / "shared_rows.json"
 NAMES = [f"{name}:{task}" for task in ("causal-lm", "masked-lm") for name in tiny.types_for(task)]
 TOLERANCE = 10 * FLOAT32
 LENGTHS = ((7, 12, 5), (3, 19, 2))
-"""Of two rows of 24 columns: documents begin and end in parts of both ranks, and one is longer than a part."""
+"""Of two rows of 24 columns: documents begin and end in parts of both ranks, and one is longer than
+a part."""
 
 
 def measure(kind: str) -> dict[str, Any]:
-    """Compare one type on this rank: its `status` (exact, WRONG, refused, unbuildable, upstream error) and error."""
+    """Compare one type on this rank: its `status` (exact, WRONG, refused, unbuildable, upstream
+    error) and error."""
     attention = "sdpa"
     try:
         try:
@@ -77,7 +80,9 @@ def _work(rank: int, kinds: list[str], folder: str) -> None:
                 found[kind] = {"status": "ERROR", "reason": short(said(error))}
             statuses: list[Any] = [None, None]
             dist.all_gather_object(statuses, found[kind])
-            found[kind] = next((each for each in statuses if each["status"] in ("WRONG", "ERROR")), statuses[0])
+            found[kind] = next(
+                (each for each in statuses if each["status"] in ("WRONG", "ERROR")), statuses[0]
+            )
             if rank == 0:
                 print(kind, *found[kind].values(), flush=True)
     if rank == 0:
@@ -87,10 +92,14 @@ def _work(rank: int, kinds: list[str], folder: str) -> None:
 
 def main() -> int:
     """Run the measurements, print the table, and return 1 where a type is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     arguments = parser.parse_args()
-    kinds = [name for name in NAMES if not arguments.types or name.partition(":")[0] in arguments.types]
+    kinds = [
+        name for name in NAMES if not arguments.types or name.partition(":")[0] in arguments.types
+    ]
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_work, args=(kinds, folder), nprocs=2)
         found = json.loads(Path(folder, "found.json").read_text())

@@ -1,8 +1,9 @@
-"""The signatures of kernels, as the published packages have them: what stand-ins take, and what calls are held to.
+"""The signatures of kernels, as the published packages have them: what stand-ins take, and what
+calls are held to.
 
-`signatures.json` was read from the sources of the packages: torch's wheels for macOS, flash-attn 2 and 4, and the
-folder `hopper` of flash-attn's repository, which FlashAttention 3 is. A test holds it to the installed torch.
-"""
+`signatures.json` was read from the sources of the packages: torch's wheels for macOS, flash-attn 2
+and 4, and the folder `hopper` of flash-attn's repository, which FlashAttention 3 is. A test holds
+it to the installed torch."""
 
 from __future__ import annotations
 
@@ -25,5 +26,6 @@ def recorded() -> dict[str, dict[str, str]]:
 
 
 def signature(package: str, function: str) -> inspect.Signature:
-    """The signature of a function of a package, such as `signature("torch 2.11.0", "varlen_attn")`."""
+    """The signature of a function of a package, such as `signature("torch 2.11.0",
+    "varlen_attn")`."""
     return inspect.signature(eval(f"lambda {recorded()[package][function]}: None"))

@@ -1,14 +1,15 @@
-"""Soak autopack: thousands of training steps on random layouts, packed and enabled, against the padded run of stock.
+"""Soak autopack: thousands of training steps on random layouts, packed and enabled, against the
+padded run of stock.
 
     python -m compat.soak                          2,000 steps of every model, and 1,000 rounds of enable and disable
     python -m compat.soak --steps 200 --only llama
     python -m compat.soak --json FILE              also write the numbers there (compat/results/soak.json is recorded)
 
-Three copies of a model are trained by SGD on the same documents: enabled, in packed rows; stock, in padded batches; and
-stock again, the documents of each batch in reverse order. What lies between the last two is rounding and nothing else,
-carried on through all steps: their distance is the yardstick, and the first two may be `FACTOR` times as far apart.
-Memory is counted after a tenth of the steps and at the end. The exit status is 1 where a bound is broken.
-"""
+Three copies of a model are trained by SGD on the same documents: enabled, in packed rows; stock, in
+padded batches; and stock again, the documents of each batch in reverse order. What lies between the
+last two is rounding and nothing else, carried on through all steps: their distance is the
+yardstick, and the first two may be `FACTOR` times as far apart. Memory is counted after a tenth of
+the steps and at the end. The exit status is 1 where a bound is broken."""
 
 from __future__ import annotations
 
@@ -39,11 +40,14 @@ KINDS = {
 }
 """A model type and task by what it stands for."""
 FACTOR = 10.0
-"""Packed rows round at other places than padded ones do, not only in another order; leaks are a thousand times this."""
+"""Packed rows round at other places than padded ones do, not only in another order; leaks are a
+thousand times this."""
 FLOOR = 1e-6
-"""The least distance that counts: some roundings of float32, relative to how far training has moved the weights."""
+"""The least distance that counts: some roundings of float32, relative to how far training has moved
+the weights."""
 OBJECTS, BYTES = 200, 32 << 20
-"""What may be there more at the end, in objects that the collector knows and in resident memory: caches that fill."""
+"""What may be there more at the end, in objects that the collector knows and in resident memory:
+caches that fill."""
 RATE = 0.05
 LONGEST, MOST = 24, 6
 """The most tokens of a document, and the most documents of a batch."""
@@ -76,9 +80,15 @@ class Batch:
         """One row for each document, in their order or in the reverse."""
         order = range(len(self.documents))[:: -1 if backwards else 1]
         documents = [self.documents[number] for number in order]
-        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(d) for d in documents], batch_first=True)
+        mask = torch.nn.utils.rnn.pad_sequence(
+            [torch.ones_like(d) for d in documents], batch_first=True
+        )
         ids = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
-        labels = ids.masked_fill(mask == 0, IGNORED_LABEL) if self.labels is None else self.labels[list(order)]
+        labels = (
+            ids.masked_fill(mask == 0, IGNORED_LABEL)
+            if self.labels is None
+            else self.labels[list(order)]
+        )
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
@@ -90,7 +100,11 @@ def batches(model: PreTrainedModel, classifies: bool, seed: int) -> Iterator[Bat
         lengths = [drawn.randint(1, LONGEST) for _ in range(drawn.randint(2, MOST))]
         lengths[drawn.randrange(len(lengths))] += 1  # somebody predicts something
         ids = tiny.tokens(model.config, 1, sum(lengths), seed=drawn.getrandbits(30))[0]
-        labels = torch.tensor([drawn.randrange(model.config.num_labels or 1) for _ in lengths]) if classifies else None
+        labels = (
+            torch.tensor([drawn.randrange(model.config.num_labels or 1) for _ in lengths])
+            if classifies
+            else None
+        )
         yield Batch(list(ids.split(lengths)), labels, drawn.choice(declared))
 
 
@@ -103,13 +117,16 @@ class Result:
     rounds: int
     """Rounds of enable and disable."""
     distance: float = 0.0
-    """Between the weights of the packed and the padded run at the end, relative to how far these have moved."""
+    """Between the weights of the packed and the padded run at the end, relative to how far these
+    have moved."""
     yardstick: float = FLOOR
     """The same between the two padded runs."""
     worst_ratio: float = 0.0
-    """The largest of distance over yardstick at any of the hundred times that they were measured."""
+    """The largest of distance over yardstick at any of the hundred times that they were
+    measured."""
     objects: tuple[int, int] = (0, 0)
-    """Objects that the collector knows, after a tenth of the steps, and how many more at the end."""
+    """Objects that the collector knows, after a tenth of the steps, and how many more at the
+    end."""
     mebibytes: tuple[int, int] = (0, 0)
     """The same of resident memory."""
     objects_by_rounds: int = 0
@@ -120,15 +137,23 @@ class Result:
         """The bounds that are broken."""
         found = []
         if not self.worst_ratio <= FACTOR:
-            found.append(f"packed is {self.worst_ratio:.1f} yardsticks from padded, wanted at most {FACTOR:.0f}")
+            found.append(
+                f"packed is {self.worst_ratio:.1f} yardsticks from padded, wanted at most "
+                f"{FACTOR:.0f}"
+            )
         if self.objects[1] > OBJECTS or self.objects_by_rounds > OBJECTS:
-            found.append(f"{max(self.objects[1], self.objects_by_rounds)} objects more, wanted at most {OBJECTS}")
+            found.append(
+                f"{max(self.objects[1], self.objects_by_rounds)} objects more, wanted at most "
+                f"{OBJECTS}"
+            )
         if self.mebibytes[1] > BYTES >> 20:
             found.append(f"{self.mebibytes[1]} MiB more, wanted at most {BYTES >> 20}")
         return found
 
 
-def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, progress: bool = False) -> Result:
+def soak(
+    kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, progress: bool = False
+) -> Result:
     """Train the three copies of a model of a kind of `KINDS`.
 
     With `enabled=False` the packed one is stock too, which leaks: the control.
@@ -140,7 +165,9 @@ def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, pr
             module.p = 0.0  # draws other numbers for other shapes
     packed, padded, reordered = copy.deepcopy(stock), copy.deepcopy(stock), stock
     start = [parameter.detach().clone() for parameter in stock.parameters()]
-    runs = [(model, torch.optim.SGD(model.parameters(), RATE)) for model in (packed, padded, reordered)]
+    runs = [
+        (model, torch.optim.SGD(model.parameters(), RATE)) for model in (packed, padded, reordered)
+    ]
     handle = autopack.enable(packed) if enabled else None
     result = Result(model_type, task, rounds)
     before = _memory()
@@ -153,7 +180,9 @@ def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, pr
         if (step + 1) % max(1, steps // 100) == 0:
             moved = _apart(padded, start)
             result.distance = _apart(packed, list(padded.parameters())) / moved
-            result.yardstick = max(result.yardstick, _apart(reordered, list(padded.parameters())) / moved)
+            result.yardstick = max(
+                result.yardstick, _apart(reordered, list(padded.parameters())) / moved
+            )
             result.worst_ratio = max(result.worst_ratio, result.distance / result.yardstick)
         if step + 1 == max(1, steps // 10):
             before = _memory()
@@ -167,7 +196,9 @@ def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, pr
     return result
 
 
-def _train(model: PreTrainedModel, optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> None:
+def _train(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, arguments: dict[str, Any]
+) -> None:
     model(**arguments).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -191,7 +222,8 @@ def _apart(model: PreTrainedModel, others: list[torch.Tensor]) -> float:
 
 
 def _memory() -> tuple[int, int]:
-    """How many objects the collector knows, and the bytes of resident memory (0 where there is no /proc)."""
+    """How many objects the collector knows, and the bytes of resident memory (0 where there is no
+    /proc)."""
     gc.collect()
     pages = Path("/proc/self/statm")
     resident = int(pages.read_text().split()[1]) * 4096 if pages.exists() else 0
@@ -200,10 +232,18 @@ def _memory() -> tuple[int, int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Soak the models that are asked for; 1 where a bound is broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps of each model (default: 2000)")
-    parser.add_argument("--rounds", type=int, default=1000, help="rounds of enable and disable (default: 1000)")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="some of the models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="optimizer steps of each model (default: 2000)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1000, help="rounds of enable and disable (default: 1000)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=KINDS, default=list(KINDS), help="some of the models"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     asked = parser.parse_args(arguments)
@@ -212,7 +252,9 @@ def main(arguments: list[str] | None = None) -> int:
     results = {}
     with quietly():
         for kind in asked.only:
-            results[kind] = soak(kind, asked.steps, asked.rounds, asked.seed, progress=sys.stderr.isatty())
+            results[kind] = soak(
+                kind, asked.steps, asked.rounds, asked.seed, progress=sys.stderr.isatty()
+            )
             print(kind, asdict(results[kind]), "; ".join(results[kind].wrong) or "held", flush=True)
     if asked.json is not None:
         found = {
@@ -220,7 +262,9 @@ def main(arguments: list[str] | None = None) -> int:
             "steps": asked.steps,
             "seed": asked.seed,
             "bounds": {"factor": FACTOR, "objects": OBJECTS, "mebibytes": BYTES >> 20},
-            "models": {kind: {**asdict(result), "wrong": result.wrong} for kind, result in results.items()},
+            "models": {
+                kind: {**asdict(result), "wrong": result.wrong} for kind, result in results.items()
+            },
         }
         write_json(asked.json, found)
     return int(any(result.wrong for result in results.values()))

@@ -1,8 +1,8 @@
 """CPU stand-ins for kernels that need CUDA: the same signatures, computed densely in plain torch.
 
-They let the whole way to the kernel run on a CPU: transformers' own dispatch, argument processing and signature checks
-included. A stand-in refuses what the kernel refuses, and computes just what its arguments say.
-"""
+They let the whole way to the kernel run on a CPU: transformers' own dispatch, argument processing
+and signature checks included. A stand-in refuses what the kernel refuses, and computes just what
+its arguments say."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def attend_densely(
         if not isinstance(longest, int):
             raise TypeError(f"max_seqlen_{name} must be an int, found {type(longest).__name__}")
         if int(bounds[0]) != 0 or int(bounds[-1]) != total:
-            raise RuntimeError(f"cu_seqlens_{name} must cover the {total} tokens, found {bounds.tolist()}")
+            raise RuntimeError(
+                f"cu_seqlens_{name} must cover the {total} tokens, found {bounds.tolist()}"
+            )
         if longest < int(bounds.diff().max()):
             raise RuntimeError(f"max_seqlen_{name}={longest} is less than the longest sequence")
     if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
@@ -75,10 +77,11 @@ def scores_within(
     window: tuple[int | None, int | None],
     softcap: float = 0.0,
 ) -> torch.Tensor:
-    """Logits (heads, queries, keys) of (tokens, heads, head size) states, -inf across documents and out of reach.
+    """Logits (heads, queries, keys) of (tokens, heads, head size) states, -inf across documents and
+    out of reach.
 
-    The last query of a document stands at its last key, as in flash-attn since 2.1 ("aligned to the bottom right").
-    """
+    The last query of a document stands at its last key, as in flash-attn since 2.1 ("aligned to the
+    bottom right")."""
     number_q, place_q = _places(cu_seqlens_q, len(query))
     number_k, place_k = _places(cu_seqlens_k, len(key))
     place_q = place_q + (cu_seqlens_k.diff() - cu_seqlens_q.diff()).long()[number_q]
@@ -116,7 +119,9 @@ def _batch(
     bounds_q = torch.arange(0, rows * length + 1, length, dtype=torch.int32)
     bounds_k = torch.arange(0, rows * key.shape[1] + 1, key.shape[1], dtype=torch.int32)
     q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (query, key, value))
-    out = attend_densely(q, k, v, bounds_q, bounds_k, length, key.shape[1], scale, causal, window, softcap, sink)
+    out = attend_densely(
+        q, k, v, bounds_q, bounds_k, length, key.shape[1], scale, causal, window, softcap, sink
+    )
     return out.view(rows, length, *out.shape[1:])
 
 
@@ -135,16 +140,25 @@ def unpad_input(hidden: torch.Tensor, attention_mask: torch.Tensor, unused_mask:
     return hidden.flatten(0, 1)[indices], indices, bounds, int(lengths.max()), lengths
 
 
-def of_signature(package: str, name: str, compute: Callable[[Mapping[str, Any]], Any]) -> Callable[..., Any]:
-    """A function with the signature that a published package gives it. `compute` gets all arguments by their names."""
+def of_signature(
+    package: str, name: str, compute: Callable[[Mapping[str, Any]], Any]
+) -> Callable[..., Any]:
+    """A function with the signature that a published package gives it. `compute` gets all arguments
+    by their names."""
     signature = signatures.signature(package, name)
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         for argument, value in given.arguments.items():
             default = signature.parameters[argument].default
-            if default is not Parameter.empty and argument not in _COMPUTED and value not in (default, None):
-                raise NotImplementedError(f"the stand-in of {name} computes nothing for {argument}={value!r}")
+            if (
+                default is not Parameter.empty
+                and argument not in _COMPUTED
+                and value not in (default, None)
+            ):
+                raise NotImplementedError(
+                    f"the stand-in of {name} computes nothing for {argument}={value!r}"
+                )
         given.apply_defaults()
         return compute(given.arguments)
 
@@ -154,8 +168,8 @@ def of_signature(package: str, name: str, compute: Callable[[Mapping[str, Any]],
 
 
 _COMPUTED = frozenset(
-    "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k softmax_scale causal window_size softcap learnable_sink "
-    "deterministic".split()
+    "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k softmax_scale causal window_size softcap "
+    "learnable_sink deterministic".split()
 )
 """Arguments with defaults that a stand-in heeds, or that change nothing of what it computes."""
 
@@ -217,12 +231,17 @@ def _flash_2() -> dict[str, ModuleType]:
     return flash_2_of(_computed)
 
 
-_FLASH = {"flash_attention_2": _flash_2, "flash_attention_3": _flash_3, "flash_attention_4": _flash_4}
+_FLASH = {
+    "flash_attention_2": _flash_2,
+    "flash_attention_3": _flash_3,
+    "flash_attention_4": _flash_4,
+}
 
 
 @contextlib.contextmanager
 def loadable(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """Make modules importable. Other modules that are imported meanwhile stay (mock.patch.dict would drop them)."""
+    """Make modules importable. Other modules that are imported meanwhile stay (mock.patch.dict
+    would drop them)."""
     for name, module in modules.items():
         module.__spec__ = ModuleSpec(name, None)
     before = {name: sys.modules.get(name) for name in modules}
@@ -238,7 +257,8 @@ def loadable(modules: dict[str, ModuleType]) -> Iterator[None]:
 
 
 def integration_of(kernel: str) -> ModuleType | None:
-    """transformers' module for a kernel; None in releases in which every modeling file calls it by itself."""
+    """transformers' module for a kernel; None in releases in which every modeling file calls it by
+    itself."""
     name = f"transformers.integrations.{kernel}"
     return import_module(name) if find_spec(name) is not None else None
 
@@ -258,7 +278,9 @@ def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
             name = f"is_flash_attn_{number}_available"
             if hasattr(flash, name):
                 answer = number == version
-                stack.enter_context(mock.patch.object(flash, name, lambda *a, answer=answer, **k: answer))
+                stack.enter_context(
+                    mock.patch.object(flash, name, lambda *a, answer=answer, **k: answer)
+                )
         for name in loaded:
             if hasattr(flash, name):
                 stack.enter_context(mock.patch.object(flash, name, None))
@@ -266,12 +288,15 @@ def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
                 stack.callback(vars(flash).pop, name, None)
         for name, function in bound_at_import(flash, _FLASH["flash_attention_2"]()).items():
             stack.enter_context(mock.patch.object(flash, name, function, create=True))
-        # Half-precision tensors never get there; float32, which real kernels refuse, need not be cast for a stand-in.
+        # Half-precision tensors never get there; float32, which real kernels refuse, need not be
+        # cast for a stand-in.
         integration = integration_of("flash_attention")
         if integration is None:  # up to 4.47
             pass
         elif hasattr(integration, "get_target_dtype"):
-            stack.enter_context(mock.patch.object(integration, "get_target_dtype", lambda *a, **k: None))  # noqa: PT008
+            stack.enter_context(
+                mock.patch.object(integration, "get_target_dtype", return_value=None)
+            )
         else:
             # It takes the dtype of the first linear layer, and GPT-2's attention has none.
             first = partial(_first_or, torch.nn.Linear(1, 1))
@@ -293,11 +318,11 @@ def set_implementation(model: Any, implementation: str) -> None:
 
 @contextlib.contextmanager
 def flex_standin(broadcast: bool = False) -> Iterator[None]:
-    """Compute `flex_attention` densely, with backward, where transformers would call the compiled kernel.
+    """Compute `flex_attention` densely, with backward, where transformers would call the compiled
+    kernel.
 
-    With `broadcast`, rules of masks are asked for all their places at once and not through vmap, which takes most of
-    the time; they have to be made of functions that broadcast.
-    """
+    With `broadcast`, rules of masks are asked for all their places at once and not through vmap,
+    which takes most of the time; they have to be made of functions that broadcast."""
     from torch.nn.attention import flex_attention as torch_flex
     from transformers.integrations import flex_attention as flex
 
@@ -311,12 +336,15 @@ def flex_standin(broadcast: bool = False) -> Iterator[None]:
         if query.shape[1] != key.shape[1]:
             if not enable_gqa:
                 raise ValueError("query and key heads differ, and enable_gqa is False")
-            key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+            key, value = (
+                t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value)
+            )
         rows, heads, queries, keys = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
         scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if score_mod is not None:
             places = _places_of((rows, heads, queries, keys))
-            # Where it indexes step by step, as before 4.50, it does not broadcast, or to too many axes for one token.
+            # Where it indexes step by step, as before 4.50, it does not broadcast, or to too many
+            # axes for one token.
             modified = None
             with contextlib.suppress(IndexError):
                 modified = score_mod(scores, *places)
@@ -325,16 +353,22 @@ def flex_standin(broadcast: bool = False) -> Iterator[None]:
                 modified = one_by_one(scores, *(place.flatten() for place in places))
             scores = modified
         if block_mask is not None:
-            visible = torch_flex.create_mask(block_mask.mask_mod, rows, heads, queries, keys, device="cpu")
+            visible = torch_flex.create_mask(
+                block_mask.mask_mod, rows, heads, queries, keys, device="cpu"
+            )
             scores = scores.masked_fill(~visible, float("-inf"))
-        blind = (scores == float("-inf")).all(-1, keepdim=True)  # the kernels give what sees nothing zeros
+        # the kernels give what sees nothing zeros
+        blind = (scores == float("-inf")).all(-1, keepdim=True)
         attended = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ value
         return (attended, scores.logsumexp(-1)) if return_lse else attended
 
     with contextlib.ExitStack() as stack:
-        # before 4.50 models called the function itself, and before 4.53 there was no module of masks
+        # before 4.50 models called the function itself, and before 4.53 there was no module of
+        # masks
         named = "compile_friendly_flex_attention"
-        stack.enter_context(mock.patch.object(flex, named if hasattr(flex, named) else "flex_attention", reference))
+        stack.enter_context(
+            mock.patch.object(flex, named if hasattr(flex, named) else "flex_attention", reference)
+        )
         # Masks are made without compiling, by functions that stay transformers' own.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if broadcast:
@@ -352,7 +386,10 @@ def _mask_by_broadcasting(
 
 def _places_of(sizes: tuple[int, ...], device: Any = None) -> list[torch.Tensor]:
     """The places along each dimension, in shapes that broadcast."""
-    return [torch.arange(n, device=device).view([-1 if a == b else 1 for b in range(4)]) for a, n in enumerate(sizes)]
+    return [
+        torch.arange(n, device=device).view([-1 if a == b else 1 for b in range(4)])
+        for a, n in enumerate(sizes)
+    ]
 
 
 class _Float64(TorchFunctionMode):
@@ -362,7 +399,10 @@ class _Float64(TorchFunctionMode):
         if func is torch.Tensor.float:
             return torch.Tensor.double(*args)
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        kwargs = {
+            name: torch.float64 if value is torch.float32 else value
+            for name, value in (kwargs or {}).items()
+        }
         return func(*args, **kwargs)
 
 
@@ -379,7 +419,8 @@ def float64_throughout() -> Iterator[None]:
 
 
 def taken_for_kernels(handle: Any) -> None:
-    """Have an enabled model share rows by its stand-ins as by the kernels themselves, which have twins on a GPU."""
+    """Have an enabled model share rows by its stand-ins as by the kernels themselves, which have
+    twins on a GPU."""
     handle.enabled.unknown_code, handle.enabled.said_by_twins = None, {("prefixes",): None}
 
 
@@ -389,4 +430,7 @@ _FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
 
 def supported_implementations(model: Any) -> set[str]:
     """Return the attention implementations that the model's class declares, such as sdpa."""
-    return {"eager", *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False))}
+    return {
+        "eager",
+        *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False)),
+    }

@@ -16,7 +16,8 @@ from compat.words import SOURCES, Cell, cell_of, source_of, status_of, usual_sou
 
 BAD = ("LEAK", "crash")
 COLUMNS = {"exact": "exact", "refused": "refused", "LEAK": "leaking", "crash": "crashing"}
-"""What the table counts, by status; the rest is upstream's: stock raises, or no tiny model can be made."""
+"""What the table counts, by status; the rest is upstream's: stock raises, or no tiny model can be
+made."""
 PROVEN = {"record": "recorded", "twin": "twin", "parts": "parts", "audit": "audit"}
 """Columns for what exact cells were proven by."""
 LEFT_OUT = {"padded left": "padded", "no packed labels": "labels"}
@@ -41,14 +42,19 @@ def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Cell], c
 
     Of a release that autopack refuses, or that crashes, it is the reason, beside the packages.
     """
-    packages = {name: about[name] for name in ("python", "torch", "tokenizers", "huggingface-hub") if name in about}
+    packages = {
+        name: about[name]
+        for name in ("python", "torch", "tokenizers", "huggingface-hub")
+        if name in about
+    }
     wrong = {name: about[name] for name in ("refused", "crash") if name in about}
     result = {"transformers": release.transformers, "with": packages, **wrong}
     return {**result, **_compacted(cells, [code])} if "types" in about else result
 
 
 def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -> Result:
-    """A line per model type with a word per mode; reasons once, under the numbers that words name."""
+    """A line per model type with a word per mode; reasons once, under the numbers that words
+    name."""
     cells = sorted(cells, key=lambda cell: (cell["task"], cell["type"]))
     modes = sorted({cell["mode"] for cell in cells}, key=MODES.index)
     usual = usual_source(cells)
@@ -72,7 +78,12 @@ def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -
 def cells_of(result: Result) -> list[Cell]:
     """The cells that a result holds, as they were measured but for their single worst errors."""
     return [
-        {"task": task, "type": name, "mode": mode, **cell_of(word, result["usual"], result["reasons"])}
+        {
+            "task": task,
+            "type": name,
+            "mode": mode,
+            **cell_of(word, result["usual"], result["reasons"]),
+        }
         for task, types in result.get("cells", {}).items()
         for name, words in types.items()
         for mode, word in zip(result["modes"], words, strict=True)
@@ -89,7 +100,9 @@ def counts(result: Result, task: str | None = None) -> Counter[str]:
     """How many cells of a result, or of one of its tasks, have each status."""
     tasks = result.get("cells", {})
     chosen = tasks.values() if task is None else [tasks.get(task, {})]
-    return Counter(status_of(word) for types in chosen for words in types.values() for word in words if word)
+    return Counter(
+        status_of(word) for types in chosen for words in types.values() for word in words if word
+    )
 
 
 def grouped(result: Result, statuses: Iterable[str]) -> dict[tuple[str, str], str]:
@@ -103,10 +116,16 @@ def grouped(result: Result, statuses: Iterable[str]) -> dict[tuple[str, str], st
 
 
 def bad(result: Result) -> list[str]:
-    """A line for every kind of leak and crash of a result: the reason, and the cells that have it."""
-    found = [f"{status}: {cells}: {reason}" for (status, reason), cells in grouped(result, BAD).items()]
+    """A line for every kind of leak and crash of a result: the reason, and the cells that have
+    it."""
+    found = [
+        f"{status}: {cells}: {reason}" for (status, reason), cells in grouped(result, BAD).items()
+    ]
     found += [f"crash: {result['crash']}"] if "crash" in result else []
-    return found + [f"scenario {name}: {said}" for name, said in result.get("scenarios", {}).get("failed", {}).items()]
+    return found + [
+        f"scenario {name}: {said}"
+        for name, said in result.get("scenarios", {}).get("failed", {}).items()
+    ]
 
 
 def load_results(matrix: Matrix) -> dict[str, Result]:
@@ -125,7 +144,11 @@ def merged(release: Release, result: Result) -> Result:
     earlier = load(release)
     if "cells" not in result or "cells" not in earlier:
         return {**earlier, **result}
-    cells = {(cell["task"], cell["type"], cell["mode"]): cell for each in (earlier, result) for cell in cells_of(each)}
+    cells = {
+        (cell["task"], cell["type"], cell["mode"]): cell
+        for each in (earlier, result)
+        for cell in cells_of(each)
+    }
     code = dict.fromkeys([*earlier["code"], *result["code"]])
     worst = max(earlier["worst error"], result["worst error"])
     return {**earlier, **result, **_compacted(cells.values(), list(code), worst)}
@@ -143,7 +166,8 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:
     """A table for a terminal."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     )
 
 
@@ -153,22 +177,41 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, f"|{'---|' * len(rows[0])}", *rest]
 
 
-def counts_rows(tasks: Sequence[str], results: Mapping[str, Result], names: Iterable[str]) -> list[list[str]]:
-    """The rows of the table, header first: one per release, with four counts per task and what is known of all."""
-    rows = [["transformers", *tasks, "all", "exact of what stock runs", *PROVEN, *LEFT_OUT, "other", "scenarios"]]
+def counts_rows(
+    tasks: Sequence[str], results: Mapping[str, Result], names: Iterable[str]
+) -> list[list[str]]:
+    """The rows of the table, header first: one per release, with four counts per task and what is
+    known of all."""
+    rows = [
+        [
+            "transformers",
+            *tasks,
+            "all",
+            "exact of what stock runs",
+            *PROVEN,
+            *LEFT_OUT,
+            "other",
+            "scenarios",
+        ]
+    ]
     for name in names:
         result = results.get(name, {})
         if "cells" not in result:
             said = next((word for word in ("refused", "crash") if word in result), "not run yet")
-            rows.append([name, *[said] * (len(tasks) + 1), *[""] * (len(PROVEN) + len(LEFT_OUT) + 2)])
+            rows.append(
+                [name, *[said] * (len(tasks) + 1), *[""] * (len(PROVEN) + len(LEFT_OUT) + 2)]
+            )
         else:
-            rows.append([name, *(numbers(counts(result, task)) for task in tasks), *of_all([result])])
+            rows.append(
+                [name, *(numbers(counts(result, task)) for task in tasks), *of_all([result])]
+            )
         rows[-1].append(_scenarios(result))
     return rows
 
 
 def share(found: Counter[str]) -> str:
-    """The share of exact cells among those that stock runs, which never says more than there is: 100 % is all."""
+    """The share of exact cells among those that stock runs, which never says more than there is:
+    100 % is all."""
     percent = 100 * found["exact"] / max(1, sum(found[status] for status in COLUMNS))
     return f"{int(10 * percent) / 10:g} %"
 
@@ -180,7 +223,13 @@ def of_all(results: Sequence[Result]) -> list[str]:
     proven = proofs(cells)
     without = [str(sum(name in cell for cell in cells)) for name in LEFT_OUT.values()]
     other = str(found["upstream error"] + found["unbuildable"])
-    return [numbers(found), share(found), *(str(proven[source]) for source in PROVEN.values()), *without, other]
+    return [
+        numbers(found),
+        share(found),
+        *(str(proven[source]) for source in PROVEN.values()),
+        *without,
+        other,
+    ]
 
 
 def numbers(found: Counter[str]) -> str:
@@ -199,7 +248,10 @@ def _scenarios(result: Result) -> str:
 def markdown(matrix: Matrix, results: Mapping[str, Result]) -> str:
     """The generated compat/results/README.md."""
     rows = counts_rows(matrix.tasks, results, [release.transformers for release in matrix.releases])
-    per_task = [numbers(sum((counts(result, task) for result in results.values()), Counter())) for task in matrix.tasks]
+    per_task = [
+        numbers(sum((counts(result, task) for result in results.values()), Counter()))
+        for task in matrix.tasks
+    ]
     rows.append(["**all**", *per_task, *of_all(list(results.values())), ""])
     lines = [
         "<!-- Generated by `python -m compat.run`; do not edit. -->",
@@ -209,7 +261,9 @@ def markdown(matrix: Matrix, results: Mapping[str, Result]) -> str:
         "",
         *markdown_table(rows),
     ]
-    if wrong := [f"* transformers {name}: {line}" for name, result in results.items() for line in bad(result)]:
+    if wrong := [
+        f"* transformers {name}: {line}" for name, result in results.items() for line in bad(result)
+    ]:
         lines += ["", "## Leaks and crashes", "", *wrong]
     return "\n".join(lines) + "\n"
 
@@ -232,7 +286,8 @@ def write_table(matrix: Matrix) -> None:
 
 
 def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
-    """What contradicts the matrix among the recorded results and the generated page, and what has no record yet."""
+    """What contradicts the matrix among the recorded results and the generated page, and what has
+    no record yet."""
     results = load_results(matrix)
     wrong, missing = [], []
     for release in matrix.releases:
@@ -241,18 +296,30 @@ def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
         if not {"cells", "refused", "crash"} & set(result):
             missing.append(name)
             continue
-        pins = {"torch": matrix.torch, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
+        pins = {
+            "torch": matrix.torch,
+            "tokenizers": release.tokenizers,
+            "huggingface-hub": release.hub,
+        }
         found = {package: result["with"].get(package, "").partition("+")[0] for package in pins}
         if found != pins:
-            wrong.append(f"transformers {name} was recorded with other packages than {MATRIX.name} pins: {found}.")
+            wrong.append(
+                f"transformers {name} was recorded with other packages than {MATRIX.name} pins: "
+                f"{found}."
+            )
         if "cells" in result:
             lacking = [task for task in matrix.tasks if task not in result["cells"]]
             if lacking or result["modes"] != list(matrix.modes):
-                wrong.append(f"transformers {name} was recorded with other tasks or modes than {MATRIX.name} has.")
+                wrong.append(
+                    f"transformers {name} was recorded with other tasks or modes than "
+                    f"{MATRIX.name} has."
+                )
         wrong += [f"transformers {name} was recorded with {line}" for line in bad(result)]
     listed = {path_of(release) for release in matrix.releases}
     there = path_of(matrix.releases[0]).parent.glob("*.json")
     wrong += [f"{path.name} belongs to no listed release." for path in there if path not in listed]
-    if not table_path().is_file() or table_path().read_text(encoding="utf-8") != markdown(matrix, results):
+    if not table_path().is_file() or table_path().read_text(encoding="utf-8") != markdown(
+        matrix, results
+    ):
         wrong.append(f"{table_path().name} is not what the matrix and the recorded results give.")
     return wrong, missing

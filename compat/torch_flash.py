@@ -1,7 +1,7 @@
 """A module of flash-attn's signature whose kernels are those that torch carries itself.
 
-`aten_on_cpu` computes those kernels on a CPU, below torch's dispatcher: everything above them runs there as it is.
-"""
+`aten_on_cpu` computes those kernels on a CPU, below torch's dispatcher: everything above them runs
+there as it is."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def torch_kernels_as_flash_attn() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(loadable(_module()))
-        stack.enter_context(mock.patch.object(flash, "is_flash_attn_2_available", return_value=True))
+        stack.enter_context(
+            mock.patch.object(flash, "is_flash_attn_2_available", return_value=True)
+        )
         for name in vars(flash).copy():
             if name == "_loaded_implementation" or (name.startswith("_") and name.endswith("_fn")):
                 stack.enter_context(mock.patch.object(flash, name, None))
@@ -107,11 +109,16 @@ def backward_on_cpu(
     assert logsumexp.dtype == torch.float32
     assert logsumexp.shape == (query.shape[1], len(query))
     assert grad_out.dtype == out.dtype == query.dtype
-    groups, scale = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5 if scale is None else scale
+    groups, scale = (
+        query.shape[1] // key.shape[1],
+        query.shape[-1] ** -0.5 if scale is None else scale,
+    )
     grad, weights = grad_out.float(), torch.exp(scores - logsumexp.unsqueeze(-1))
     d_value = torch.einsum("hqk,qhd->khd", weights, grad)
     d_weights = torch.einsum("qhd,khd->hqk", grad, spread)
-    d_scores = weights * (d_weights - (grad * out.float()).sum(-1).transpose(0, 1).unsqueeze(-1)) * scale
+    d_scores = (
+        weights * (d_weights - (grad * out.float()).sum(-1).transpose(0, 1).unsqueeze(-1)) * scale
+    )
     d_query = torch.einsum("hqk,khd->qhd", d_scores, key.float().repeat_interleave(groups, dim=1))
     d_key = torch.einsum("hqk,qhd->khd", d_scores, query.float())
     d_key, d_value = (t.unflatten(1, (-1, groups)).sum(2) for t in (d_key, d_value))
@@ -131,13 +138,18 @@ def _checked(
     scale: float | None,
     window: tuple[int | None, int | None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (heads, queries, keys) and values of every query head, in float32, of what the kernels do not refuse."""
+    """Logits (heads, queries, keys) and values of every query head, in float32, of what the kernels
+    do not refuse."""
     size = query.shape[-1]
     for name, states in (("query", query), ("key", key), ("value", value)):
         if states.dtype not in (torch.float16, torch.bfloat16) or states.dtype != query.dtype:
-            raise RuntimeError(f"FlashAttention only supports fp16 and bf16 data type; {name} is {states.dtype}")
+            raise RuntimeError(
+                f"FlashAttention only supports fp16 and bf16 data type; {name} is {states.dtype}"
+            )
         if states.dim() != 3 or states.stride(-1) != 1 or states.shape[-1] != size:
-            raise RuntimeError(f"{name} must be (tokens, heads, {size}), contiguous in the last dimension")
+            raise RuntimeError(
+                f"{name} must be (tokens, heads, {size}), contiguous in the last dimension"
+            )
     if size % 8 or size > 256:
         raise RuntimeError(f"head sizes are multiples of 8, up to 256; found {size}")
     if query.shape[1] % key.shape[1]:
@@ -148,21 +160,24 @@ def _checked(
         if bounds is None or bounds.dtype != torch.int32 or not bounds.is_contiguous():
             raise RuntimeError("cumulative lengths must be int32 and contiguous")
         if int(bounds[0]) or int(bounds[-1]) != len(states) or longest < int(bounds.diff().max()):
-            raise RuntimeError(f"{bounds.tolist()} with a maximum of {longest} are not {len(states)} tokens")
+            raise RuntimeError(
+                f"{bounds.tolist()} with a maximum of {longest} are not {len(states)} tokens"
+            )
     assert bounds_q is not None
     assert bounds_k is not None
     q, k, v = (t.float() for t in (query, key, value))
     k, v = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (k, v))
-    return scores_within(q, k, bounds_q, bounds_k, size**-0.5 if scale is None else scale, causal, window), v
+    return scores_within(
+        q, k, bounds_q, bounds_k, size**-0.5 if scale is None else scale, causal, window
+    ), v
 
 
 @contextlib.contextmanager
 def aten_on_cpu() -> Iterator[None]:
     """Let torch's flash kernels, and with them the varlen backend, run on CPU tensors.
 
-    The stand-ins are registered below the dispatcher: `varlen_attn` and its operators, autograd, and the schemas that
-    arguments are checked against are torch's own.
-    """
+    The stand-ins are registered below the dispatcher: `varlen_attn` and its operators, autograd,
+    and the schemas that arguments are checked against are torch's own."""
 
     def availability() -> tuple[bool, str]:
         return True, "stand-ins on a CPU"

@@ -4,14 +4,15 @@
     python -m compat.upstream DIRECTORY --types llama t5  some types, printed only
     python -m compat.upstream DIRECTORY --record          also write docs/upstream.md
 
-DIRECTORY is a checkout of transformers' repository, or what of it its tests need (`tests`, `utils`, `conftest.py`), and
-stays outside of this project. Of another commit than the installed release, `tests/*.py` are better taken from the
-source distribution of that release (`pip download --no-deps --no-binary :all: transformers==VERSION`).
+DIRECTORY is a checkout of transformers' repository, or what of it its tests need (`tests`, `utils`,
+`conftest.py`), and stays outside of this project. Of another commit than the installed release,
+`tests/*.py` are better taken from the source distribution of that release (`pip download --no-deps
+--no-binary :all: transformers==VERSION`).
 
-What fails is run again in one process, first stock, and what passes then once more enabled: tests that need the hub, a
-GPU or a package that is not installed fail in both forms and do not count, nor do those that fail now and then. The
-exit status is 1 where a test fails that `compat/upstream.toml` does not name.
-"""
+What fails is run again in one process, first stock, and what passes then once more enabled: tests
+that need the hub, a GPU or a package that is not installed fail in both forms and do not count, nor
+do those that fail now and then. The exit status is 1 where a test fails that `compat/upstream.toml`
+does not name."""
 
 from __future__ import annotations
 
@@ -45,14 +46,22 @@ Outcomes = dict[str, dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="where transformers' tests folder and conftest.py are")
-    parser.add_argument("--types", nargs="+", default=TYPES, help="model types, as their test folders are named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "directory", type=Path, help="where transformers' tests folder and conftest.py are"
+    )
+    parser.add_argument(
+        "--types", nargs="+", default=TYPES, help="model types, as their test folders are named"
+    )
     parser.add_argument("--unpad", choices=("yes", "no"), default="yes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of pytest")
     parser.add_argument("--keyword", "-k", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--record", action="store_true", help="write docs/upstream.md")
-    parser.add_argument("--note", default="", help="a sentence of that page on where the tests come from")
+    parser.add_argument(
+        "--note", default="", help="a sentence of that page on where the tests come from"
+    )
     args = parser.parse_args(arguments)
     files = [find(args.directory, model_type) for model_type in args.types]
     enabled = run(args, files, args.unpad)
@@ -66,7 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
         enabled |= run(args, suspects, args.unpad)
     failures = [name for name in suspects if enabled[name]["outcome"] == "failed"]
     reasons = documented()
-    named = {test: next((said for glob, said in reasons.items() if fnmatch(test, glob)), None) for test in failures}
+    named = {
+        test: next((said for glob, said in reasons.items() if fnmatch(test, glob)), None)
+        for test in failures
+    }
     counted = table(args.types, enabled, failures)
     print(f"\n{counted}")
     for test, reason in named.items():
@@ -81,7 +93,8 @@ def find(directory: Path, model_type: str) -> str:
     path = Path("tests", "models", model_type, f"test_modeling_{model_type}.py")
     if not (directory / path).is_file():
         raise SystemExit(
-            f"{directory / path} is missing; DIRECTORY has to hold transformers' tests (--help says whence)"
+            f"{directory / path} is missing; DIRECTORY has to hold transformers' tests (--help "
+            "says whence)"
         )
     return str(path)
 
@@ -101,7 +114,15 @@ def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcome
             "-q",
             "--tb=no",
         ]
-        command += ["-n", str(args.jobs), "--outcomes", str(outcomes), "--no-header", "-rN", "--disable-warnings"]
+        command += [
+            "-n",
+            str(args.jobs),
+            "--outcomes",
+            str(outcomes),
+            "--no-header",
+            "-rN",
+            "--disable-warnings",
+        ]
         command += ["-k", args.keyword] if args.keyword else []
         command += ["--unpad", unpad] if unpad else []
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -112,9 +133,13 @@ def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcome
             "TOKENIZERS_PARALLELISM": "false",
         }
         print(f"\n{'enabled, unpad=' + repr(unpad) if unpad else 'stock'}", flush=True)
-        done = subprocess.run([*command, *what], cwd=args.directory, env={**os.environ, **surroundings}, check=False)
+        done = subprocess.run(
+            [*command, *what], cwd=args.directory, env={**os.environ, **surroundings}, check=False
+        )
         if done.returncode > 1:  # 1 says that tests failed
-            raise SystemExit(f"pytest ended with status {done.returncode}; see what it says: {' '.join(command)}")
+            raise SystemExit(
+                f"pytest ended with status {done.returncode}; see what it says: {' '.join(command)}"
+            )
         found: Outcomes = json.loads(outcomes.read_text())
         return found
 
@@ -126,20 +151,30 @@ def documented() -> dict[str, str]:
 
 
 def table(types: list[str], enabled: Outcomes, failures: list[str]) -> str:
-    """A line per type: tests that pass enabled, those among them in which a model was, and those that fail."""
-    lines = ["| type | pass | of them with an enabled model | fail when enabled |", "|---|---|---|---|"]
+    """A line per type: tests that pass enabled, those among them in which a model was, and those
+    that fail."""
+    lines = [
+        "| type | pass | of them with an enabled model | fail when enabled |",
+        "|---|---|---|---|",
+    ]
     total: Counter[int] = Counter()
     for model_type in types:
         here = [name for name in enabled if f"/{model_type}/" in name]
         passed = [name for name in here if enabled[name]["outcome"] == "passed"]
-        row = (len(passed), sum(map(_has_enabled, map(enabled.get, passed))), len({*here} & {*failures}))
+        row = (
+            len(passed),
+            sum(map(_has_enabled, map(enabled.get, passed))),
+            len({*here} & {*failures}),
+        )
         total.update(dict(enumerate(row)))
         lines.append(f"| {model_type} | {' | '.join(map(str, row))} |")
     return "\n".join([*lines, f"| all | {' | '.join(str(total[column]) for column in range(3))} |"])
 
 
 def _has_enabled(found: dict[str, Any] | None) -> bool:
-    return found is not None and any(fate.startswith("enabled") for fate in found["models"].values())
+    return found is not None and any(
+        fate.startswith("enabled") for fate in found["models"].values()
+    )
 
 
 def page(counted: str, failures: list[str], reasons: dict[str, str], note: str = "") -> str:
@@ -147,8 +182,9 @@ def page(counted: str, failures: list[str], reasons: dict[str, str], note: str =
     lines = [
         "# transformers' own tests, with every model enabled",
         "",
-        f"Written by `python -m compat.upstream DIRECTORY --record` with transformers {transformers.__version__}. "
-        "Every model of these tests was enabled at its first call (`unpad=True`).",
+        "Written by `python -m compat.upstream DIRECTORY --record` with transformers "
+        f"{transformers.__version__}. Every model of these tests was enabled at its first call "
+        "(`unpad=True`).",
         *([note] if note else []),
         "",
         counted,
@@ -158,7 +194,9 @@ def page(counted: str, failures: list[str], reasons: dict[str, str], note: str =
     for glob, reason in reasons.items():
         tests = [test for test in failures if fnmatch(test, glob)]
         lines += (
-            ["", f"* {reason}", *(f"  * `{test.removeprefix('tests/models/')}`" for test in tests)] if tests else []
+            ["", f"* {reason}", *(f"  * `{test.removeprefix('tests/models/')}`" for test in tests)]
+            if tests
+            else []
         )
     return "\n".join(lines) + "\n"
 

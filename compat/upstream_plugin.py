@@ -1,7 +1,8 @@
-"""A plugin of pytest by which transformers' own tests run with every model enabled; `compat/upstream.py` runs it.
+"""A plugin of pytest by which transformers' own tests run with every model enabled;
+`compat/upstream.py` runs it.
 
-A model is enabled when it is first called, as under `autopack run` but in evaluation too, and a call that is refused
-fails its test. What became of the models of a test is kept with its outcome.
+A model is enabled when it is first called, as under `autopack run` but in evaluation too, and a
+call that is refused fails its test. What became of the models of a test is kept with its outcome.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ _WORST_FIRST = ("failed", "skipped", "passed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("autopack")
-    group.addoption("--outcomes", type=Path, required=True, help="file that gets the outcome of every test")
-    group.addoption("--unpad", help="enable every model with this value; without it models stay stock")
+    group.addoption(
+        "--outcomes", type=Path, required=True, help="file that gets the outcome of every test"
+    )
+    group.addoption(
+        "--unpad", help="enable every model with this value; without it models stay stock"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Outcomes:
-    """The outcome of every test: the worst of its parts, the line that says why, and the models it enabled."""
+    """The outcome of every test: the worst of its parts, the line that says why, and the models it
+    enabled."""
 
     def __init__(self, path: Path):
         self.path, self.found = path, {}  # type: ignore[var-annotated]
@@ -44,7 +50,10 @@ class _Outcomes:
         before = self.found.get(report.nodeid, {"outcome": "passed", "why": "", "models": {}})
         if _WORST_FIRST.index(report.outcome) < _WORST_FIRST.index(before["outcome"]):
             crash = getattr(report.longrepr, "reprcrash", None)
-            before |= {"outcome": report.outcome, "why": str(crash.message if crash else report.longrepr)[:600]}
+            before |= {
+                "outcome": report.outcome,
+                "why": str(crash.message if crash else report.longrepr)[:600],
+            }
         before["models"] |= dict(report.user_properties).get("models", {})
         self.found[report.nodeid] = before
 

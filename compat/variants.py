@@ -1,9 +1,9 @@
-"""Variants of a tiny configuration that each change the value of one field which may change what a model does.
+"""Variants of a tiny configuration that each change the value of one field which may change what a
+model does.
 
-Bools are flipped, numbers are given and taken away and made 0, 1 and more, thresholds are made small enough for the
-auditor's documents to cross them, strings go through their choices, lists of layers through every order of neighbours,
-and rotary embeddings through their types.
-"""
+Bools are flipped, numbers are given and taken away and made 0, 1 and more, thresholds are made
+small enough for the auditor's documents to cross them, strings go through their choices, lists of
+layers through every order of neighbours, and rotary embeddings through their types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from autopack.tiny import rules
 CROSSED = 4
 """For windows, floors and chunks: less than most of the auditor's documents have tokens."""
 BETWEEN = 8
-"""For the lengths at which rotary embeddings change: some of the auditor's documents are longer and some shorter."""
+"""For the lengths at which rotary embeddings change: some of the auditor's documents are longer and
+some shorter."""
 FITTING = 16
 """For the number of positions: every document of the auditor fits, a row of them does not."""
 
@@ -44,7 +45,8 @@ _FIXED = frozenset({"is_encoder_decoder", "_experts_implementation_internal", "n
 
 @dataclass(frozen=True)
 class Variant:
-    """One field of one part of a configuration, by the part's path, and the value that it gets; `also` goes with it."""
+    """One field of one part of a configuration, by the part's path, and the value that it gets;
+    `also` goes with it."""
 
     path: tuple[str, ...]
     model_type: str
@@ -69,7 +71,10 @@ class Variant:
 def variants(model: Any, whole: Any) -> Iterator[Variant]:
     """All variants of a tiny model, whose class took `whole` or a part of it."""
     parts = dict(_parts(whole, ()))
-    read = [model.config, *configs_of([module for module in model.modules() if hasattr(module, "config")])]
+    read = [
+        model.config,
+        *configs_of([module for module in model.modules() if hasattr(module, "config")]),
+    ]
     text = [model.config.get_text_config(decoder=True), model.config.get_text_config(encoder=True)]
     for path, part in parts.items():
         like = [config for config in read if type(config) is type(part)]
@@ -108,7 +113,11 @@ def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
         else:
             for changed in _values(field, value, hints.get(field)):
                 yield Variant(path, part.model_type, field, changed, _depth(part, field, changed))
-                if "sliding" in field and not changed and "sliding_attention" in (kinds := _kinds(part)):
+                if (
+                    "sliding" in field
+                    and not changed
+                    and "sliding_attention" in (kinds := _kinds(part))
+                ):
                     full = ["full_attention"] * len(kinds)
                     yield Variant(path, part.model_type, field, changed, (("layer_types", full),))
     for count in (1, 3):
@@ -120,22 +129,34 @@ def _kinds(part: Any) -> list[Any]:
 
 
 def _depth(part: Any, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
-    """The number of layers that goes with a list of kinds of layers, where tiny models do not see to it by themselves,
-    and that the last layers share no keys, for which each of them needs one of its kind before."""
+    """The number of layers that goes with a list of kinds of layers, where tiny models do not see
+    to it by themselves, and that the last layers share no keys, for which each of them needs one of
+    its kind before."""
     if field == "layer_types" and vars(part).get("num_kv_shared_layers"):
         return (("num_kv_shared_layers", 0),)
-    kinds = isinstance(value, list) and all(isinstance(entry, str) for entry in value) and len(value) > 1
+    kinds = (
+        isinstance(value, list)
+        and all(isinstance(entry, str) for entry in value)
+        and len(value) > 1
+    )
     name = next((name for name in rules.DEPTH if name in vars(part)), None)
     return ((name, len(value)),) if kinds and name and field not in rules.PER_LAYER else ()
 
 
 def _values(field: str, value: Any, hint: Any) -> Iterator[Any]:
     """Values of other words than the present one."""
-    # A router in float16 rounds by the shape of its batch, in stock too, by more than what is told from a leak.
-    choices = [choice for choice in (*_CHOICES.get(field, ()), *_literals(hint)) if choice != "float16"]
+    # A router in float16 rounds by the shape of its batch, in stock too, by more than what is told
+    # from a leak.
+    choices = [
+        choice for choice in (*_CHOICES.get(field, ()), *_literals(hint)) if choice != "float16"
+    ]
     optional = hint is None or type(None) in typing.get_args(hint) or "None" in str(hint)
     if choices:
-        yield from (choice for choice in dict.fromkeys(map(_hashable, choices)) if choice != _hashable(value))
+        yield from (
+            choice
+            for choice in dict.fromkeys(map(_hashable, choices))
+            if choice != _hashable(value)
+        )
         return
     if configuration.is_size(field):
         if field == "pad_token_id":
@@ -151,7 +172,9 @@ def _values(field: str, value: Any, hint: Any) -> Iterator[Any]:
         yield not value
     elif isinstance(value, int):
         numbers = (0, 1, 3) if value < 1 or _OR_NONE.search(field) else (1, 3)
-        yield from (n for n in numbers if configuration.number_word(n) != configuration.number_word(value))
+        yield from (
+            n for n in numbers if configuration.number_word(n) != configuration.number_word(value)
+        )
         if value > 12:
             yield CROSSED
         if optional and hint is not None:
@@ -202,13 +225,17 @@ def walk(kinds: list[Any]) -> list[Any]:
     while left:
         ahead = next((b for b in reversed(kinds) if (found[-1], b) in left), None)
         if ahead is None:
-            ahead = next(iter(sorted(left, key=lambda pair: (kinds.index(pair[0]), kinds.index(pair[1])))))[0]
+            ahead = next(
+                iter(sorted(left, key=lambda pair: (kinds.index(pair[0]), kinds.index(pair[1]))))
+            )[0]
         left.discard((found[-1], ahead))
         found.append(ahead)
     return found
 
 
-def _of_dict(part: Any, field: str, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple[str, Any], ...]]]:
+def _of_dict(
+    part: Any, field: str, value: dict[str, Any]
+) -> Iterator[tuple[Any, tuple[tuple[str, Any], ...]]]:
     if "rope_type" in value:
         yield from _rotary(part, value)
     for name, inner in value.items():
@@ -217,7 +244,9 @@ def _of_dict(part: Any, field: str, value: dict[str, Any]) -> Iterator[tuple[Any
         if isinstance(inner, dict):
             for changed, also in _of_dict(part, f"{field}.{name}", inner):
                 yield {**value, name: changed}, also
-        elif not configuration.is_neutral(name, inner) and not configuration.is_size(f"{field}.{name}"):
+        elif not configuration.is_neutral(name, inner) and not configuration.is_size(
+            f"{field}.{name}"
+        ):
             for changed in _values(name, inner, type(inner)):
                 yield {**value, name: changed}, ()
 
@@ -273,7 +302,15 @@ def _hashable(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        kinds = {name: inner.get("rope_type") for name, inner in value.items() if isinstance(inner, dict)}
-        kind = value.get("rope_type") or ", ".join(f"{name} {inner}" for name, inner in kinds.items())
-        return str(kind) if kind else str({name: inner for name, inner in value.items() if not isinstance(inner, list)})
+        kinds = {
+            name: inner.get("rope_type") for name, inner in value.items() if isinstance(inner, dict)
+        }
+        kind = value.get("rope_type") or ", ".join(
+            f"{name} {inner}" for name, inner in kinds.items()
+        )
+        return (
+            str(kind)
+            if kind
+            else str({name: inner for name, inner in value.items() if not isinstance(inner, list)})
+        )
     return str(value)

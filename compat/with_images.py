@@ -13,12 +13,20 @@ from compat.standins import set_implementation
 
 
 def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The same for documents with images, where tiny inputs can be made; otherwise that they are refused."""
+    """The same for documents with images, where tiny inputs can be made; otherwise that they are
+    refused."""
     if not takes_media(model):
-        return {"images": "none", "images reason": f"{type(model).__name__} is a model of text alone"}
+        return {
+            "images": "none",
+            "images reason": f"{type(model).__name__} is a model of text alone",
+        }
     if "image" not in registry.media_of(model.config.model_type):
         found = refusal(model)
-        return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
+        return {
+            "images": "refused" if found else "LEAK",
+            "images reason": found,
+            "images worst": "no error",
+        }
     assert media_rows.form_of(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
     cast(stock, dtype)
@@ -34,10 +42,12 @@ def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def cast(model: Any, dtype: torch.dtype) -> None:
-    """Give everything in a model one precision: some parameters are made in float32 whatever dtype is asked for."""
+    """Give everything in a model one precision: some parameters are made in float32 whatever dtype
+    is asked for."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_complex():  # `Module.to` would drop the imaginary part (rotations of Llama 4's vision tower)
+        # `Module.to` would drop the imaginary part (rotations of Llama 4's vision tower)
+        if tensor.is_complex():
             return tensor.to(dtype.to_complex())
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 

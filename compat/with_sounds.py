@@ -17,20 +17,27 @@ from autopack.tiny.sounds import SOUND
 from compat.images import compare, failed, judged
 
 # The first ends where the next begins with a sound. One document has none.
-DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, SOUND), (SOUND, 4), (7,), (2, SOUND, 3, SOUND, 4))
+DOCUMENTS: tuple[tuple[int | str, ...], ...] = (
+    (3, SOUND),
+    (SOUND, 4),
+    (7,),
+    (2, SOUND, 3, SOUND, 4),
+)
 
 ABOUT_SOUNDS = (
-    "A second result is that of documents with sounds beside text (docs/media.md), in one row and in two, with a "
-    "document that has none, two that touch with their sounds, and one with two; sounds have different lengths, or, "
-    "where it says `alike`, one length, since packed calls with others raise. Gradients include those of the encoder "
-    "of sounds, and another text or sound of one document leaves the others as they were."
+    "A second result is that of documents with sounds beside text (docs/media.md), in one row and "
+    "in two, with a document that has none, two that touch with their sounds, and one with two; "
+    "sounds have different lengths, or, where it says `alike`, one length, since packed calls with "
+    "others raise. Gradients include those of the encoder of sounds, and another text or sound of "
+    "one document leaves the others as they were."
 )
 
 
 # Whole dictionaries: these types have no such part by default, so nothing shrinks it.
 _SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _WITH_SOUNDS: dict[str, dict[str, Any]] = {
-    "gemma4": _SMALL | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64},
+    "gemma4": _SMALL
+    | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64},
     "gemma4_unified": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16},
     "nemotron_h_omni": _SMALL
     | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
@@ -45,19 +52,25 @@ def overrides(model_type: str) -> dict[str, Any]:
     return {} if found is None else {"audio_config": copy.deepcopy(found)}
 
 
-def documents(model: Any, parts: Sequence[Sequence[int | str]] = DOCUMENTS, *, alike: bool = False) -> list[Document]:
+def documents(
+    model: Any, parts: Sequence[Sequence[int | str]] = DOCUMENTS, *, alike: bool = False
+) -> list[Document]:
     """One document for each list of parts, all different; `alike`: with sounds of one length."""
     frames = sounds.FRAMES if alike else None
-    return [sounds.document(model, each, seed=number + 1, frames=frames) for number, each in enumerate(parts)]
+    return [
+        sounds.document(model, each, seed=number + 1, frames=frames)
+        for number, each in enumerate(parts)
+    ]
 
 
 def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The worst errors of documents with sounds, of several lengths where the type is served with them, or of one.
+    """The worst errors of documents with sounds, of several lengths where the type is served with
+    them, or of one.
 
-    `build` makes a tiny model of the type with further fields of the configuration: with an encoder of sounds, where
-    there is none by default. Returns nothing for a type without sounds, and otherwise `sounds`: exact, with `sounds
-    alike` where they have to have one length, LEAK, undeclared, refused or upstream error.
-    """
+    `build` makes a tiny model of the type with further fields of the configuration: with an encoder
+    of sounds, where there is none by default. Returns nothing for a type without sounds, and
+    otherwise `sounds`: exact, with `sounds alike` where they have to have one length, LEAK,
+    undeclared, refused or upstream error."""
     try:
         stock = build(**overrides(model_type))
     except tiny.CannotBuild as error:

@@ -28,10 +28,12 @@ SOURCES = {
 }
 """By what a cell was proven, as words name it, and as sentences do."""
 REMARKS = ("padded", "labels", "rounding")
-"""What of an exact cell may be left out, and that it had to be measured in float64, each with a reason of its own."""
+"""What of an exact cell may be left out, and that it had to be measured in float64, each with a
+reason of its own."""
 ABSENT = "-"
 _WORD = re.compile(
-    r"(?P<status>[A-Za-z ]+?)(:(?P<source>\w+))?( (?P<reason>[0-9a-f]{4}))?(?P<remarks>( \w+=[0-9a-f]{4})*)"
+    r"(?P<status>[A-Za-z ]+?)(:(?P<source>\w+))?( (?P<reason>[0-9a-f]{4}))?(?P<remarks>( "
+    r"\w+=[0-9a-f]{4})*)"
 )
 
 Cell = dict[str, Any]
@@ -43,7 +45,8 @@ def source_of(cell: Mapping[str, Any]) -> str | None:
 
 
 def usual_source(cells: Iterable[Mapping[str, Any]]) -> str:
-    """By what most exact cells were proven: the first of `SOURCES` where as many were by another."""
+    """By what most exact cells were proven: the first of `SOURCES` where as many were by
+    another."""
     found = Counter(source_of(cell) for cell in cells if cell["status"] == "exact")
     return max(SOURCES, key=lambda source: found[source])
 

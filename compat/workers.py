@@ -1,4 +1,5 @@
-"""Processes that measure cells inside a release, and what becomes of those that die or do not come back."""
+"""Processes that measure cells inside a release, and what becomes of those that die or do not come
+back."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class Worker:
         except Dead as error:
             self.stop()
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-            raise CompatError(f"a worker did not start: it {error}. The log {log} ends with\n{tail}") from error
+            raise CompatError(
+                f"a worker did not start: it {error}. The log {log} ends with\n{tail}"
+            ) from error
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -95,8 +98,8 @@ class Worker:
 def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator[dict[str, Any]]:
     """Measure all units in a release, by one worker after the other.
 
-    A worker that dies or takes longer than `limit` seconds for a cell has crashed in it; the next one goes on behind.
-    """
+    A worker that dies or takes longer than `limit` seconds for a cell has crashed in it; the next
+    one goes on behind."""
     worker: Worker | None = None
     waiting = list(units)
     try:
@@ -116,7 +119,13 @@ def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator
                 worker.stop()
                 worker = None
                 said = f"the worker {error}"
-                yield {"task": unit.task, "type": unit.type, "mode": left.pop(0), "status": "crash", "reason": said}
+                yield {
+                    "task": unit.task,
+                    "type": unit.type,
+                    "mode": left.pop(0),
+                    "status": "crash",
+                    "reason": said,
+                }
                 if left:
                     waiting.insert(0, Unit(unit.task, unit.type, tuple(left)))
     finally:

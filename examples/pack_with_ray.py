@@ -2,9 +2,8 @@
 
     python examples/pack_with_ray.py
 
-Runs offline in less than a minute on two CPU cores; the documents are made up. On a cluster, `ray.init()` finds the
-workers, and `--path` is a folder that all of them reach.
-"""
+Runs offline in less than a minute on two CPU cores; the documents are made up. On a cluster,
+`ray.init()` finds the workers, and `--path` is a folder that all of them reach."""
 
 from __future__ import annotations
 
@@ -34,7 +33,9 @@ def tokenize(batch: dict[str, np.ndarray]) -> dict[str, list]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--documents", type=int, default=10_000)
     parser.add_argument("--path", type=Path, help="where to write (a temporary folder)")
     options = parser.parse_args()
@@ -49,10 +50,13 @@ def main() -> None:
         print(written)
         ray.shutdown()
 
-        # One process, for comparison: it needs the whole corpus, and the same plan gives the same rows.
+        # One process, for comparison: it needs the whole corpus, and the same plan gives the same
+        # rows.
         whole = datasets.Dataset.from_dict(tokenize({"id": np.arange(options.documents)}))
         alone = autopack.pack(whole, 1024)
-        loaded = datasets.load_dataset("parquet", data_files=autopack.packing.shard_files(path), split="train")
+        loaded = datasets.load_dataset(
+            "parquet", data_files=autopack.packing.shard_files(path), split="train"
+        )
         assert loaded[:] == alone[:]
         print(f"the same rows as one process gives: {len(loaded):,}")
 

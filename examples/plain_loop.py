@@ -1,10 +1,11 @@
-"""A plain PyTorch training loop on padded batches, and the one line that keeps it from computing padding.
+"""A plain PyTorch training loop on padded batches, and the one line that keeps it from computing
+padding.
 
     python examples/plain_loop.py            with the line
     python examples/plain_loop.py --stock    without it: the same losses, fewer tokens per second
 
-Runs offline in less than a minute on two CPU cores. The text is the documentation that every Python installation has.
-"""
+Runs offline in less than a minute on two CPU cores. The text is the documentation that every Python
+installation has."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from autopack.demo import collect_documents, pad, tokenize, train_tokenizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stock", action="store_true", help="leave autopack out")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -33,7 +36,8 @@ def main() -> None:
     texts = collect_documents()
     examples = tokenize(texts, train_tokenizer(texts, vocabulary=2048), longest=512)
     torch.manual_seed(options.seed)
-    # pad() is an ordinary collator: one document per row, a 0/1 attention_mask, labels of -100 at padding.
+    # pad() is an ordinary collator: one document per row, a 0/1 attention_mask, labels of -100 at
+    # padding.
     loader = DataLoader(examples, batch_size=options.batch_size, shuffle=True, collate_fn=pad)
 
     config = LlamaConfig(
@@ -64,7 +68,9 @@ def main() -> None:
         print(f"step {step:3}  loss {loss.item():.6f}", flush=True)
     seconds = time.perf_counter() - start
 
-    print(f"{tokens:,} tokens of text in {seconds:.1f} s: {tokens / seconds:,.0f} tokens per second")
+    print(
+        f"{tokens:,} tokens of text in {seconds:.1f} s: {tokens / seconds:,.0f} tokens per second"
+    )
     print("stock, every padding token computed" if handle is None else handle)
 
 

@@ -1,4 +1,5 @@
-"""What tests share: tiny models, documents, the reference (each document alone), and pictures of what is patched."""
+"""What tests share: tiny models, documents, the reference (each document alone), and pictures of
+what is patched."""
 
 import gc
 import os
@@ -7,7 +8,8 @@ import sys
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-# Tiny models gain nothing from threads, and those of several processes spin against each other; before torch is loaded.
+# Tiny models gain nothing from threads, and those of several processes spin against each other;
+# before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
@@ -19,7 +21,9 @@ from autopack import tiny
 
 torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
-hypothesis.settings.register_profile("autopack", deadline=None, derandomize=os.environ.get("CI") == "true")
+hypothesis.settings.register_profile(
+    "autopack", deadline=None, derandomize=os.environ.get("CI") == "true"
+)
 hypothesis.settings.load_profile("autopack")
 
 SEED = 0
@@ -29,22 +33,31 @@ LENGTHS = (7, 12, 5, 9)
 OTHER_LENGTHS = (3, 20, 10)
 """The same number of tokens, cut elsewhere."""
 FLOAT64 = 1e-9
-"""Largest error in float64: rounding leaves about 1e-14 of logits of order 1, and leaks start near 1e-2."""
+"""Largest error in float64: rounding leaves about 1e-14 of logits of order 1, and leaks start near
+1e-2."""
 FLOAT32 = 1e-4
-"""Largest error in float32, as in the auditor: rounding leaves about 1e-6, and leaks start near 1e-2."""
+"""Largest error in float32, as in the auditor: rounding leaves about 1e-6, and leaks start near
+1e-2."""
 LEAK = 1e-2
 """Least error that a negative control must show."""
 
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run the tests marked exhaustive too")
-    parser.addoption("--shuffle", metavar="SEED", help="run modules, and the tests of each, in an order by chance")
-    parser.addoption("--part", metavar="K/N", default="1/1", help="of those marked exhaustive, every Nth one")
+    parser.addoption(
+        "--shuffle",
+        metavar="SEED",
+        help="run modules, and the tests of each, in an order by chance",
+    )
+    parser.addoption(
+        "--part", metavar="K/N", default="1/1", help="of those marked exhaustive, every Nth one"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is `exhaustive`, and most of what is `sampled`, unless it or a part of it is asked for.
+    """Leave out what is `exhaustive`, and most of what is `sampled`, unless it or a part of it is
+    asked for.
 
     Both are marks, or lines of `tests/slow.tsv`.
     """
@@ -99,7 +112,10 @@ def _seed():
 def _slow():
     """How many cases of a test the usual run takes, by its name, as `tests/slow.tsv` has it."""
     lines = (Path(__file__).parent / "slow.tsv").read_text().splitlines()
-    return {name: int(count) for count, name in (line.split("\t") for line in lines if not line.startswith("#"))}
+    return {
+        name: int(count)
+        for count, name in (line.split("\t") for line in lines if not line.startswith("#"))
+    }
 
 
 def llama(attn_implementation="sdpa", dtype=torch.float64, **overrides):
@@ -113,8 +129,11 @@ def token_ids(rows=1, columns: int = sum(LENGTHS), seed=0):
 
 
 def positions(*rows, start=0):
-    """Positions (rows, columns) that restart at each document, for the document lengths of each row."""
-    return torch.stack([torch.cat([torch.arange(start, start + n) for n in lengths]) for lengths in rows])
+    """Positions (rows, columns) that restart at each document, for the document lengths of each
+    row."""
+    return torch.stack(
+        [torch.cat([torch.arange(start, start + n) for n in lengths]) for lengths in rows]
+    )
 
 
 def spans(lengths):
@@ -123,7 +142,8 @@ def spans(lengths):
 
 
 def alone(model, ids, *rows):
-    """The logits that the documents of packed rows get alone, put together as the packed row would."""
+    """The logits that the documents of packed rows get alone, put together as the packed row
+    would."""
     return torch.cat([
         torch.cat([model(input_ids=row[None, a:b], use_cache=False).logits for a, b in spans(lengths)], dim=1)
         for row, lengths in zip(ids, rows, strict=True)
@@ -132,7 +152,12 @@ def alone(model, ids, *rows):
 
 def alone_loss(model, ids, *rows):
     """The mean loss over all predicted tokens of all documents, each run alone."""
-    parts = [row[None, a:b] for row, lengths in zip(ids, rows, strict=True) for a, b in spans(lengths) if b - a > 1]
+    parts = [
+        row[None, a:b]
+        for row, lengths in zip(ids, rows, strict=True)
+        for a, b in spans(lengths)
+        if b - a > 1
+    ]
     losses = [model(input_ids=part, labels=part, use_cache=False).loss for part in parts]
     counts = [part.shape[1] - 1 for part in parts]
     return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
@@ -157,11 +182,14 @@ def error(found, expected):
 
 def gradient_error(found, expected):
     """Largest difference relative to the largest entry of that parameter's gradient."""
-    return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
+    return max(
+        float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True)
+    )
 
 
 def collected():
-    """Have every model that was enabled and dropped leave its sites, even if it was collected in a compilation."""
+    """Have every model that was enabled and dropped leave its sites, even if it was collected in a
+    compilation."""
     from autopack import patching
 
     gc.collect()
@@ -175,7 +203,10 @@ def installed_functions():
 
     collected()
     return {
-        **{f"attention {k}": f for k, f in modeling_utils.AttentionInterface._global_mapping.items()},
+        **{
+            f"attention {k}": f
+            for k, f in modeling_utils.AttentionInterface._global_mapping.items()
+        },
         **{f"mask {k}": f for k, f in masking_utils.AttentionMaskInterface._global_mapping.items()},
         "eager": modeling_llama.eager_attention_forward,
         "preprocess": masking_utils._preprocess_mask_arguments,
@@ -183,7 +214,8 @@ def installed_functions():
 
 
 def attributes(model):
-    """All attributes and hooks of all modules of a model, and all fields of their configs, by name."""
+    """All attributes and hooks of all modules of a model, and all fields of their configs, by
+    name."""
     found = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
@@ -192,7 +224,9 @@ def attributes(model):
             else:
                 found[f"{name}.{key}"] = value
         if hasattr(module, "config"):
-            found.update({f"{name}.config.{key}": value for key, value in vars(module.config).items()})
+            found.update(
+                {f"{name}.config.{key}": value for key, value in vars(module.config).items()}
+            )
     return found
 
 
@@ -203,7 +237,8 @@ def same(found, expected):
 
 @pytest.fixture(autouse=True)
 def _proofs_of_other_code_are_forgotten(request):
-    """A test that replaces code of this package asks twins anew, and its answers hold for no other test."""
+    """A test that replaces code of this package asks twins anew, and its answers hold for no other
+    test."""
     replaces = "monkeypatch" in request.fixturenames
 
     def forget():
@@ -217,7 +252,8 @@ def _proofs_of_other_code_are_forgotten(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_new_garbage():
-    """Tests collect garbage to see what is left behind; what has stayed until now need not be searched each time."""
+    """Tests collect garbage to see what is left behind; what has stayed until now need not be
+    searched each time."""
     gc.collect()
     gc.freeze()
 
@@ -238,7 +274,8 @@ def nothing_left_behind():
 
 @pytest.fixture
 def pair(request):
-    """A stock model and an enabled one with the same parameters; the arguments are those of `padded.build`."""
+    """A stock model and an enabled one with the same parameters; the arguments are those of
+    `padded.build`."""
     import autopack
     from tests.support.padded import build, twins
 

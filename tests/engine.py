@@ -1,12 +1,14 @@
-"""One comparison for all tests of exactness: packed rows and padded batches against what stock transformers gives.
+"""One comparison for all tests of exactness: packed rows and padded batches against what stock
+transformers gives.
 
-A *subject* is a model type, or a function that makes a model, and a change that a user makes to it: code of the user's,
-or a setting (PEFT, checkpointing, compilation, hooks). A `Call` gives its documents alone, as one packed row, or as a
-padded batch, each as a `Result`. `verdict` says whether an enabled model is exact on such calls, or by which code it
-is refused; anything else fails. A `Property` is a row of a table: it is written once and held for many subjects.
+A *subject* is a model type, or a function that makes a model, and a change that a user makes to it:
+code of the user's, or a setting (PEFT, checkpointing, compilation, hooks). A `Call` gives its
+documents alone, as one packed row, or as a padded batch, each as a `Result`. `verdict` says whether
+an enabled model is exact on such calls, or by which code it is refused; anything else fails. A
+`Property` is a row of a table: it is written once and held for many subjects.
 
-The reference is stock with the very same change. The control is a packed row of which nothing is said: it has to leak.
-"""
+The reference is stock with the very same change. The control is a packed row of which nothing is
+said: it has to leak."""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ LEAK = 1e-2
 
 
 class Limits(NamedTuple):
-    """Largest errors: of states by their deviation, of the loss by itself, of a gradient by its largest entry."""
+    """Largest errors: of states by their deviation, of the loss by itself, of a gradient by its
+    largest entry."""
 
     states: float
     loss: float = 1e-5
@@ -43,13 +46,15 @@ class Limits(NamedTuple):
     gradients: float = 1e-4
     """They come through that loss, and sums over all tokens cancel in them."""
     least: float = 1e-2
-    """Scale of the smallest gradients, of the largest of all: some are zero but for rounding, as a key's bias."""
+    """Scale of the smallest gradients, of the largest of all: some are zero but for rounding, as a
+    key's bias."""
 
 
 FLOAT64 = Limits(1e-9)
 """Rounding leaves about 1e-14, and leaks start near 1e-2."""
 IN_FLOAT32 = Limits(1e-5)
-"""For types whose own code computes a part in float32 whatever its inputs are; rounding leaves about 1e-7."""
+"""For types whose own code computes a part in float32 whatever its inputs are; rounding leaves
+about 1e-7."""
 FLOAT32 = Limits(1e-4)
 """As in the auditor: rounding leaves about 1e-6."""
 FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
@@ -62,7 +67,8 @@ STALE = (*WHEN, "stale")
 
 @dataclass
 class Result:
-    """What came of a call: the logits or states of each document, the loss and the gradients of its parameters."""
+    """What came of a call: the logits or states of each document, the loss and the gradients of its
+    parameters."""
 
     documents: list[torch.Tensor]
     loss: torch.Tensor | None = None
@@ -94,7 +100,8 @@ def gradients(model):
 
 
 def mean_loss(losses, counts, reduction="mean"):
-    """The loss over all documents: by their tokens a `mean` or a `sum`, or the mean over `documents`."""
+    """The loss over all documents: by their tokens a `mean` or a `sum`, or the mean over
+    `documents`."""
     weights = {"sum": [1.0] * len(counts), "mean": [n / sum(counts) for n in counts]}.get(reduction)
     weights = weights or [1 / len(counts)] * len(counts)
     return sum(one * weight for one, weight in zip(losses, weights, strict=True))
@@ -109,7 +116,9 @@ def errors(found: Result, expected: Result):
         assert found.loss is not None, "stock gives a loss, and the enabled model none"
         result["loss"] = float(((found.loss - expected.loss).abs() / expected.loss.abs()).detach())
         assert found.gradients.keys() == expected.gradients.keys()
-        least = expected.limits.least * max(float(g.abs().max()) for g in expected.gradients.values())
+        least = expected.limits.least * max(
+            float(g.abs().max()) for g in expected.gradients.values()
+        )
         result["gradients"] = max(
             float((found.gradients[name] - g).abs().max() / max(float(g.abs().max()), least))
             for name, g in expected.gradients.items()
@@ -127,8 +136,12 @@ def check(found: Result, expected: Result, what=""):
 
 
 def leaks(found: Result, expected: Result):
-    """The negative control: whether a result goes wrong, and the check sees it. Experts may be others then."""
-    return found.gradients.keys() != expected.gradients.keys() or max(errors(found, expected).values()) > LEAK
+    """The negative control: whether a result goes wrong, and the check sees it. Experts may be
+    others then."""
+    return (
+        found.gradients.keys() != expected.gradients.keys()
+        or max(errors(found, expected).values()) > LEAK
+    )
 
 
 def ids(seed=0, lengths=LENGTHS):
@@ -154,8 +167,11 @@ def in_rows(parts, side="right", value=0):
 
 
 def form_of(model):
-    """The form in which a model can be told of documents: positions, or segments where it takes none."""
-    own = next(cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models."))
+    """The form in which a model can be told of documents: positions, or segments where it takes
+    none."""
+    own = next(
+        cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models.")
+    )
     return "position_ids" if "position_ids" in signature(own.forward).parameters else "segments"
 
 
@@ -170,7 +186,9 @@ def declared(model, form="", lengths=LENGTHS):
         return {"attention_mask": numbered(lengths)}
     assert form == "cu_seq_lens", form
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    return {f"cu_seq_lens_{each}": bounds for each in "qk"} | {f"max_length_{each}": max(lengths) for each in "qk"}
+    return {f"cu_seq_lens_{each}": bounds for each in "qk"} | {
+        f"max_length_{each}": max(lengths) for each in "qk"
+    }
 
 
 def states_of(output):
@@ -192,7 +210,8 @@ def loss_of(output):
 
 
 Calls = tuple[tuple[Callable[[Any], Result], ...], ...]
-"""Calls of an enabled model, each with the reference that stock gives, and the control, where there is one."""
+"""Calls of an enabled model, each with the reference that stock gives, and the control, where there
+is one."""
 Change = Callable[[Any], Any]
 """Makes a model unfamiliar, in place, or returns another one with the same parameters."""
 
@@ -201,10 +220,10 @@ Change = Callable[[Any], Any]
 class Call:
     """How a model is called.
 
-    `names` renames arguments, `labels` says whether they are given and under which name, `shifts` whether the loss
-    compares with the next token, and `reduction` how losses of documents are put together (see `mean_loss`). `given`
-    are other arguments of all calls, `form` how rows are declared (see `declared`); `none` declares nothing.
-    """
+    `names` renames arguments, `labels` says whether they are given and under which name, `shifts`
+    whether the loss compares with the next token, and `reduction` how losses of documents are put
+    together (see `mean_loss`). `given` are other arguments of all calls, `form` how rows are
+    declared (see `declared`); `none` declares nothing."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     labels: str | None = "labels"
@@ -222,7 +241,8 @@ class Call:
         return {} if self.labels is None else {self.labels: tokens}
 
     def is_row(self, tokens):
-        """Whether a call is one of the packed row, and not of a document alone or of a padded batch."""
+        """Whether a call is one of the packed row, and not of a document alone or of a padded
+        batch."""
         return tokens.shape[:2] == (1, sum(self.lengths))
 
     def alone(self, model) -> Result:
@@ -233,14 +253,18 @@ class Call:
             output = self.run(model, {"input_ids": part, **labels})
             documents.append(states_of(output)[0])
             losses.append(loss_of(output))
-            compared = next(iter(labels.values())).flatten()[int(self.shifts) :] if labels else part[0]
+            compared = (
+                next(iter(labels.values())).flatten()[int(self.shifts) :] if labels else part[0]
+            )
             counts.append(int((compared != IGNORED).sum()))
         loss = None if losses[0] is None else mean_loss(losses, counts, self.reduction)
         return Result.of(model, documents, loss)
 
     def packed(self, model) -> Result:
         """The documents as one packed row."""
-        return self._row(model, {} if self.form == "none" else declared(model, self.form, self.lengths))
+        return self._row(
+            model, {} if self.form == "none" else declared(model, self.form, self.lengths)
+        )
 
     def undeclared(self, model) -> Result:
         """The same row, of which nothing is said."""
@@ -255,7 +279,10 @@ class Call:
     def padded(self, model, side="right") -> Result:
         """The documents as a padded batch with a mask, one per row."""
         parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
-        tokens, real = in_rows(parts, side), in_rows([torch.ones_like(part) for part in parts], side)
+        tokens, real = (
+            in_rows(parts, side),
+            in_rows([torch.ones_like(part) for part in parts], side),
+        )
         labels = self.labelled(tokens.masked_fill(real == 0, IGNORED))
         output = self.run(model, {"input_ids": tokens, "attention_mask": real, **labels})
         states = [row[m.bool()] for row, m in zip(states_of(output), real, strict=True)]
@@ -296,11 +323,11 @@ def verdict(
 ):
     """Whether an enabled model is `exact` on all of these calls, or why it is refused.
 
-    `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all of a type, `before`
-    or `after` it is enabled (and called once); `stale` is before, but after another model of the type was enabled and
-    disabled. The reference is changed and patched alike. Anything else, a wrong number or another error, fails the
-    test. Each call is made twice: the second one may find what the first one has kept.
-    """
+    `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all
+    of a type, `before` or `after` it is enabled (and called once); `stale` is before, but after
+    another model of the type was enabled and disabled. The reference is changed and patched alike.
+    Anything else, a wrong number or another error, fails the test. Each call is made twice: the
+    second one may find what the first one has kept."""
     if isinstance(make, str):
         make = partial(build, make)
     if when == "stale":
@@ -332,7 +359,11 @@ def verdict(
                 refusals.append(f"{run.__name__} refused: {error}")
                 continue
             for number, result in enumerate(results):
-                check(result, wanted, f"{run.__name__}, call {number + 1}, unfamiliar {when} it was enabled")
+                check(
+                    result,
+                    wanted,
+                    f"{run.__name__}, call {number + 1}, unfamiliar {when} it was enabled",
+                )
     return "; ".join(refusals) or "exact"
 
 
@@ -353,12 +384,13 @@ def must_be_exact(*args, **options):
 
 @dataclass(frozen=True)
 class Property:
-    """A row of a table of what users do: exact or refused, never silently wrong, for each of many models.
+    """A row of a table of what users do: exact or refused, never silently wrong, for each of many
+    models.
 
-    `over` holds a model type for each case, what else `change`, `patch` and `make` are given, and at last when the
-    model is changed, if not before it is enabled. Where `exact` holds that time, refusing the model is a failure. By
-    default so many cases run as `usual` says, evenly spread; the others are exhaustive.
-    """
+    `over` holds a model type for each case, what else `change`, `patch` and `make` are given, and
+    at last when the model is changed, if not before it is enabled. Where `exact` holds that time,
+    refusing the model is a failure. By default so many cases run as `usual` says, evenly spread;
+    the others are exhaustive."""
 
     name: str
     over: Sequence[Any]
@@ -397,4 +429,6 @@ def shown(value):
 
 def table(properties):
     """Parametrize a test over all cases of these properties; it calls `subject.hold(*case)`."""
-    return pytest.mark.parametrize(("subject", "case"), [each for one in properties for each in one.cases()])
+    return pytest.mark.parametrize(
+        ("subject", "case"), [each for one in properties for each in one.cases()]
+    )

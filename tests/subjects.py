@@ -1,4 +1,5 @@
-"""Whose exactness tests hold: tiny models in float64 by their types, and classes that users make of them."""
+"""Whose exactness tests hold: tiny models in float64 by their types, and classes that users make of
+them."""
 
 import copy
 from functools import cache
@@ -21,15 +22,37 @@ DECODERS = (
     "bamba",
     "mpt",
 )
-"""Decoders with rotary, learned and no positions, distance biases, windows, experts, recurrences, and both."""
-ATTENDING = ("llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "starcoder2", "stablelm")
+"""Decoders with rotary, learned and no positions, distance biases, windows, experts, recurrences,
+and both."""
+ATTENDING = (
+    "llama",
+    "gemma3_text",
+    "qwen2_moe",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "phi",
+    "olmo2",
+    "starcoder2",
+    "stablelm",
+)
 """Decoders that attend through transformers' attention interface."""
-ENCODERS = ("bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet", "modernbert")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "electra",
+    "albert",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+)
 """Masked language models."""
 
 
 def crossed(one, other, each=2):
-    """Pairs in which every element of `one` meets `each` of `other`, and all of `other` have their turn.
+    """Pairs in which every element of `one` meets `each` of `other`, and all of `other` have their
+    turn.
 
     All pairs would take minutes: an audit on the spot takes a second.
     """
@@ -50,10 +73,15 @@ def turned(pairs):
 @cache
 def _built(model_type, task, overrides):
     given = dict(overrides)
-    implementation, dtype = given.pop("attn_implementation", None), given.pop("dtype", torch.float64)
+    implementation, dtype = (
+        given.pop("attn_implementation", None),
+        given.pop("dtype", torch.float64),
+    )
     for wanted in [implementation] if implementation else ["sdpa", "eager"]:
         try:
-            model = tiny.build(model_type, task=task, attn_implementation=wanted, dtype=dtype, **given)
+            model = tiny.build(
+                model_type, task=task, attn_implementation=wanted, dtype=dtype, **given
+            )
             if getattr(model.config, "_experts_implementation", None) is not None:
                 model.set_experts_implementation("eager")  # the default has no kernel for float64
             return model
@@ -67,17 +95,23 @@ def build(model_type="llama", task="causal-lm", **overrides):
     """A tiny model in float64 without dropout; the same arguments give the same parameters."""
     hashable = {name: value for name, value in overrides.items() if value.__hash__ is not None}
     if len(hashable) == len(overrides):
-        return copy.deepcopy(_built(model_type, task, tuple(sorted(hashable.items(), key=lambda item: item[0]))))
+        return copy.deepcopy(
+            _built(model_type, task, tuple(sorted(hashable.items(), key=lambda item: item[0])))
+        )
     return _built.__wrapped__(model_type, task, tuple(overrides.items()))
 
 
 def subclass(model, forward, name="Chat", **members):
-    """Make the model one of a subclass of its class with this forward, as if it had been built as one."""
-    model.__class__ = type(name, (type(model),), {"forward": forward, "__module__": "users_code", **members})
+    """Make the model one of a subclass of its class with this forward, as if it had been built as
+    one."""
+    model.__class__ = type(
+        name, (type(model),), {"forward": forward, "__module__": "users_code", **members}
+    )
 
 
 def rebuilt(model, cls):
-    """A model of a class of the user's, built by its own constructor, with the parameters of `model`."""
+    """A model of a class of the user's, built by its own constructor, with the parameters of
+    `model`."""
     other = cls(copy.deepcopy(model.config)).to(model.dtype)
     other.load_state_dict(model.state_dict())
     return other.eval()

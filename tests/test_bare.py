@@ -1,4 +1,5 @@
-"""Nothing but what autopack requires is installed: no accelerate, datasets, PEFT, TRL, matplotlib or flash-attn."""
+"""Nothing but what autopack requires is installed: no accelerate, datasets, PEFT, TRL, matplotlib
+or flash-attn."""
 
 import os
 from functools import partial
@@ -8,8 +9,8 @@ import pytest
 from tests.support.processes import ROOT, python
 
 HIDDEN = (
-    "accelerate datasets flash_attn hypothesis kernels lightning matplotlib pandas peft pyarrow ray scipy "
-    "sentence_transformers sklearn torchdata trl"
+    "accelerate datasets flash_attn hypothesis kernels lightning matplotlib pandas peft pyarrow "
+    "ray scipy sentence_transformers sklearn torchdata trl"
 ).split()
 
 _SITECUSTOMIZE = f"""
@@ -68,7 +69,8 @@ def test_a_model_is_enabled_audited_and_called(bare):
         "model(**batch).loss.backward()\n"
         "mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])\n"
         "ids = tiny.tokens(None, 2, 4)\n"
-        "model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()\n"
+        "model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, "
+        "-100)).loss.backward()\n"
         "assert handle.tally.batches == 1, str(handle.tally)\n"
         "try: autopack.pack(documents, 16)\n"
         "except ImportError as error: assert 'autopack[data]' in str(error)\n"

@@ -23,12 +23,20 @@ autopack.packing.pack_shards(data, 4, tempfile.mkdtemp())
         ("from autopack import AutopackError, InvalidPacking", "torch"),
         ("autopack.packing.PackingCollator()([{'input_ids': [1]}], 'np')", "torch transformers"),
         pytest.param(SHARDS, "torch transformers ray", marks=pytest.mark.exhaustive),
-        ("from autopack.cli import parser; parser()", "torch transformers tokenizers matplotlib datasets"),
+        (
+            "from autopack.cli import parser; parser()",
+            "torch transformers tokenizers matplotlib datasets",
+        ),
     ],
 )
 def test_only_what_is_needed_is_imported(code, heavy):
     python(
-        "-c", f"import sys, autopack\n{code}\nheavy = {set(heavy.split())} & set(sys.modules)\nassert not heavy, heavy"
+        "-c",
+        (
+            f"import sys, autopack\n{code}\nheavy = {set(heavy.split())} & "
+            "set(sys.modules)\nassert "
+            "not heavy, heavy"
+        ),
     )
 
 

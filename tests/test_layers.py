@@ -1,4 +1,5 @@
-"""The order of the package's rooms: imports go downward only, those for type checkers and inside functions too."""
+"""The order of the package's rooms: imports go downward only, those for type checkers and inside
+functions too."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -35,14 +36,27 @@ demo
 cli
 __main__
 """
-"""Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its own."""
+"""Rooms and top-level modules, the lowest first. Each may import what stands in the lines above its
+own."""
 HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry", "integrations"}}
 """Rooms that another one, although it stands above them, does not know."""
-TOP = {"__init__", "__main__", "cli", "demo", "errors", "options", "version", "patching", "family", "registry"}
+TOP = {
+    "__init__",
+    "__main__",
+    "cli",
+    "demo",
+    "errors",
+    "options",
+    "version",
+    "patching",
+    "family",
+    "registry",
+}
 
 
 def sources():
-    """The text of every module, by its dotted name without `autopack.`; a package goes by its own name."""
+    """The text of every module, by its dotted name without `autopack.`; a package goes by its own
+    name."""
     found = {}
     for path in ROOT.rglob("*.py"):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -64,7 +78,8 @@ def imports(name, text, known):
             if dotted.partition(".")[0] != "autopack":
                 continue
             inner = dotted.removeprefix("autopack").removeprefix(".")
-            # A name that is no module is one that its module holds; one of `autopack` itself is public.
+            # A name that is no module is one that its module holds; one of `autopack` itself is
+            # public.
             yield inner if inner in known else inner.rpartition(".")[0] or "__init__"
 
 
@@ -74,7 +89,9 @@ def edges(texts):
 
 def wrong_imports(texts):
     """Imports that go upward or sideways between rooms."""
-    height = {room: number for number, line in enumerate(LAYERS.split("\n")) for room in line.split()}
+    height = {
+        room: number for number, line in enumerate(LAYERS.split("\n")) for room in line.split()
+    }
     # Whoever uses the public names may stand nowhere below what they come from.
     height["__init__"] = height["enabling"]
     wrong = []
@@ -95,7 +112,10 @@ def test_imports_go_downward():
 @pytest.mark.parametrize(
     ("module", "planted"),
     [
-        ("inspection.masks", "if TYPE_CHECKING:\n    from autopack.layout.packed import PackedLayout"),
+        (
+            "inspection.masks",
+            "if TYPE_CHECKING:\n    from autopack.layout.packed import PackedLayout",
+        ),
         ("attention.site", "def late():\n    import autopack.mixers.operations"),
         ("calls.hooks", "from autopack.attention import choose"),
         ("layout.packed", "import autopack"),

@@ -75,11 +75,17 @@ def test_users_are_counted_and_the_last_one_restores(module):
 @pytest.mark.parametrize(
     ("site", "message"),
     [
-        (_site("missing"), r"a function at a_module_to_patch\.missing; the installed transformers has none"),
+        (
+            _site("missing"),
+            r"a function at a_module_to_patch\.missing; the installed transformers has none",
+        ),
         (_site("mapping", key="flash"), r"a_module_to_patch\.mapping\['flash'\]"),
         (Site("no_such_module", "f", _double), r"no_such_module\.f"),
         (_site("mapping"), r"expects a function at a_module_to_patch\.mapping; found dict"),
-        (_site(parameters=("query", "sinks", "mask")), r"lacks sinks, mask: \(query, key, value=None\)"),
+        (
+            _site(parameters=("query", "sinks", "mask")),
+            r"lacks sinks, mask: \(query, key, value=None\)",
+        ),
     ],
     ids=["attribute", "key", "module", "kind", "parameters"],
 )
@@ -100,12 +106,16 @@ def test_an_adapter_that_raises_leaves_everything(module):
 
 
 class TestNewcomers:
-    """Somebody replaces a function after autopack did: autopack says so and does not overwrite the newcomer."""
+    """Somebody replaces a function after autopack did: autopack says so and does not overwrite the
+    newcomer."""
 
     def test_leaving_keeps_the_newcomer_and_restores_the_rest(self, module):
         sites = install([_site(), _site("mapping", key="sdpa")])
         module.function = newcomer = lambda *a: None
-        with refused("site-replaced", match=r"somebody replaced a_module_to_patch\.function after autopack did"):
+        with refused(
+            "site-replaced",
+            match=r"somebody replaced a_module_to_patch\.function after autopack did",
+        ):
             uninstall(sites)
         assert module.function is newcomer
         assert module.mapping["sdpa"] is _function
@@ -131,7 +141,10 @@ def test_packed_calls_of_an_enabled_model_notice_a_newcomer(nothing_left_behind)
     with autopack.enable(model):
         ours = registered["sdpa"]
         AttentionInterface.register("sdpa", ours.autopack_original)
-        with refused("site-replaced", match=r"somebody replaced .*AttentionInterface._global_mapping\['sdpa'\]"):
+        with refused(
+            "site-replaced",
+            match=r"somebody replaced .*AttentionInterface._global_mapping\['sdpa'\]",
+        ):
             model(input_ids=token_ids(), position_ids=positions(LENGTHS))
         model(input_ids=token_ids())  # an unpacked call does not need autopack's function
         registered["sdpa"] = ours
@@ -168,7 +181,14 @@ def test_threads_that_come_and_go_leave_the_original(module):
 
 
 def test_an_inherited_method_is_deleted_again_and_not_copied_down(module):
-    sites = install([_site("Heir.method", adapter=lambda original, site: lambda self, value: ("replaced", value))])
+    sites = install(
+        [
+            _site(
+                "Heir.method",
+                adapter=lambda original, site: lambda self, value: ("replaced", value),
+            )
+        ]
+    )
     assert module.Heir().method(1) == ("replaced", 1)
     assert _Owner().method(1) == 1
     uninstall(sites)
@@ -188,7 +208,8 @@ def test_nothing_is_put_back_in_the_middle_of_a_compilation(module):
 
 @pytest.mark.parametrize("path", ["function", "Heir.method"])
 def test_what_others_put_back_after_all_models_left_is_taken_away(module, path):
-    """Somebody wraps what autopack put there, and takes the wrapper back when no model is enabled any more."""
+    """Somebody wraps what autopack put there, and takes the wrapper back when no model is enabled
+    any more."""
     site = _site(path, parameters=()) if path == "function" else _site(path, adapter=_thrice)
     original = site.present()
     sites = install([site])
@@ -212,7 +233,8 @@ def _thrice(original, site):
 
 
 def test_models_of_two_types_meet_a_function_that_was_set_for_all(monkeypatch):
-    """`ALL_ATTENTION_FUNCTIONS[...] = ...` is one place, under whatever module's name a model finds it."""
+    """`ALL_ATTENTION_FUNCTIONS[...] = ...` is one place, under whatever module's name a model finds
+    it."""
     interface = pytest.importorskip("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
     if not hasattr(interface, "_local_mapping"):
         pytest.skip("these releases register functions in a plain dict")

@@ -1,4 +1,5 @@
-"""What users may rely on: the public names are listed, annotated and documented; a type checker can read them."""
+"""What users may rely on: the public names are listed, annotated and documented; a type checker can
+read them."""
 
 import inspect
 from functools import cached_property
@@ -54,7 +55,11 @@ def test_parameters_and_results_are_annotated(name):
         return  # made as their bases are
     for function in _functions(found):
         signature = inspect.signature(function)
-        bare = [n for n, p in signature.parameters.items() if p.annotation is p.empty and n not in ("self", "cls")]
+        bare = [
+            n
+            for n, p in signature.parameters.items()
+            if p.annotation is p.empty and n not in ("self", "cls")
+        ]
         assert not bare, f"{function.__qualname__}: {bare} have no annotation"
         told = function.__name__ == "__init__" or signature.return_annotation is not signature.empty
         assert told, f"{function.__qualname__} does not say what it returns"
@@ -63,7 +68,9 @@ def test_parameters_and_results_are_annotated(name):
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_has_a_docstring(name):
     found = PUBLIC[name]
-    undocumented = [function.__qualname__ for function in _functions(found, made=False) if not function.__doc__]
+    undocumented = [
+        function.__qualname__ for function in _functions(found, made=False) if not function.__doc__
+    ]
     assert found.__doc__, name
     assert not undocumented
 
@@ -72,7 +79,9 @@ def _functions(found, made=True):
     if not inspect.isclass(found):
         return [found]
     members = [
-        getattr(value, "fget", None) or getattr(value, "func", None) or getattr(value, "__func__", value)
+        getattr(value, "fget", None)
+        or getattr(value, "func", None)
+        or getattr(value, "__func__", value)
         for base in reversed(found.__mro__)
         if base.__module__.startswith("autopack.")
         for name, value in vars(base).items()

@@ -9,4 +9,7 @@ from tests.support.processes import python
 @pytest.mark.exhaustive
 def test_every_line_of_the_table_names_a_test():
     done = python("-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests")
-    assert conftest._slow().keys() - {line.partition("[")[0] for line in done.stdout.splitlines()} == set()
+    assert (
+        conftest._slow().keys() - {line.partition("[")[0] for line in done.stdout.splitlines()}
+        == set()
+    )

@@ -32,8 +32,8 @@ starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
 """
 
 _ENCODERS = """
-albert distilbert esmc eurobert gte jina_embeddings_v3 layoutlm modernbert modernvbert neomme nomic_bert
-ultrabert ultravbert
+albert distilbert esmc eurobert gte jina_embeddings_v3 layoutlm modernbert modernvbert neomme
+nomic_bert ultrabert ultravbert
 """
 
 _AFTER_PAD_TOKEN = """
@@ -46,12 +46,19 @@ _PATCHES = frozenset("gemma4 gemma4_unified".split())
 
 
 def _needs() -> dict[str, Any]:
-    """Return the needs of tiny models of all types that autopack's own families know, of tiny.json."""
+    """Return the needs of tiny models of all types that autopack's own families know, of
+    tiny.json."""
 
     def plain(found: dict[str, Any]) -> dict[Any, Any]:
-        return {int(name) if name.isdigit() else name: value for name, value in found.items() if name != "//"}
+        return {
+            int(name) if name.isdigit() else name: value
+            for name, value in found.items()
+            if name != "//"
+        }
 
-    return json.loads(Path(__file__).with_name("tiny.json").read_text(encoding="utf-8"), object_hook=plain)
+    return json.loads(
+        Path(__file__).with_name("tiny.json").read_text(encoding="utf-8"), object_hook=plain
+    )
 
 
 FAMILY = Family(

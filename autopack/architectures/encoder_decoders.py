@@ -44,7 +44,9 @@ COLUMN_POSITIONS = Family(
     mixers={
         **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
         **{f"{model}SinusoidalPositionalEmbedding": RESTARTING for model in _SINUSOIDAL.split()},
-        **{f"{model}SinusoidalPositionalEmbedding": ROWS for model in _NUMBERING_NO_PADDING.split()},
+        **{
+            f"{model}SinusoidalPositionalEmbedding": ROWS for model in _NUMBERING_NO_PADDING.split()
+        },
         **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
     },
     tiny=Tiny(images={"square": frozenset({"florence2"})}),
@@ -61,7 +63,9 @@ T5 = Family(
     how="bias of the longest document; attention document by document, across halves too",
     positions=False,
     mixers={
-        **{f"{model}Attention": RELATIVE for model in "MT5 Pop2Piano SwitchTransformers T5".split()},
+        **{
+            f"{model}Attention": RELATIVE for model in "MT5 Pop2Piano SwitchTransformers T5".split()
+        },
         "SwitchTransformersSparseMLP": ROWS,
         "UMT5Attention": ALONE,  # every layer makes its own, inside
     },
@@ -116,7 +120,9 @@ def _refuse_random_experts(config: Any) -> str | None:
 NLLB_MOE = Family(
     name="nllb_moe",
     model_types=frozenset({"nllb-moe"}),
-    how="positions restarted; attention document by document; routers on one document after another",
+    how=(
+        "positions restarted; attention document by document; routers on one document after another"
+    ),
     positions=False,
     refusal=_refuse_random_experts,
     mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
@@ -125,15 +131,18 @@ NLLB_MOE = Family(
 # Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a
 # softmax.
 _ENCODERS = {
-    "its encoder pads the row to a multiple of its window and attends by blocks of it": "LEDEncoder",
-    "its encoder attends by blocks of the row, and pads them into the bias that it hands on": "LongT5Stack",
-    "its encoder attends by blocks of the row and through tokens that all of it shares": "PegasusXEncoder",
+    "its encoder pads the row to a multiple of its window and attends by blocks": "LEDEncoder",
+    "its encoder attends by blocks of the row and hands on their padded bias": "LongT5Stack",
+    "its encoder attends by blocks of the row and through global tokens": "PegasusXEncoder",
 }
 
 WHOLE_HALF = Family(
     name="whole_half",
     model_types=frozenset("led longt5 pegasus_x t5gemma2".split()),
-    how="one half as a whole, documents of like lengths as a batch; attention document by document in the other",
+    how=(
+        "one half as a whole, documents of like lengths as a batch; attention document by "
+        "document in the other"
+    ),
     positions=False,
     mixers={
         **{name: EncoderOneByOne(reason) for reason, name in _ENCODERS.items()},
@@ -161,7 +170,9 @@ class _FsmtDecoder(OneByOne):
 
     def run(self, call: MixerCall) -> Any:
         def original(decoder: nn.Module, **given: Any) -> Any:
-            tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+            tokens = (
+                given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+            )
             mask, length = given.get("decoder_causal_mask"), tokens.shape[1]
             given["decoder_causal_mask"] = None if mask is None else mask[:length, :length]
             return call.original(decoder, **given)

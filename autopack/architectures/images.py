@@ -60,7 +60,9 @@ EVOLLA = Family(
     model_types=frozenset({"evolla"}),
     how="attention site, document by document; text alone",
     refused_arguments={
-        "protein_input_ids": "its text attends to proteins across, so every document of a row would see those of all"
+        "protein_input_ids": (
+            "its text attends to proteins across, so every document of a row would see those of all"
+        )
     },
 )
 
@@ -73,8 +75,14 @@ _WITH_AN_IMAGE = frozenset("pix2struct pp_formulanet vision-encoder-decoder".spl
 IMAGE_ENCODERS = Family(
     name="image_encoders",
     model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
-    how="the encoder as it is, an image for each document; attention document by document in the decoder",
-    mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
+    how=(
+        "the encoder as it is, an image for each document; attention document by document in the "
+        "decoder"
+    ),
+    mixers={
+        "Pix2StructTextAttention": RELATIVE,
+        "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS,
+    },
     tiny=Tiny(
         needs_images=_WITH_AN_IMAGE,
         images={
@@ -106,15 +114,22 @@ class _AfterAnImage(Way):
         if pixels is None:
             return call.changed(lambda name, value: value)
         groups = equally_long_documents(layout)
-        place = {number: image for image, number in enumerate(sorted(n for group in groups for n in group))}
-        batches = iter(zip(groups, Batches.grouped(layout, equally_long_documents).maps, strict=True))
+        place = {
+            number: image
+            for image, number in enumerate(sorted(n for group in groups for n in group))
+        }
+        batches = iter(
+            zip(groups, Batches.grouped(layout, equally_long_documents).maps, strict=True)
+        )
 
         def original(model: Any, **given: Any) -> Any:
             documents, batch = next(batches)
             own = torch.tensor([place[number] for number in documents], device=pixels.device)
             return _of_text(call.original(model, **given, **{_PIXELS: pixels[own]}), batch)
 
-        return run_documents_alone(replace(call, original=original, arguments=arguments), numbers_itself=True)
+        return run_documents_alone(
+            replace(call, original=original, arguments=arguments), numbers_itself=True
+        )
 
 
 def _of_text(output: Any, batch: TokenMap) -> Any:
@@ -127,7 +142,9 @@ def _of_text(output: Any, batch: TokenMap) -> Any:
             return tuple(map(cut, states))
         return states[:, -tokens:] if torch.is_tensor(states) and states.dim() == 3 else states
 
-    return type(output)(**{name: cut(value) for name, value in output.items() if name != "attentions"})
+    return type(output)(
+        **{name: cut(value) for name, value in output.items() if name != "attentions"}
+    )
 
 
 _WITH_IMAGES = _AfterAnImage()
@@ -137,7 +154,10 @@ _WITH_IMAGES = _AfterAnImage()
 GIT = Family(
     name="git",
     model_types=_GIT,
-    how="the model's own attention, documents alone; with images the whole model, each document after its own",
+    how=(
+        "the model's own attention, documents alone; with images the whole model, each document "
+        "after its own"
+    ),
     attends=False,
     mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
     refused_without_images={

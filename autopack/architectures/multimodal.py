@@ -30,8 +30,8 @@ _IMAGES = {
     "flattened patches": "kosmos-2.5",
     "grid of squares": "kimi_k25 paddleocr_vl",
     "square": """
-aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl fast_vlm internvl janus kosmos-2 llava ovis2
-pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
+aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl fast_vlm internvl janus kosmos-2 llava
+ovis2 pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
 """,
     "square and instructions": "instructblip",
     "frames and instructions": "instructblipvideo",
@@ -65,11 +65,18 @@ def _refusal(config: Any) -> str | None:
 MULTIMODAL = Family(
     name="multimodal",
     model_types=_TYPES,
-    how="attention site, document by document; positions by document; images in the order of the documents",
+    how=(
+        "attention site, document by document; positions by document; images in the order of the "
+        "documents"
+    ),
     numbering=dict.fromkeys(_KOSMOS_TEXT, AFTER_PAD_TOKEN)
     | dict.fromkeys(("paligemma", "colpali"), Numbering(start=1, relative=True)),
     within_token=frozenset(
-        {"Kosmos2ImageToTextProjection", "Kosmos2_5ImageToTextProjection", "Emu3VQVAEAttentionBlock"}
+        {
+            "Kosmos2ImageToTextProjection",
+            "Kosmos2_5ImageToTextProjection",
+            "Emu3VQVAEAttentionBlock",
+        }
     ),
     dense_types=frozenset({"dots3_note"}),
     unpads_images=frozenset({"paligemma", "shieldgemma2"}),
@@ -94,14 +101,23 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
     pixels = given.get("pixel_values")
     if pixels is None:
         return None
-    lacking = next((name for name in (_NUMBERS, _IMAGE_GRIDS, _CROPS) if given.get(name) is None), None)
+    lacking = next(
+        (name for name in (_NUMBERS, _IMAGE_GRIDS, _CROPS) if given.get(name) is None), None
+    )
     if lacking is not None:
-        return f"{lacking} is missing, and only it tells whose patches are pooled; pass what the processor gives"
+        return (
+            f"{lacking} is missing, and only it tells whose patches are pooled; pass what the "
+            "processor gives"
+        )
     numbers, grids, crops = (host_values(given[name]) for name in (_NUMBERS, _IMAGE_GRIDS, _CROPS))
     numbers = numbers[(numbers >= 0).any(axis=-1)]  # the model leaves out places without patches
     places = grids[:, 0] * grids[:, 1] + grids[:, 2] * grids[:, 3]
     each = pixels.shape[-2]  # patches of a crop
-    if len(crops) != len(grids) or places.sum() != len(numbers) or crops.sum() * each != np.prod(pixels.shape[:-1]):
+    if (
+        len(crops) != len(grids)
+        or places.sum() != len(numbers)
+        or crops.sum() * each != np.prod(pixels.shape[:-1])
+    ):
         return f"{_NUMBERS}, {_IMAGE_GRIDS}, {_CROPS} and pixel_values are not of the same images"
     ends = np.repeat(np.cumsum(crops), places) * each
     starts = ends - np.repeat(crops, places) * each
@@ -130,7 +146,10 @@ MOLMO2 = Family(
 HUNYUAN_VL = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),
-    how="attention site, document by document; positions document by document; images in the order of the documents",
+    how=(
+        "attention site, document by document; positions document by document; images in the "
+        "order of the documents"
+    ),
     counts_images=frozenset({"hunyuan_vl"}),
     tiny=Tiny(images={"grid": frozenset({"hunyuan_vl"})}),
 )

@@ -25,7 +25,10 @@ MegatronBertSelfAttention RemBertSelfAttention XGLMAttention
 def _refuse_alibi_of_falcon(config: Any) -> str | None:
     """Return why Falcon with ALiBi is refused, or None."""
     if config.model_type == "falcon" and config.alibi:
-        return "it rounds biases by distance to bfloat16, counted from the start of the row, and adds them to the mask"
+        return (
+            "it rounds biases by distance to bfloat16, counted from the start of the row, and "
+            "adds them to the mask"
+        )
     return None
 
 
@@ -53,7 +56,9 @@ ALIBI = Family(
 )
 
 
-def why_not_block_sparse(config: Any, part: str = "attention", owner: str = "BigBirdModel") -> str | None:
+def why_not_block_sparse(
+    config: Any, part: str = "attention", owner: str = "BigBirdModel"
+) -> str | None:
     """Return why a model of BigBird's kind with block-sparse `part` cannot be served; None if not
     sparse."""
     if getattr(config, "attention_type", None) != "block_sparse":
@@ -101,7 +106,10 @@ def _refusal(config: Any) -> str | None:
             "range, and in training move that range along with every batch; load it with "
             "quant_mode=False"
         )
-    if config.model_type == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
+    if (
+        config.model_type == "nystromformer"
+        and config.num_landmarks != config.segment_means_seq_len
+    ):
         return (
             "NystromformerSelfAttention takes the means of segments of a row of exactly "
             f"segment_means_seq_len = {config.segment_means_seq_len} columns, padding included, "
@@ -160,7 +168,8 @@ class _ByCells(Way):
         return found.together([self._embed(call, batch) for batch in found.maps])
 
     def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
-        """Return the embeddings of a batch of documents, with positions left out that count from 0."""
+        """Return the embeddings of a batch of documents, with positions left out that count from
+        0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
         if (given == torch.arange(batch.into[1], device=given.device)).all():
             call = replace(call, arguments={**call.arguments, "position_ids": None})
@@ -170,7 +179,10 @@ class _ByCells(Way):
 TAPAS = Family(
     name="tapas",
     model_types=frozenset({"tapas"}),
-    how="the model's own attention, documents alone; positions restart in every cell of a document's table",
+    how=(
+        "the model's own attention, documents alone; positions restart in every cell of a "
+        "document's table"
+    ),
     attends=False,
     mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
 )
@@ -222,7 +234,10 @@ class _InWindows(Way):
             )
             outputs.append(tuple(part[:, :length] for part in output))
         added = (0, rows.shape[1] - layout.columns)
-        return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + added) for part in found.together(outputs))
+        return tuple(
+            functional.pad(part, (0, 0) * (part.dim() - 2) + added)
+            for part in found.together(outputs)
+        )
 
 
 LONGFORMER = Family(
@@ -251,7 +266,9 @@ class _EveryColumn(Way):
 
     def run(self, call: MixerCall) -> Any:
         layout, mixer, ids = call.layout, call.mixer, call.arguments.get("input_ids")
-        if ids is not None and bool((ids.eq(mixer.pad_index) & layout.upload(real_tokens(layout))).any()):
+        if ids is not None and bool(
+            (ids.eq(mixer.pad_index) & layout.upload(real_tokens(layout))).any()
+        ):
             raise UnsupportedModel(
                 f"a document holds the padding token (config.pad_index={mixer.pad_index}), by "
                 f"which {type(mixer).__name__} counts tokens, and would be cut short alone. Give "

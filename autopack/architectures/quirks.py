@@ -14,7 +14,12 @@ from autopack.mixers import ALONE, Alone, Rows
 
 
 def _scale_query_by_position(
-    module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    module: Any,
+    layout: PackedLayout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """Scale queries by their column within the document, not within the row.
 
@@ -23,8 +28,12 @@ def _scale_query_by_position(
     """
     if module.attn_temperature_tuning and not module.use_rope:
         column = torch.arange(layout.columns, device=query.device)[None]
-        columns = torch.stack(torch.broadcast_tensors(column - layout.start_columns, column)).float()
-        scales = torch.log1p(torch.floor((columns + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        columns = torch.stack(
+            torch.broadcast_tensors(column - layout.start_columns, column)
+        ).float()
+        scales = (
+            torch.log1p(torch.floor((columns + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        )
         wanted, given = scales.to(torch.promote_types(query.dtype, torch.float32))
         query = (query * (wanted / given)[:, None, :, None]).to(query.dtype)
     return query, key, value, options
@@ -47,8 +56,8 @@ def _refuse_reordered(config: Any) -> str | None:
     if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
         return (
             "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
-            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load it with "
-            "reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
+            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
+            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
         )
     return None
 
@@ -64,7 +73,9 @@ GPT2 = Family(
 def _refusal(config: Any) -> str | None:
     """Return why a mixture of experts of Doge is refused, or None."""
     mixes = getattr(config, "is_moe", False)
-    return "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
+    return (
+        "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
+    )
 
 
 # Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others.
@@ -98,8 +109,8 @@ MOBILEBERT = Family(
 
 _TOWERS = "CLIP CLIPSeg MetaClip2 OwlViT Owlv2 Siglip Siglip2 Tipsv2 XCLIP"
 _TYPES = """
-clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model siglip2_text_model
-siglip_text_model tipsv2_text_model xclip_text_model
+clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model
+siglip2_text_model siglip_text_model tipsv2_text_model xclip_text_model
 """
 
 # Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than

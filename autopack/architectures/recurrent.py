@@ -64,12 +64,17 @@ bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemo_speechlm n
 nemotron_h_omni zamba zamba2
 """
 _MAMBA = "FalconMambaMixer JambaMambaMixer MambaMixer ZambaMambaMixer"
-_MAMBA_2 = "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer Zamba2MambaMixer"
+_MAMBA_2 = (
+    "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer "
+    "Zamba2MambaMixer"
+)
 
 _SELECTIVE_SCAN = AtOperations(("causal_conv1d_fn", "mamba_selective_scan"), fused="mamba_inner_fn")
 # Up to 4.57 the state that chunks hand on in torch counts what follows it in the row.
 _DUALITY = AtOperations(
-    ("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined", before=EqualRows()
+    ("causal_conv1d_fn", "mamba2_chunk_scan"),
+    fused="mamba2_split_conv1d_scan_combined",
+    before=EqualRows(),
 )
 
 
@@ -77,7 +82,8 @@ STATE_SPACE = Family(
     name="state_space",
     model_types=frozenset(_SPACES.split()),
     how="convolution and scan by documents; attention document by document",
-    mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN) | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
+    mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN)
+    | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
     why_no_media={
         "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one "
         "joins those of the next (get_video_features)"
@@ -91,8 +97,8 @@ _GATED_DELTA_RULE = AtOperations(("causal_conv1d_fn", "torch_chunk_gated_delta_r
 _PER_CHANNEL_DECAY = AtOperations(("causal_conv1d_fn", "chunk_kimi_delta_attention"))
 
 _RULES = """
-bailing_hybrid kimi_linear lara_mini minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hybrid qwen3_5 qwen3_5_moe
-qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
+bailing_hybrid kimi_linear lara_mini minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hybrid qwen3_5
+qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
 """
 _GATED = "LaraMini OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
 _WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
@@ -106,7 +112,9 @@ DELTA_RULE = Family(
     how="convolution and delta rule by documents; attention document by document",
     mixers={
         **{f"{model}GatedDeltaNet": _GATED_DELTA_RULE for model in _GATED.split()},
-        **dict.fromkeys("BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY),
+        **dict.fromkeys(
+            "BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY
+        ),
         "Qwen4ExpTextPLELayer": ROWS,
     },
     media_types={"video": _WITH_MEDIA | _IN_ONE_ROW},
@@ -119,14 +127,19 @@ inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling
 lfm2_vl lfm3 lfm3_vl zaya
 """
 _AT_CONVOLUTION = """
-Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv
-Lfm3ShortConv
+Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv
+Lfm2ShortConv Lfm3ShortConv
 """
 _OVER_LAYERS = (  # each token over what earlier layers have made of it
-    "Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual Inkling2LoopMessageAttentionResidual"
+    "Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual "
+    "Inkling2LoopMessageAttentionResidual"
 )
 
-_FORMS = {"grid of tokens": "inkling2", "patches in time": "inkling_mm_model", "spatial patches": "lfm2_vl"}
+_FORMS = {
+    "grid of tokens": "inkling2",
+    "patches in time": "inkling_mm_model",
+    "spatial patches": "lfm2_vl",
+}
 _IMAGES = {form: frozenset({name}) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
 
 

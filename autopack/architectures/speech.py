@@ -24,15 +24,17 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
 _TYPES = """
-audioflamingo3 fun_asr_nano glmasr granite_speech granite_speech_plus musicflamingo qwen2_audio qwen3_asr
-vibevoice_asr voxtral
+audioflamingo3 fun_asr_nano glmasr granite_speech granite_speech_plus musicflamingo qwen2_audio
+qwen3_asr vibevoice_asr voxtral
 """
 _SOUNDS = {
     "window": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio",
     "whole window": "voxtral",
     "bins and frames": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
     "bins and frames in chunks": "qwen3_asr",
-    "frames": "fun_asr_nano gemma3n gemma4 gemma4_unified nemo_speechlm nemotron_h_omni phi4_multimodal",
+    "frames": (
+        "fun_asr_nano gemma3n gemma4 gemma4_unified nemo_speechlm nemotron_h_omni phi4_multimodal"
+    ),
     "frames without a mask": "granite_speech granite_speech_plus",
     "frames of ids": "inkling_mm_model",
     "samples": "muse_spark",
@@ -45,7 +47,12 @@ def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     """Return the number of frames of each sound if the call declares it, else None."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
-    names = ("feature_attention_mask", "audio_attention_mask", "input_features_mask", "audio_embed_sizes")
+    names = (
+        "feature_attention_mask",
+        "audio_attention_mask",
+        "input_features_mask",
+        "audio_embed_sizes",
+    )
     found: Any = next((given[name] for name in names if given.get(name) is not None), None)
     if found is None:
         return None
@@ -121,7 +128,10 @@ def _alike_without_a_mask(
         last = features[:, -1]
         ends_in_silence = host_values(last.amax(-1) == last.amin(-1))
         if ends_in_silence.any():
-            which = f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no mask tells apart"
+            which = (
+                f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no "
+                "mask tells apart"
+            )
             return f"{which}, and {why}"
     return _alike(_lengths, why, config, given, layout)
 
@@ -143,7 +153,10 @@ def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     first = layout.starts[:, 1:] == np.arange(1, layout.columns)
     if not (first & placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
-    return "a document ends with one, and the next begins with one: _build_audio_timestamps would number both as one"
+    return (
+        "a document ends with one, and the next begins with one: _build_audio_timestamps would "
+        "number both as one"
+    )
 
 
 def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
@@ -163,7 +176,9 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
 _BEHIND = "what stands behind a shorter one"
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
     "gemma3n": partial(_alike, _lengths, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
-    "glmasr": partial(_alike, _in_less_than_a_window, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"),
+    "glmasr": partial(
+        _alike, _in_less_than_a_window, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"
+    ),
     "granite_speech": partial(
         _alike_without_a_mask,
         f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}",
@@ -172,7 +187,9 @@ _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None
         _alike_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
     ),
     "musicflamingo": _as_one_sound,
-    "nemo_speechlm": partial(_alike, _lengths, f"Nemotron3DiarizationModel.upsampler reads {_BEHIND}"),
+    "nemo_speechlm": partial(
+        _alike, _lengths, f"Nemotron3DiarizationModel.upsampler reads {_BEHIND}"
+    ),
     "nemotron_h_omni": partial(
         _alike,
         _with_a_frame_more,

@@ -15,16 +15,29 @@ from autopack.mixers import OneByOne
 _STREAMS = "its streams of n-grams are numbered from the start of the row"
 _MODELS = {
     "its byte patches and n-gram embeddings run across documents": "BltForCausalLM BltModel",
-    "its tokens, prompts and positions are numbered from the start of the row": "CpmAntForCausalLM CpmAntModel",
-    "its characters are taken together by columns of the row, and its attention goes by blocks of it": "CanineModel",
-    "its key-value compressors pool windows counted from the row's start": "DeepseekV4ForCausalLM DeepseekV4Model",
-    "its indexer selects blocks of keys counted from the row's start": "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel",
-    "its indexer pools keys by windows counted from the row's start, and selects among those of all of it": (
-        "Glm5NextTextModel"
+    "its tokens, prompts and positions are numbered from the start of the row": (
+        "CpmAntForCausalLM CpmAntModel"
     ),
+    (
+        "its characters are taken together by columns of the row, and its attention goes by blocks "
+        "of it"
+    ): "CanineModel",
+    "its key-value compressors pool windows counted from the row's start": (
+        "DeepseekV4ForCausalLM DeepseekV4Model"
+    ),
+    "its indexer selects blocks of keys counted from the row's start": (
+        "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel"
+    ),
+    (
+        "its indexer pools keys by windows counted from the row's start, and selects among those "
+        "of all of it"
+    ): ("Glm5NextTextModel"),
     _STREAMS: "ProphetNetForCausalLM ProphetNetEncoder",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
-    "its attention averages keys over blocks of 32 columns and looks closely at the best blocks of the row": "MraModel",
+    (
+        "its attention averages keys over blocks of 32 columns and looks closely at the best "
+        "blocks of the row"
+    ): "MraModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
 }
 
@@ -72,7 +85,8 @@ def _with_streams(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 _TYPES = """
-blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra prophetnet reformer xlnet
+blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra prophetnet
+reformer xlnet
 """
 _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
@@ -80,7 +94,10 @@ _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 def _refusal(config: Any) -> str | None:
     """Return why Reformer with random hashes is refused, or None."""
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
-        return "with hash_seed=None its hashes are drawn anew at every call, so no document has one result of its own"
+        return (
+            "with hash_seed=None its hashes are drawn anew at every call, so no document has "
+            "one result of its own"
+        )
     return None
 
 
@@ -93,7 +110,9 @@ WHOLE_MODEL = Family(
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
         "ProphetNetDecoder": _Streams(_STREAMS),
-        **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
+        **dict.fromkeys(
+            "ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER
+        ),
     },
     media_types={"video": _WITH_IMAGES},
     numbering={"mra": Numbering(start=2)},
@@ -112,5 +131,9 @@ PERCEIVER = Family(
     how="the whole model, documents of one length as a batch",
     attends=False,
     refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
-    mixers={"PerceiverForSequenceClassification": OneByOne("its latents attend to all tokens of the row")},
+    mixers={
+        "PerceiverForSequenceClassification": OneByOne(
+            "its latents attend to all tokens of the row"
+        )
+    },
 )

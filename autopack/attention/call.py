@@ -47,8 +47,7 @@ class AttentionCall:
     @property
     def is_causal(self) -> bool:
         """True if a missing mask means causal attention: the call's `is_causal`, or else the
-        module's.
-        """
+        module's."""
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
 

@@ -37,4 +37,6 @@ def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
 
 def own_backend(implementation: str) -> str:
     """Return the backend of an attention implementation; eager for unknown ones."""
-    return next((name for name, backend in BACKENDS.items() if backend.is_own(implementation)), "eager")
+    return next(
+        (name for name, backend in BACKENDS.items() if backend.is_own(implementation)), "eager"
+    )

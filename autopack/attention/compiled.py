@@ -15,7 +15,10 @@ from torch.nn import functional as F
 from autopack.inspection.masks import Pattern
 
 _UNLIMITED = 1 << 62  # tokens that no document has
-_TAKEN = "Tensor query, Tensor key, Tensor value, Tensor bounds, SymInt before, SymInt after, float scale"
+_TAKEN = (
+    "Tensor query, Tensor key, Tensor value, Tensor bounds, SymInt before, SymInt after, float "
+    "scale"
+)
 
 
 def attend_compiled(
@@ -38,7 +41,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor
     shared, lengths = query.shape[1] // key.shape[1], bounds.diff().tolist()
     states = query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     # All heads' states of all rows, cut into documents: (H, L, E).
-    documents = zip(*(each.transpose(0, 1).flatten(1, 2).split(lengths, 1) for each in states), strict=True)
+    documents = zip(
+        *(each.transpose(0, 1).flatten(1, 2).split(lengths, 1) for each in states), strict=True
+    )
     found = []
     for q, k, v in documents:
         length, causal, mask = q.shape[1], after == 0, None
@@ -46,7 +51,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor
             index = torch.arange(length, device=query.device)
             distance = index[:, None] - index
             mask, causal = (distance <= before) & (-distance <= after), False
-        found.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale))
+        found.append(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        )
     rows, columns = len(query), query.shape[2]
     return torch.cat(found, 1).unflatten(1, (rows, columns)).transpose(0, 1).contiguous()
 

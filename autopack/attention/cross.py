@@ -58,12 +58,16 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
-    """Return True if a model's own rule lets every token see all states of the encoder (T5Gemma)."""
+    """Return True if a model's own rule lets every token see all states of the encoder
+    (T5Gemma)."""
 
     def ask() -> tuple[bool, DocumentMask]:
         zero = torch.zeros((), dtype=torch.long, device=layout.device)
-        ours, theirs = (torch.arange(each.columns, device=layout.device) for each in (layout, memory))
-        return bool(mask.rule(zero, zero, ours[:, None], theirs[None]).all()), mask  # kept: its id is the key
+        ours, theirs = (
+            torch.arange(each.columns, device=layout.device) for each in (layout, memory)
+        )
+        # kept: its id is the key
+        return bool(mask.rule(zero, zero, ours[:, None], theirs[None]).all()), mask
 
     return layout.derived(("sees all", memory, id(mask)), ask)[0]
 
@@ -94,7 +98,9 @@ def attend_to_images(
             code="media-mixed",
         )
     pairs = zip(seen.documents, seen.images, strict=True)
-    places = ((row, slice(*own), slice(begin * each, stop * each)) for (row, *own), (begin, stop) in pairs)
+    places = (
+        (row, slice(*own), slice(begin * each, stop * each)) for (row, *own), (begin, stop) in pairs
+    )
     tokens = _one_by_one(function, module, states, mask, options, places)
     return tokens.reshape(rows, columns, *tokens.shape[2:]), None
 

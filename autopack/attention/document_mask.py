@@ -46,7 +46,8 @@ class DocumentMask:
         it."""
         self.pattern = pattern
         self.absolute = pattern is None and any(
-            tensor.dim() >= 2 and tensor.shape[-1] >= layout.shape[1] for tensor in masks.captured_tensors(self.rule)
+            tensor.dim() >= 2 and tensor.shape[-1] >= layout.shape[1]
+            for tensor in masks.captured_tensors(self.rule)
         )
         """True if the rule reads per-token tensors, so that it must be asked with columns of the
         row."""
@@ -88,9 +89,15 @@ class DocumentMask:
             return None
         key = "whole", max(length, self.layout.max_seqlen)
         if key not in self._made:
-            self._made[key] = self.function(**{**masks.with_length(self.arguments, key[1]), **self._no_skips})
+            self._made[key] = self.function(
+                **{**masks.with_length(self.arguments, key[1]), **self._no_skips}
+            )
         whole = self._made[key]
-        return whole[:, :, length - tokens : length, :length] if isinstance(whole, torch.Tensor) else None
+        return (
+            whole[:, :, length - tokens : length, :length]
+            if isinstance(whole, torch.Tensor)
+            else None
+        )
 
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
         """Return the mask of one document, made by a rule that counts columns of the row."""
@@ -171,7 +178,11 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if padding is not None:
             _refuse_padding(padding, scope.model)
         kwargs["attention_mask"] = None
-        pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
+        pattern, layout, memory = (
+            masks.describe_mask(kwargs["mask_function"]),
+            scope.layout,
+            scope.memory,
+        )
         if scope.shared is not None:
             kwargs = _of_whole_rows(kwargs, pattern, scope)
         if scope.prefixes is not None:
@@ -193,7 +204,9 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         # Code that wants a tensor in any case, and refuses both skips although the rule is a plain
         # one, goes on to combine it with another mask, so it gets the whole one. A rule with a
         # custom part, which is vmapped, refuses the skips by itself; BlockMasks cannot be combined.
-        skips = kwargs.get("allow_is_causal_skip", True) or kwargs.get("allow_is_bidirectional_skip", False)
+        skips = kwargs.get("allow_is_causal_skip", True) or kwargs.get(
+            "allow_is_bidirectional_skip", False
+        )
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         if not combined or site.key == "flex_attention":
             return mask
@@ -232,7 +245,9 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed
         # back.
         given["attention_mask"] = torch.empty(1, 1, 1, 1)
-        return tuple(mask if part is given["attention_mask"] else part for part in original(**given))
+        return tuple(
+            mask if part is given["attention_mask"] else part for part in original(**given)
+        )
 
     return autopack_preprocess_mask_arguments
 
@@ -282,7 +297,10 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
     """Raise `UnsupportedModel` if a mask that the model made itself hides tokens."""
-    why = "the model makes a padding mask of its own inside a packed forward; train it on padded batches"
+    why = (
+        "the model makes a padding mask of its own inside a packed forward; train it on padded "
+        "batches"
+    )
     if torch.compiler.is_compiling() or not (mask.device.type == "cpu" or model.is_settling):
         # What was proven makes none, and to read that on the host would wait for the device, or
         # break a graph.
@@ -293,8 +311,7 @@ def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
 
 def _packed_scope(config: Any) -> Scope | None:
     """Return the scope of the running packed forward if a text module of its model reads the
-    config.
-    """
+    config."""
     scope = running_scope()
     if scope is None or scope.layout is None:
         return None

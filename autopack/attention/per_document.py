@@ -33,12 +33,20 @@ times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faste
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout = call.layout
-    if not call.want_weights and (groups := _batches_by_length(layout)) is not None and _can_be_batched(call):
+    if (
+        not call.want_weights
+        and (groups := _batches_by_length(layout)) is not None
+        and _can_be_batched(call)
+    ):
         return _attend_as_batches(call, groups), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
     states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
-    with_axes = [name for name, option in call.options.items() if isinstance(option, torch.Tensor) and option.dim() > 1]
+    with_axes = [
+        name
+        for name, option in call.options.items()
+        if isinstance(option, torch.Tensor) and option.dim() > 1
+    ]
     for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
@@ -51,7 +59,9 @@ def attend(call: AttentionCall) -> Output:
         outputs.append(output)
         if call.want_weights and weight is not None:
             if weights is None:
-                weights = weight.new_zeros(layout.rows, weight.shape[1], layout.columns, layout.columns)
+                weights = weight.new_zeros(
+                    layout.rows, weight.shape[1], layout.columns, layout.columns
+                )
             weights[row, :, first:end, first:end] = weight[0]
     tokens = torch.cat(outputs, dim=1)
     return tokens.reshape(layout.rows, layout.columns, *tokens.shape[2:]), weights
@@ -71,7 +81,9 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
     return found
 
 
-def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
+def slice_mask(
+    mask: torch.Tensor | None, row: int, queries: slice, keys: slice
+) -> torch.Tensor | None:
     """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys) that the model
     made."""
     if mask is None:
@@ -96,7 +108,8 @@ def _slice_option(
     own = option[row : row + 1] if option.shape[0] == rows > 1 else option
     if option.dim() == 4 and option.shape[-2:] == (columns, columns):
         return own[:, :, first:end, first:end]
-    if option.dim() == 4 and option.shape[2] == columns and _has_heads(call, name, option):  # sinks, gates
+    # sinks, gates
+    if option.dim() == 4 and option.shape[2] == columns and _has_heads(call, name, option):
         return own[:, :, first:end]
     if option.shape[1] == columns and option.shape[0] in (1, rows):
         return own[:, first:end]
@@ -125,7 +138,9 @@ def _can_be_batched(call: AttentionCall) -> bool:
     """Return True if documents can run as batches: only states and options per column are cut."""
     layout = call.layout
     of_columns = (1, layout.columns), (layout.rows, layout.columns)
-    return (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)) and all(
+    return (
+        call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)
+    ) and all(
         not _has_axes(option) or option.shape in of_columns for option in call.options.values()
     )
 
@@ -162,12 +177,21 @@ def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
 
     states = [batches(each.transpose(1, 2)) for each in call.states]
     columns = {
-        name: batches(option.expand(call.layout.rows, -1)) for name, option in call.options.items() if _has_axes(option)
+        name: batches(option.expand(call.layout.rows, -1))
+        for name, option in call.options.items()
+        if _has_axes(option)
     }
     outputs = []
     for number, batch in enumerate(maps):
-        mask = call.mask.for_document(0, 0, batch.into[1]) if isinstance(call.mask, DocumentMask) else None
-        options = {**call.options_beside(mask), **{name: parts[number] for name, parts in columns.items()}}
+        mask = (
+            call.mask.for_document(0, 0, batch.into[1])
+            if isinstance(call.mask, DocumentMask)
+            else None
+        )
+        options = {
+            **call.options_beside(mask),
+            **{name: parts[number] for name, parts in columns.items()},
+        }
         output, _ = call.original(
             call.module,
             *(each[number].transpose(1, 2) for each in states),

@@ -36,7 +36,11 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
         )
     given = (option for name, option in call.options.items() if name != "position_ids")
     of_tokens = any(isinstance(option, torch.Tensor) and option.dim() > 1 for option in given)
-    found = None if backend.over_prefixes is None or of_tokens else backend.over_prefixes(call, prefixes)
+    found = (
+        None
+        if backend.over_prefixes is None or of_tokens
+        else backend.over_prefixes(call, prefixes)
+    )
     return _as_documents(call, prefixes, backend) if found is None else found
 
 
@@ -45,7 +49,11 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
     """Attend once per stretch by the model's own function; return None if a mask cannot be made."""
     own = call.mask
-    if not isinstance(own, DocumentMask) or not releases.is_own(call.original) or own.for_last(1, 2) is None:
+    if (
+        not isinstance(own, DocumentMask)
+        or not releases.is_own(call.original)
+        or own.for_last(1, 2) is None
+    ):
         return None
     options = {name: option for name, option in call.options.items() if name != "position_ids"}
     call = replace(call, options=options)
@@ -53,9 +61,15 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
     outputs = []
     for stretch, query, chain in zip(prefixes.stretches, queries, prefixes.chains, strict=True):
         if stretch.parent is None:
-            key, value, mask = keys[chain[0]], values[chain[0]], own.for_document(0, 0, stretch.length)
+            key, value, mask = (
+                keys[chain[0]],
+                values[chain[0]],
+                own.for_document(0, 0, stretch.length),
+            )
         else:
-            key, value = (torch.cat([parts[number] for number in chain], dim=2) for parts in (keys, values))
+            key, value = (
+                torch.cat([parts[number] for number in chain], dim=2) for parts in (keys, values)
+            )
             mask = own.for_last(stretch.length, stretch.depth + stretch.length)
         given = call.options_beside(mask)
         outputs.append(call.original(call.module, query, key, value, mask, **given)[0])
@@ -67,14 +81,20 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
     runs."""
     places = prefixes.row.back.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in call.states)
-    options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
+    options = {
+        name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()
+    }
     call = replace(call, query=query, key=key, value=value, options=options)
     return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
     """Return an option for the tokens of the documents. An option without such an axis stays."""
-    if not isinstance(option, torch.Tensor) or option.dim() < 2 or prefixes.tokens not in option.shape[1:]:
+    if (
+        not isinstance(option, torch.Tensor)
+        or option.dim() < 2
+        or prefixes.tokens not in option.shape[1:]
+    ):
         return option
     axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]
     if len(axes) > 1 or (axes[0] == 1 and option.shape[1] == call.query.shape[1]):
@@ -92,4 +112,6 @@ def with_keys_of_documents(call: AttentionCall, prefixes: Prefixes) -> Attention
     """Return the call with the keys and values that each stretch attends to, end to end:
     `prefixes.keys`."""
     columns = prefixes.key_columns.to(call.key.device)
-    return replace(call, key=call.key.index_select(2, columns), value=call.value.index_select(2, columns))
+    return replace(
+        call, key=call.key.index_select(2, columns), value=call.value.index_select(2, columns)
+    )

@@ -34,12 +34,18 @@ class PerDocumentRotary:
     def __init__(self, link: Link):
         self.link = link
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
         running = of_model(self.link.follow(module))
         # The rows of a padded batch share what its longest row decides.
         scope = None if running is None or running.scope.as_batch else running.scope
         call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
-        return None if scope is None or scope.layout is None else _per_document(module, scope, call, output)
+        return (
+            None
+            if scope is None or scope.layout is None
+            else _per_document(module, scope, call, output)
+        )
 
 
 @torch._dynamo.disable
@@ -47,10 +53,13 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     """Return rotary embeddings with frequencies of each document's own longest position."""
     layout, rows = scope.layout, scope.shared
     assert layout is not None
-    position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
+    # (rows or 1, columns), or those of each axis before (M-RoPE)
+    position_ids = call["position_ids"]
     if rows is not None:
         position_ids = rows.whole(position_ids, position_ids.dim() - 1)
-    position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, layout.columns).flatten(-2)
+    position_ids = position_ids.expand(
+        *position_ids.shape[:-2], layout.rows, layout.columns
+    ).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
         raise UnsupportedModel(
@@ -64,8 +73,12 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     for tokens in _groups(layout, position_ids):
         index = upload(tokens, position_ids.device)
         reset_frequencies(own, call)
-        found = type(own).forward(own, **{**call, "position_ids": position_ids[..., index].unsqueeze(-2)})
-        for whole, part in zip(wholes, found if isinstance(found, tuple) else (found,), strict=True):
+        found = type(own).forward(
+            own, **{**call, "position_ids": position_ids[..., index].unsqueeze(-2)}
+        )
+        for whole, part in zip(
+            wholes, found if isinstance(found, tuple) else (found,), strict=True
+        ):
             whole.view(-1, *whole.shape[2:])[index] = part[0]
     reset_frequencies(module, call)
     wholes = wholes if rows is None else [rows.part(whole, 1) for whole in wholes]
@@ -76,7 +89,9 @@ def _of_this_call(module: nn.Module) -> nn.Module:
     """Return the module with frequencies of its own: calls in other threads change those that it
     keeps."""
     own = copy.copy(module)
-    own._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+    own._buffers = {
+        name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()
+    }
     for name in vars(own):
         if name.endswith("max_seq_len_cached"):
             own.__dict__[name] = _ANY_LENGTH

@@ -52,7 +52,11 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     ) -> Any:
         mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
         seen = None if scope is None else scope.images
-        if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
+        if (
+            mark is None
+            or scope is None
+            or (scope.layout is None and not (seen and mark.reads_images))
+        ):
             refuse_stranger(module, query.shape[0], query.shape[2])
             is_off = exchange is not None and "forward" in vars(exchange)  # a twin is asked
             function = for_whole_rows if is_off else original
@@ -81,7 +85,11 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             )
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
-        memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
+        memory = (
+            scope.memory.to(query.device)
+            if scope.memory is not None and mark.reads_encoder
+            else None
+        )
         rows = layout if scope.prefixes is None else scope.prefixes.queries
         _check_shapes(
             module,
@@ -140,12 +148,19 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     if requested == "auto" and not call.replaces_sdpa:
         for backend in BACKENDS.values():
             runs = backend.devices is None or call.query.device.type in backend.devices
-            if own in backend.stands_in and runs and backend.refusal(call) is None and backend.availability()[0]:
+            if (
+                own in backend.stands_in
+                and runs
+                and backend.refusal(call) is None
+                and backend.availability()[0]
+            ):
                 return backend
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]
     # A mask of the model's own is cut by documents, and no BlockMask is made of it; so is a bias.
-    by_documents = isinstance(call.mask, torch.Tensor) or call.options.get("position_bias") is not None
+    by_documents = (
+        isinstance(call.mask, torch.Tensor) or call.options.get("position_bias") is not None
+    )
     return BACKENDS["eager" if by_documents or not masks.has_mask_interface() else own]
 
 
@@ -189,11 +204,19 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
     shared."""
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
-    given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
+    given = {
+        name: option
+        for name, option in options.items()
+        if isinstance(option, torch.Tensor) and option.dim()
+    }
     # sinks have one for each head
     tensors = [name for name, option in given.items() if option.shape != (heads,)]
     all_heads = bool(given) or bool(heads % rows.ranks or call.key.shape[1] % rows.ranks)
-    tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
+    tensors += (
+        ["a mask of its own"]
+        if call.mask is not None and not isinstance(call.mask, DocumentMask)
+        else []
+    )
     if tensors:
         raise UnsupportedModel(
             f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of "
@@ -201,11 +224,15 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
             "without sequence_parallel.",
             code="sequence-parallel",
         )
-    query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states)
+    query, key, value = (
+        rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states
+    )
     return replace(call, query=query, key=key, value=value, options=options)
 
 
-def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> torch.Tensor:
+def _parts_of_rows(
+    output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int
+) -> torch.Tensor:
     """Return this rank's part, of all `heads`, of `call`'s output (R, C of whole rows, H of this
     rank, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
@@ -228,7 +255,12 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
 
 
 def _check_shapes(
-    module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor, ranks: int
+    module: nn.Module,
+    layout: PackedLayout,
+    memory: PackedLayout,
+    query: Tensor,
+    key: Tensor,
+    ranks: int,
 ) -> None:
     """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`.
 
@@ -241,8 +273,8 @@ def _check_shapes(
         return
     raise UnsupportedModel(
         f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
-        f"{len(query)} rows, and not from {wanted[1]} to {of_keys[1]} in {rows}, as the packed batch "
-        "has them on each rank. Prefixes and cross-attention to other states cannot be packed; run "
-        "such documents one per row.",
+        f"{len(query)} rows, and not from {wanted[1]} to {of_keys[1]} in {rows}, as the packed "
+        "batch has them on each rank. Prefixes and cross-attention to other states cannot be "
+        "packed; run such documents one per row.",
         code="other-tokens" if ranks == 1 else "sequence-parallel",
     )

@@ -1,4 +1,5 @@
-"""Find out by runs on a few tokens which labels a model's loss takes, and how it treats them; names prove nothing."""
+"""Find out by runs on a few tokens which labels a model's loss takes, and how it treats them; names
+prove nothing."""
 
 from __future__ import annotations
 
@@ -61,14 +62,18 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
         images = empty(given["input_ids"]) if "input_ids" in given else {}
         return labelled(model, partial(model, **given, **images))
 
-    # It is not asked about the cache, of which stock raises where a class counts other layers than it has.
+    # It is not asked about the cache, of which stock raises where a class counts other layers than
+    # it has.
     plain = {"use_cache": False} if "use_cache" in argument_names(model) else {}
     with left_as_found(model):
         for train in (False, True):
             model.train(train)
             for question, labels in _questions(model, run):
                 arguments = question | plain
-                narrow = {n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+                narrow = {
+                    n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v
+                    for n, v in arguments.items()
+                }
                 answer = _ask(run, narrow, labels[:, :-1].contiguous())
                 if answer is not None and _hear(run, arguments, labels) is not None:
                     return answer
@@ -98,7 +103,9 @@ def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any
         yield from ((arguments, labels) for labels in labels_of(model, tokens, width))
 
 
-def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -> Iterator[torch.Tensor]:
+def labels_of(
+    model: PreTrainedModel, tokens: torch.Tensor, width: int | None
+) -> Iterator[torch.Tensor]:
     """Yield labels of one per token (rows, columns), in the forms that a model may take.
 
     They are classes (below `width`), classes of each codebook, or numbers.
@@ -116,26 +123,34 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
     """Yield arguments without labels in the forms in which a model may take these tokens."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
-        # Without the decoder's tokens, they would be made of the labels, and every label would count.
+        # Without the decoder's tokens, they would be made of the labels, and every label would
+        # count.
         if "input_ids" in names or not names & {"decoder_input_ids"}:
             yield {"input_ids": tokens, "decoder_input_ids": tokens}
         size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
         if isinstance(size, int):
             states = normal_numbers((_ROWS, 4, size), torch.Generator().manual_seed(0))
-            yield {"encoder_outputs": (states.to(tokens.device, dtype_of(model)),), "decoder_input_ids": tokens}
+            yield {
+                "encoder_outputs": (states.to(tokens.device, dtype_of(model)),),
+                "decoder_input_ids": tokens,
+            }
     if "decoder_input_ids" not in names:
         yield {"input_ids": tokens}
 
 
 def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
-    """Return the number of classes that are predicted for each token of (rows, columns); None if that is not told."""
-    scores = {n: value for n, value in fields.items() if value.is_floating_point() and value.dim() > 2}
+    """Return the number of classes that are predicted for each token of (rows, columns); None if
+    that is not told."""
+    scores = {
+        n: value for n, value in fields.items() if value.is_floating_point() and value.dim() > 2
+    }
     named = sorted(scores, key=lambda name: name != "logits")
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
 def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
-    """Return True if the first label counts; None if neither it nor the next ones make a difference if replaced."""
+    """Return True if the first label counts; None if neither it nor the next ones make a difference
+    if replaced."""
 
     def replaced(column: int) -> torch.Tensor:
         changed = labels.clone()
@@ -166,9 +181,13 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[tor
     loss = loss_of(output)
     if loss is None:
         return None
-    parts = [part for part in parts_of(output).values() if isinstance(part, torch.Tensor) and part.dim()]
+    parts = [
+        part for part in parts_of(output).values() if isinstance(part, torch.Tensor) and part.dim()
+    ]
     parts = [part for part in parts if part.is_floating_point() and part.requires_grad]
-    slopes = torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
+    slopes = (
+        torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
+    )
     return [each.detach().double() for each in (loss, *slopes) if each is not None]
 
 
@@ -177,7 +196,8 @@ def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
     A number differs from one that is none.
     """
-    # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
+    # Losses in low precision, or of logits that are all alike, may agree although their labels do
+    # not.
     slopes = list(zip(one[1:], other[1:], strict=False))
     size = max((float(slope.abs().max()) for pair in slopes for slope in pair), default=0.0)
     if size > 0 and math.isfinite(size) and bool(one[0].isfinite() & other[0].isfinite()):
@@ -186,15 +206,18 @@ def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
-    """Run a call with labels, raise where torch would broadcast them, and restore `problem_type`."""
+    """Run a call with labels, raise where torch would broadcast them, and restore
+    `problem_type`."""
     before = getattr(model.config, "problem_type", None)
     try:
         with warnings.catch_warnings():
-            # Torch compares shapes that do not fit by repeating one of them, and warns: those are no labels of tokens.
+            # Torch compares shapes that do not fit by repeating one of them, and warns: those are
+            # no labels of tokens.
             warnings.filterwarnings("error", message="Using a target size")
             return run()
     finally:
-        # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
+        # A loss that finds none writes its guess there, and labels of another form are tried
+        # afterwards.
         if getattr(model.config, "problem_type", None) != before:
             model.config.problem_type = before
 
@@ -209,7 +232,9 @@ def check_can_be_audited(model: PreTrainedModel) -> None:
     elif head is None and is_head_of_pair(model):
         why = "its head does not predict its decoder's tokens, so its packed rows are refused"
     if why is not None:
-        raise UnsupportedModel(f"{type(model).__name__}: nothing to audit: {why}", code="nothing-to-audit")
+        raise UnsupportedModel(
+            f"{type(model).__name__}: nothing to audit: {why}", code="nothing-to-audit"
+        )
 
 
 @dataclass
@@ -229,7 +254,8 @@ class Labels:
     """True if the loss compares each label with the prediction at the token before it."""
 
     def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the labels of a packed call; those of one document `only` if asked, and others ignored."""
+        """Return the labels of a packed call; those of one document `only` if asked, and others
+        ignored."""
         return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
@@ -252,7 +278,10 @@ class Labels:
             of_each = {number: self.alone[number % len(self.alone)][name] for number in side.order}
             if not self.per_token or example.dim() == 1:
                 ignored = torch.full_like(example, IGNORED_LABEL)
-                chosen = [value if only in (None, number) else ignored for number, value in of_each.items()]
+                chosen = [
+                    value if only in (None, number) else ignored
+                    for number, value in of_each.items()
+                ]
                 found[name] = torch.cat(chosen)
                 continue
             found[name] = example.new_full((*side.owner.shape, *example.shape[2:]), IGNORED_LABEL)
@@ -264,7 +293,9 @@ class Labels:
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
     """Return the mean of the losses, weighted by their counts of terms, and their sum."""
-    terms = [(loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0]
+    terms = [
+        (loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0
+    ]
     total = sum(count for _, count in terms)
     mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
     return [mean, torch.stack([loss for loss, _ in terms]).sum()]
@@ -308,7 +339,14 @@ def find_labels(
         said = said or objection
     if not argument_names(model) & set(LABELS):
         return None, None
-    return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"
+    return (
+        None,
+        said
+        or (
+            "stock gives no loss for labels of one per token, of one per row, or of a start and an "
+            "end"
+        ),
+    )
 
 
 def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
@@ -319,10 +357,14 @@ def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+def _per_token(
+    model: PreTrainedModel, case: Case, alone: list[Fields]
+) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Yield labels of one per token for each document, in the forms that the model may take."""
     width = width_of(alone[0], (1, case.lengths[0]))
-    for form in zip(*(labels_of(model, document[None], width) for document in case.documents), strict=True):
+    for form in zip(
+        *(labels_of(model, document[None], width) for document in case.documents), strict=True
+    ):
         yield [{"labels": labels} for labels in form]
 
 
@@ -335,7 +377,12 @@ def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
     for number, document in enumerate(case.documents):
         labels = document[None].clone()
         labels[:, :-count] = IGNORED_LABEL
-        found.append({"labels": labels, "next_sentence_label": torch.tensor([number % 2], device=labels.device)})
+        found.append(
+            {
+                "labels": labels,
+                "next_sentence_label": torch.tensor([number % 2], device=labels.device),
+            }
+        )
     return found
 
 
@@ -343,7 +390,10 @@ def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.T
     """Yield labels of one per document: a class or number, one per class, or a start and an end."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
-    width = next((shape[1] for shape, *others in shapes if not others and len(shape) == 2 and shape[0] == 1), None)
+    width = next(
+        (shape[1] for shape, *others in shapes if not others and len(shape) == 2 and shape[0] == 1),
+        None,
+    )
     numbers = torch.arange(len(case.documents), device=case.device)
     if width is not None:
         dtype = next(iter(alone[0].values())).dtype

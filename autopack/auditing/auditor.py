@@ -18,13 +18,27 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, check_can_be_audited, find_labels
-from autopack.auditing.cases import ALIKE, FORMS, LONGER, ROUTER, Case, NoReference, threshold_lengths
+from autopack.auditing.cases import (
+    ALIKE,
+    FORMS,
+    LONGER,
+    ROUTER,
+    Case,
+    NoReference,
+    threshold_lengths,
+)
 from autopack.auditing.compare import Bounds, bounds_of, error_by_token, relative_error
 from autopack.auditing.fields import fields_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.running import can_be_doubled, dtype_of, first_that_moves, in_double, run_as_stock
+from autopack.auditing.running import (
+    can_be_doubled,
+    dtype_of,
+    first_that_moves,
+    in_double,
+    run_as_stock,
+)
 from autopack.auditing.trainers import audit_trainer
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.calls.prefixes import why_not
@@ -45,17 +59,18 @@ def audit(
 ) -> LeakReport:
     """Measure whether documents that share a row see each other, on this very model, where it is.
 
-    Of a transformers Trainer, measure what it trains on: the documents of its data set, as they come
-    through its columns, collator and sampler, and the loss of a step beside that of the documents
-    one by one. The other arguments are of models alone.
+    Of a transformers Trainer, measure what it trains on: the documents of its data set, as they
+    come through its columns, collator and sampler, and the loss of a step beside that of the
+    documents one by one. The other arguments are of models alone.
 
     Args:
-        model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`), enabled or not, or a
+        model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`),
+        enabled or not, or a
             Trainer. Weights, gradients, training mode and random state are left as they were.
-        lengths: Lengths in tokens of the random documents of a row; two or more.
-        modes: Names among those of `autopack.auditing.cases.FORMS`; by default all that the model has: padded batches
-            where it is enabled, the router's loss where it has one, longer documents where its configuration holds
-            thresholds.
+        lengths: Lengths in tokens of the random documents of a row; two or more. modes: Names among
+        those of `autopack.auditing.cases.FORMS`; by default all that the model has: padded batches
+            where it is enabled, the router's loss where it has one, longer documents where its
+            configuration holds thresholds.
         training: Modes to run among eval (False) and train (True). Dropout and router noise are off
             in both. Of all modes, those that differ the most are run in both; named modes in each.
         gradients: True to compare all trainable parameters' gradients; costs 4 times their memory.
@@ -63,17 +78,21 @@ def audit(
     Returns:
         A report with `.exact`, `.worst` (relative to the standard deviation of a field alone), the
         reasons why `.packed`, `.labels` and `.padded` calls are not exact, a table per call mode,
-        the influence of each document on each other, as text, HTML and picture. Of a trainer it is a
-        `TrainerReport`: `.exact`, and `.rows` of what was measured.
+        the influence of each document on each other, as text, HTML and picture. Of a trainer it is
+        a `TrainerReport`: `.exact`, and `.rows` of what was measured.
     """
     if adapter_of(model) is not None:
         return audit_trainer(model)
     base = unwrap(model)
     unknown = set(modes or ()) - set(FORMS)
     if unknown:
-        raise ValueError(f"modes must be among {', '.join(FORMS)}; found {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"modes must be among {', '.join(FORMS)}; found {', '.join(sorted(unknown))}"
+        )
     if len(lengths) < 2 or min(lengths) < 1:
-        raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
+        raise ValueError(
+            f"lengths must name two or more documents of at least one token; found {lengths}"
+        )
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
     return audited(base, bounds_of(dtype_of(base)), lengths, modes, training, gradients)
@@ -87,7 +106,8 @@ def audited(
     training: tuple[bool, ...] = (False, True),
     gradients: bool = True,
 ) -> LeakReport:
-    """Return the report of a model, held to some bounds; the other arguments are those of `audit`."""
+    """Return the report of a model, held to some bounds; the other arguments are those of
+    `audit`."""
     check_can_be_audited(base)
     with left_as_found(base):
         report = Audit(base, bounds, lengths, modes).run(training, gradients)
@@ -97,7 +117,9 @@ def audited(
             again = Audit(base, bounds, lengths, modes).run(training, gradients)
     if not again.exact or report.measured - again.measured:
         return report
-    again.notes["precision"] = "measured in float64, since rounding of float32 decided a choice or a kink"
+    again.notes["precision"] = (
+        "measured in float64, since rounding of float32 decided a choice or a kink"
+    )
     return again
 
 
@@ -116,7 +138,8 @@ class Audit(Measuring):
         modes: tuple[str, ...] | None = None,
         alike: bool = False,
     ):
-        """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they have in common.
+        """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they
+        have in common.
 
         Errors within the `bounds` count as rounding.
         """
@@ -171,7 +194,11 @@ class Audit(Measuring):
     @torch.no_grad()
     def _first_token(self, worst: ModeResult) -> str:
         """Return the first token that a call mode changes, in words."""
-        case, form, said = self.case_of(worst.mode), FORMS[worst.mode], "none when it is called again"
+        case, form, said = (
+            self.case_of(worst.mode),
+            FORMS[worst.mode],
+            "none when it is called again",
+        )
         call = case.call(form)
         alone = self.alone(case, call, **(case.outputs if form.asks_for_more else {}))
         found, expected, _ = call.sides.split(fields_of(self.model(**case.given(call))), alone)
@@ -194,7 +221,9 @@ class Audit(Measuring):
             ways = [(without, True), (without, False)]
             for case in cases:
                 case.options_of_packed = without
-            notes["documents alone"] = "run with use_cache=False, as with labels: else they see later tokens"
+            notes["documents alone"] = (
+                "run with use_cache=False, as with labels: else they see later tokens"
+            )
         first = ""
         for options, differentiable in ways:
             for case in cases:
@@ -206,7 +235,9 @@ class Audit(Measuring):
                 first = first or f"{type(error).__name__}: {error}"
                 continue
             if first and differentiable:
-                notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
+                notes["documents alone"] = (
+                    f"run with use_cache=False, because stock raises without: {first}"
+                )
             elif first:
                 notes["gradients"] = f"not measured, because stock has none: {first}"
             return differentiable
@@ -219,7 +250,9 @@ class Audit(Measuring):
             self.model.train(train)
             try:
                 alone = self.alone(self.case, self.case.call(FORMS["default"]))
-                labels, said = find_labels(self.model, self.case, alone, ignore_boundaries=not self.report.enabled)
+                labels, said = find_labels(
+                    self.model, self.case, alone, ignore_boundaries=not self.report.enabled
+                )
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -251,7 +284,8 @@ class Audit(Measuring):
 
     @torch.no_grad()
     def _routers(self) -> ModeResult:
-        """Compare the losses of routers, and all other numbers beside results, of rows and a padded batch.
+        """Compare the losses of routers, and all other numbers beside results, of rows and a padded
+        batch.
 
         The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
         documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
@@ -266,7 +300,9 @@ class Audit(Measuring):
         try:
             expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
         except Exception as error:
-            raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
+            raise NoReference(
+                f"stock raises {type(error).__name__} for the padded batch"
+            ) from error
         if not expected or not all(map(torch.isfinite, expected.values())):
             raise NoReference("stock gives no numbers for the loss of the padded batch")
         if _error(changed, expected) > 1e-6:
@@ -292,9 +328,16 @@ def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
 def _numbers(output: Any) -> dict[Any, torch.Tensor]:
     """Return the loss of an output, and all other single numbers in it."""
     parts = {**parts_of(output), "loss": loss_of(output)}
-    numbers = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor) and not value.dim()}
+    numbers = {
+        name: value
+        for name, value in parts.items()
+        if isinstance(value, torch.Tensor) and not value.dim()
+    }
     return {name: value for name, value in numbers.items() if value.is_floating_point()}
 
 
 def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
-    return max(relative_error(found[name], value) if name in found else math.inf for name, value in expected.items())
+    return max(
+        relative_error(found[name], value) if name in found else math.inf
+        for name, value in expected.items()
+    )

@@ -42,10 +42,12 @@ class Form:
     """A form in which users call models, and the part that it has in an audit."""
 
     rows: str = "one"
-    """All documents in "one" row, in "two" (in reverse order in the other), or "each" in its own (padded)."""
+    """All documents in "one" row, in "two" (in reverse order in the other), or "each" in its own
+    (padded)."""
     positions: bool = True
     mask: str = ""
-    """A mask of "ones", or of "segments" that number the documents, with 0 at padding; none if empty."""
+    """A mask of "ones", or of "segments" that number the documents, with 0 at padding; none if
+    empty."""
     padding: int = 0
     """Columns of padding behind packed documents."""
     on_the_left: bool = False
@@ -61,15 +63,17 @@ class Form:
     own_documents: bool = False
     """True for documents of its own, which not every model has."""
     labels: str = "given"
-    """Labels are "given", or not if empty; an encoder-decoder may make its decoder's "tokens" of them."""
+    """Labels are "given", or not if empty; an encoder-decoder may make its decoder's "tokens" of
+    them."""
     trains: bool = False
-    """True for forms that differ the most: they run in training too, where gradients are compared."""
+    """True for forms that differ the most: they run in training too, where gradients are
+    compared."""
     replaces: bool = False
-    """True for forms in which documents are replaced one at a time, and that also run without labels.
+    """True for forms in which documents are replaced one at a time, and that also run without
+    labels.
 
-    In the others, every document is compared with itself alone, and one call tells of results and loss.
-    Of several rows, one document of each is replaced.
-    """
+    In the others, every document is compared with itself alone, and one call tells of results and
+    loss. Of several rows, one document of each is replaced. """
 
     @property
     def is_padded(self) -> bool:
@@ -78,7 +82,8 @@ class Form:
 
 
 ALIKE = "one beginning"
-"""The form with documents that begin alike, which an enabled model computes once for all of them."""
+"""The form with documents that begin alike, which an enabled model computes once for all of
+them."""
 LONGER = "thresholds"
 """The form with documents that are longer than the numbers of a configuration."""
 ROUTER = "router loss"
@@ -103,7 +108,8 @@ FORMS = {
     "left-padded, use_cache=False": _padded(on_the_left=True, options={"use_cache": False}),
     "right-padded, no labels": _padded(labels="", trains=True),
 }
-"""Users' forms of calls by their names: packed rows, and padded batches, which autopack runs without padding."""
+"""Users' forms of calls by their names: packed rows, and padded batches, which autopack runs
+without padding."""
 
 
 _KINDS_OF_TOKENS = ("token_type_ids", "mm_token_type_ids")
@@ -115,7 +121,8 @@ Some types need them in training, or to attend in one direction.
 
 @dataclass
 class DrawnHalf:
-    """The documents of one side of a call: of an encoder-decoder its decoder (`prefix` "decoder_"), or its encoder."""
+    """The documents of one side of a call: of an encoder-decoder its decoder (`prefix` "decoder_"),
+    or its encoder."""
 
     prefix: str
     lengths: list[int]
@@ -127,8 +134,15 @@ class DrawnHalf:
 class Case:
     """Random documents for one model, and the calls made of them."""
 
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 0, shared_tokens: int = 0):
-        """Draw documents of these lengths. All begin with so many tokens alike, the first two with twice as many.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        lengths: tuple[int, ...],
+        seed: int = 0,
+        shared_tokens: int = 0,
+    ):
+        """Draw documents of these lengths. All begin with so many tokens alike, the first two with
+        twice as many.
 
         For an encoder-decoder these are sources, and each target is as long as the next source.
         """
@@ -142,9 +156,15 @@ class Case:
         self._empty = empty_images(model)
         is_told = hasattr(model.config, "vision_config")
         self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
-        self.outputs: dict[str, Any] = {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
+        self.outputs: dict[str, Any] = (
+            {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
+        )
         configs = model.config, text_config(model.config)
-        flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
+        flags = [
+            config.output_router_logits
+            for config in configs
+            if hasattr(config, "output_router_logits")
+        ]
         self.has_router = bool(flags)
         self.outputs |= {"output_router_logits": True} if flags else {}
         self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
@@ -153,7 +173,10 @@ class Case:
 
         def half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
             generator = torch.Generator().manual_seed(seed)
-            drawn = (allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)] for _ in range(2))
+            drawn = (
+                allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)]
+                for _ in range(2)
+            )
             documents, others = (list(tokens.to(self.device).split(lengths)) for tokens in drawn)
             for number, document in enumerate((*documents, *others)):
                 begun = shared_tokens * (1 if number % len(lengths) > 1 else 2)
@@ -167,10 +190,14 @@ class Case:
         if "decoder_input_ids" in named.names and heads.row_head(model) is None:
             self.halves.insert(0, half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
         pad = getattr(text_config(model.config), "pad_token_id", None)
-        usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
+        usable = (
+            pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
+        )
         self.filler = int(usable)
         """The token of padding."""
-        self.other_filler = next((token for token in allowed[:2].tolist() if token != self.filler), None)
+        self.other_filler = next(
+            (token for token in allowed[:2].tolist() if token != self.filler), None
+        )
         """Another token that may stand in padding; None if there is none."""
 
     @property
@@ -195,7 +222,9 @@ class Case:
     def call(self, form: Form) -> Input:
         """Return the call of a form: everything but its tokens."""
         if form.offset and self.is_pair:
-            raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
+            raise NoReference(
+                "an encoder-decoder numbers both halves of a document from their beginnings"
+            )
         count = len(self.lengths)
         numbers = range(count)
         rows = [[number] for number in numbers] if form.is_padded else [[*numbers]]
@@ -204,8 +233,11 @@ class Case:
         arguments: dict[str, Any] = {}
         sides = []
         for place, half in enumerate(self.halves):
-            filled = [np.repeat(row, [half.lengths[number % count] for number in row]) for row in rows]
-            # A padded source has one column more, so that a field of one half is told from one of the other.
+            filled = [
+                np.repeat(row, [half.lengths[number % count] for number in row]) for row in rows
+            ]
+            # A padded source has one column more, so that a field of one half is told from one of
+            # the other.
             width = max(map(len, filled)) + (place if form.is_padded else form.padding)
             owner = np.full((len(rows), width), -1)
             for row, of_row in zip(owner, filled, strict=True):
@@ -216,17 +248,23 @@ class Case:
                 begins = np.diff(owner, prepend=-2) != 0
                 since = columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
                 positions = self.base + since + form.offset * (owner == 0)
-                arguments[f"{half.prefix}position_ids"] = torch.from_numpy(positions).to(self.device)
+                arguments[f"{half.prefix}position_ids"] = torch.from_numpy(positions).to(
+                    self.device
+                )
             if form.mask:
                 mask = owner >= 0 if form.mask == "ones" else owner + 1
-                arguments[f"{half.prefix}attention_mask"] = torch.from_numpy(mask).long().to(self.device)
+                arguments[f"{half.prefix}attention_mask"] = (
+                    torch.from_numpy(mask).long().to(self.device)
+                )
             sides.append(Side(owner, half.prefix))
         first = [self.base + form.offset, *[self.base] * (sum(map(len, rows)) - 1)]
         more = self.outputs if form.asks_for_more else {}
         options = form.options | more | ({} if form.is_padded else self.options_of_packed)
         return Input(arguments, Sides(sides), first, options)
 
-    def given(self, call: Input, replaced: int | None = None, filler: int | None = None) -> dict[str, Any]:
+    def given(
+        self, call: Input, replaced: int | None = None, filler: int | None = None
+    ) -> dict[str, Any]:
         """Return all arguments of a call, with one document's tokens `replaced` if asked.
 
         `filler` is the token of padding, if it is to be another one.
@@ -234,7 +272,9 @@ class Case:
         # Some models count on positions in place (XGLM up to 4.47).
         found = {name: value.clone() for name, value in call.arguments.items()} | call.options
         for half, side in zip(self.halves, call.sides.halves, strict=True):
-            ids = torch.full(side.owner.shape, self.filler if filler is None else filler, device=self.device)
+            ids = torch.full(
+                side.owner.shape, self.filler if filler is None else filler, device=self.device
+            )
             for number in side.order:
                 source = half.others if number == replaced else half.documents
                 ids[torch.from_numpy(side.owner == number)] = source[number % len(source)]
@@ -253,14 +293,20 @@ class Case:
         """Return all arguments of a call with a document alone, from its beginning."""
         of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
         return {
-            **self._with_required_inputs({f"{name}input_ids": ids[None] for name, ids in of_one.items()}),
+            **self._with_required_inputs(
+                {f"{name}input_ids": ids[None] for name, ids in of_one.items()}
+            ),
             **self.options,
         }
 
     def _with_required_inputs(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add token types of 0, and images that no token sees, where the model needs them."""
         like = ids["input_ids"]
-        return {**ids, **{name: torch.zeros_like(like) for name in self._zeros}, **self._empty(like)}
+        return {
+            **ids,
+            **{name: torch.zeros_like(like) for name in self._zeros},
+            **self._empty(like),
+        }
 
 
 def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
@@ -269,7 +315,9 @@ def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, t
     It is for a model whose text does not run without any (Idefics); for others it makes nothing.
     """
     kind = model.config.model_type
-    mask = next((f.image_mask for f in families() if f.image_mask and kind in f.tiny.needs_images), None)
+    mask = next(
+        (f.image_mask for f in families() if f.image_mask and kind in f.tiny.needs_images), None
+    )
     if mask is None or mask not in parameters_of(type(model)).names:
         return lambda ids: {}
     vision = model.config.vision_config
@@ -287,7 +335,8 @@ class NoReference(Exception):
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
     """Return tokens without a special meaning to a model, which it can both read and predict."""
     tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
-    codes = getattr(model.config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
+    # Chameleon forbids the codes of images as predictions
+    codes = getattr(model.config, "vocabulary_map", None) or {}
     special |= {token for name, token in codes.items() if name.startswith("IMGIMG")}
     ordinary = tokens[~torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long))]
     return ordinary if len(ordinary) else tokens[:1]
@@ -300,15 +349,20 @@ def _vocabulary(model: PreTrainedModel) -> int:
     with suppress(NotImplementedError):
         embeddings = model.get_input_embeddings(), model.get_output_embeddings()
     for embedding in embeddings:
-        each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]  # one per codebook
+        # one per codebook
+        each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]
         weights = [e.weight for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]
         sizes += [len(weight) for weight in weights if len(weight)]  # type: ignore[arg-type]
-    if not sizes:  # latents, hashes of characters (Perceiver, CANINE), or weights that ZeRO-3 has shared out
+    # latents, hashes of characters (Perceiver, CANINE), or weights that ZeRO-3 has shared out
+    if not sizes:
         known = (getattr(model.config, name, None) for name in ("vocab_size", "num_hash_buckets"))
         sizes += [size for size in known if isinstance(size, int)]
     if not sizes:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no single token embedding to draw the auditor's tokens for",
+            (
+                f"{type(model).__name__} has no single token embedding to draw the auditor's "
+                "tokens for"
+            ),
             code="nothing-to-audit",
         )
     return min(sizes)
@@ -317,7 +371,11 @@ def _vocabulary(model: PreTrainedModel) -> int:
 def tokens_named(config: Any) -> set[int]:
     """Return the tokens that a configuration (or its text's) names."""
     fields = {**vars(text_config(config)), **vars(config)}
-    values = [value for name, value in fields.items() if name.endswith(("token_id", "token_index", "token_ids"))]
+    values = [
+        value
+        for name, value in fields.items()
+        if name.endswith(("token_id", "token_index", "token_ids"))
+    ]
     return {
         token
         for value in values
@@ -329,13 +387,15 @@ def tokens_named(config: Any) -> set[int]:
 LONGEST = 512
 """Largest threshold that the auditor crosses: its rows are to stay short."""
 _SIZES = re.compile(
-    r"(^|_)(ids?|index|size|dim|dims|rank|ranks|heads?|layers?|experts?|channels?|groups?|labels?|classes|version|"
-    r"embd|model|inner|ff|ffn|kv|state|states|width|depth|features?|hidden|vocab|planes|topk|top_k|tok|init)$|^num_|^n_"
+    r"(^|_)(ids?|index|size|dim|dims|rank|ranks|heads?|layers?|experts?|channels?|groups?|"
+    r"labels?|classes|version|"
+    r"embd|model|inner|ff|ffn|kv|state|states|width|depth|features?|hidden|vocab|planes|"
+    r"topk|top_k|tok|init)$|^num_|^n_"
 )
 """Names of numbers that measure a model and not a row."""
 _LENGTHS = re.compile(
-    r"window|chunk|floor|rope|position|length|len$|seq|block|context|ctx|sliding|stride|local|distance|bucket|cutoff|"
-    r"thresh|span|limit|segment|period|scal"
+    r"window|chunk|floor|rope|position|length|len$|seq|block|context|ctx|sliding|stride|local|"
+    r"distance|bucket|cutoff|thresh|span|limit|segment|period|scal"
 )
 """Names of numbers that measure a row, whatever else is in them."""
 _MOST = re.compile(r"max.*(pos|seq|len)|n_positions|n_ctx|num_positions|(context|seq|sequence)_len")
@@ -365,7 +425,11 @@ def _named_numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
     """Yield name and value of whole numbers in a configuration, and of modules' lengths."""
     for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
         names = [str(key.key) for key in path if isinstance(key, MappingKey)]
-        if type(value) in (int, float) and float(value).is_integer() and not any(map(_NO_TEXT.search, names)):
+        if (
+            type(value) in (int, float)
+            and float(value).is_integer()
+            and not any(map(_NO_TEXT.search, names))
+        ):
             yield names[-1], int(value)
     for module in model.modules():
         for name, value in vars(module).items():

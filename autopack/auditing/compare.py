@@ -32,26 +32,26 @@ BOUNDS = {
 }
 """Bounds by precision.
 
-In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
-well between. float64 leaves 1e-14, but transformers computes losses in float32. The half precisions keep 11 and 8 bits
-per operation over the depth of a model. Their losses are means over tokens, closer than single logits. Their bound of
-gradients is wide already: ten times the one of results would let everything pass.
-"""
+In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start
+near 1e-2: 1e-4 lies well between. float64 leaves 1e-14, but transformers computes losses in
+float32. The half precisions keep 11 and 8 bits per operation over the depth of a model. Their
+losses are means over tokens, closer than single logits. Their bound of gradients is wide already:
+ten times the one of results would let everything pass. """
 OF_TWINS = {**BOUNDS, torch.float64: Bounds(1e-4, 1e-4, 1e-4)}
-"""Bounds of tiny twins: in float64 a good part of the models casts to float32 in code of its own, and losses and
-gradients show a term that is missing.
-"""
+"""Bounds of tiny twins: in float64 a good part of the models casts to float32 in code of its own,
+and losses and gradients show a term that is missing. """
 ROUNDINGS = 4
 """Roundings of a dtype that are no difference.
 
-What nobody touched may move by so much of a field's largest value: all but three of 256 types stay the same to the
-bit, two mixtures of experts and Reformer are within it. So may gradients of parameters of a dtype of their own.
-"""
+What nobody touched may move by so much of a field's largest value: all but three of 256 types stay
+the same to the bit, two mixtures of experts and Reformer are within it. So may gradients of
+parameters of a dtype of their own. """
 OF_SHAPES = 0.1
-"""Share of the bound of results that what nobody touched may move as well: convolutions of some shapes round by their
-neighbours (Winograd's way), and layers behind them make more of it."""
+"""Share of the bound of results that what nobody touched may move as well: convolutions of some
+shapes round by their neighbours (Winograd's way), and layers behind them make more of it."""
 OTHER_CHOICES = 0.1
-"""Share of tokens that may have another whole number, such as that of their likeliest class, by rounding."""
+"""Share of tokens that may have another whole number, such as that of their likeliest class, by
+rounding."""
 OTHER_EXPERTS = 0.1
 """Median error of tokens up to which rounding may have chosen other experts for a few of them."""
 MET = 1e-6
@@ -74,15 +74,20 @@ def bounds_of(dtype: torch.dtype) -> Bounds:
 def bound_in_use(dtypes: Iterable[torch.dtype]) -> float:
     """Return the bound of results of a call whose layers run in some precisions.
 
-    In float64 alone it is a tenth of float32's: a good part of the models casts to float32 in code of its own.
-    """
-    return max(BOUNDS[torch.float32].results / 10, *(bounds_of(each).results for each in [*dtypes] or [torch.float32]))
+    In float64 alone it is a tenth of float32's: a good part of the models casts to float32 in code
+    of its own."""
+    return max(
+        BOUNDS[torch.float32].results / 10,
+        *(bounds_of(each).results for each in [*dtypes] or [torch.float32]),
+    )
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
     """Return the unit of each field's errors: `scale_of` all documents, 1 for whole numbers."""
     return {
-        name: scale_of([document[name] for document in documents]) if value.is_floating_point() else 1.0
+        name: scale_of([document[name] for document in documents])
+        if value.is_floating_point()
+        else 1.0
         for name, value in documents[0].items()
     }
 
@@ -120,7 +125,9 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield part.double()
 
 
-def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[str, float]) -> list[tuple[float, str]]:
+def errors_between(
+    found: list[Fields], expected: list[Fields], scales: Mapping[str, float]
+) -> list[tuple[float, str]]:
     """Return each document's largest relative difference of a field, and the field's name."""
     return [
         max(((largest(f[name], e[name]) / scales[name], name) for name in e), default=(0.0, ""))
@@ -168,18 +175,24 @@ def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
     if one.shape != two.shape or not one.is_floating_point():
         return Difference(name, 1.0 if one.shape == two.shape else math.inf)
     nothing = one.isnan() & two.isnan()
-    error, scale = largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)), scale_of([one])
+    error, scale = (
+        largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)),
+        scale_of([one]),
+    )
     sane = one[is_sane(one, one.dtype)].abs()
-    rounding = ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
+    rounding = (
+        ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
+    )
     return Difference(name, error / scale, max(rounding, OF_SHAPES * bounds_of(one.dtype).results))
 
 
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the error at each token of two tensors (tokens, ...), relative to the deviation of `expected`: (tokens,).
+    """Return the error at each token of two tensors (tokens, ...), relative to the deviation of
+    `expected`: (tokens,).
 
-    It is the root mean square over the channels of a token, in which rounding, other than leaked context, does not grow
-    with their number. Infinite where one is no number and the other is. Of whole numbers it is 1 where they differ.
-    """
+    It is the root mean square over the channels of a token, in which rounding, other than leaked
+    context, does not grow with their number. Infinite where one is no number and the other is. Of
+    whole numbers it is 1 where they differ."""
     if not expected.is_floating_point():
         return (found != expected).reshape(len(expected), -1).any(1).double()
     errors = []
@@ -190,7 +203,8 @@ def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
-    """Return the relative difference of two losses; 0 if neither is a number (no terms), infinite if one is."""
+    """Return the relative difference of two losses; 0 if neither is a number (no terms), infinite
+    if one is."""
     one, other = float(found.detach()), float(expected.detach())
     if one == other or (one != one and other != other):
         return 0.0
@@ -201,15 +215,15 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1
 def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """Return the largest difference of a parameter's gradient, relative to its largest entry.
 
-    0 if there is none, infinite if one is no number. Gradients that are zero but for rounding (biases
-    that a softmax or norm cancels) count relative to the largest instead. A few roundings of the
-    parameter's own dtype are no difference: some models keep single parameters in bfloat16
-    (Apertus), whatever the dtype of the others.
-    """
+    0 if there is none, infinite if one is no number. Gradients that are zero but for rounding
+    (biases that a softmax or norm cancels) count relative to the largest instead. A few roundings
+    of the parameter's own dtype are no difference: some models keep single parameters in bfloat16
+    (Apertus), whatever the dtype of the others."""
     sizes = [float(wanted.abs().max()) for wanted in expected]
     least = 1e-2 * max([0.0, *sizes])
     errors = [
-        float((one - other).abs().max()) / (max(size, least) or 1.0) - ROUNDINGS * torch.finfo(other.dtype).eps
+        float((one - other).abs().max()) / (max(size, least) or 1.0)
+        - ROUNDINGS * torch.finfo(other.dtype).eps
         for one, other, size in zip(found, expected, sizes, strict=True)
     ]
     return max([0.0, *errors]) if all(error == error for error in errors) else math.inf

@@ -16,7 +16,9 @@ from autopack.auditing.compare import Fields, largest
 from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
-_NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z|mlm|mep)_loss")
+_NO_RESULTS = re.compile(
+    rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z|mlm|mep)_loss"
+)
 """Fields that are not compared: caches and masks, absent from packed rows, and images' states.
 
 Losses of labels and routers are measured on their own.
@@ -38,7 +40,8 @@ def fields_of(output: Any) -> Fields:
 
 def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        if value.dim() or name not in ("", "[0]"):  # where results have no names, the first number is a loss
+        # where results have no names, the first number is a loss
+        if value.dim() or name not in ("", "[0]"):
             yield name or "output", torch.view_as_real(value) if value.is_complex() else value
     elif isinstance(value, (bool, int, float, np.ndarray, np.generic)):
         if name and np.asarray(value).dtype.kind in "biuf":
@@ -53,7 +56,9 @@ def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str,
 def _numbers(value: Sequence[Any]) -> torch.Tensor | None:
     """Return a list of numbers, or of equally long lists of them, as a tensor, or else None."""
     rows = value if all(isinstance(part, (tuple, list)) for part in value) else [value]
-    if not all(row and len(row) == len(rows[0]) and {*map(type, row)} <= {bool, int, float} for row in rows):
+    if not all(
+        row and len(row) == len(rows[0]) and {*map(type, row)} <= {bool, int, float} for row in rows
+    ):
         return None
     return torch.tensor(value) if rows else None
 
@@ -76,7 +81,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Side:
-    """One half of a batch: `owner` is the number of each token's document, (rows, columns), -1 at padding.
+    """One half of a batch: `owner` is the number of each token's document, (rows, columns), -1 at
+    padding.
 
     `prefix` begins the names of the arguments of this half, and is empty or "decoder_".
     """
@@ -91,7 +97,9 @@ class Side:
     def by_document(self) -> np.ndarray:
         """Return the `owner` of a batch with one row for each document, in their order."""
         lengths = np.array(self.lengths)[self.order]
-        return np.where(np.arange(max(lengths)) < lengths[:, None], np.array(self.order)[:, None], -1)
+        return np.where(
+            np.arange(max(lengths)) < lengths[:, None], np.array(self.order)[:, None], -1
+        )
 
     def rows_of(self, chosen: np.ndarray) -> np.ndarray:
         """Return the rows of which the chosen documents, bool (documents,), have all."""
@@ -114,11 +122,13 @@ class Sides:
         self.halves = halves
         self.count = max(int(half.owner.max(initial=-1)) for half in halves) + 1
 
-    def split(self, outputs: Fields, alone: list[Fields]) -> tuple[list[Fields], list[Fields], list[str]]:
+    def split(
+        self, outputs: Fields, alone: list[Fields]
+    ) -> tuple[list[Fields], list[Fields], list[str]]:
         """Return each document's part of every field, its result alone, and fields without a split.
 
-        Raises `WrongShape` for a field that does not have the form that follows from what documents have alone.
-        """
+        Raises `WrongShape` for a field that does not have the form that follows from what documents
+        have alone."""
         found: list[Fields] = [{} for _ in range(self.count)]
         expected: list[Fields] = [{} for _ in range(self.count)]
         unknown = []
@@ -146,20 +156,35 @@ class Sides:
         known = [pair for pair in pairs if pair is not None]
         if len(known) == len(alone):
             return known
-        if all(self._alone(number).part(name, part, _ALL) is not None for number, part in enumerate(alone)):
+        if all(
+            self._alone(number).part(name, part, _ALL) is not None
+            for number, part in enumerate(alone)
+        ):
             wanted = ", ".join(str(tuple(part.shape)) for part in alone)
-            raise WrongShape(f"{name} has shape {tuple(value.shape)}, which is not made of those alone: {wanted}")
+            raise WrongShape(
+                f"{name} has shape {tuple(value.shape)}, which is not made of those alone: {wanted}"
+            )
         # Of the call as a whole, it is the same in each, or wrong.
-        return [(value, part) for part in alone] if all(part.shape == value.shape for part in alone) else None
+        return (
+            [(value, part) for part in alone]
+            if all(part.shape == value.shape for part in alone)
+            else None
+        )
 
     def _alone(self, number: int) -> Sides:
         """Return the places of a document by itself."""
-        return Sides([Side(np.zeros((1, half.lengths[number]), dtype=int), half.prefix) for half in self.halves])
+        return Sides(
+            [
+                Side(np.zeros((1, half.lengths[number]), dtype=int), half.prefix)
+                for half in self.halves
+            ]
+        )
 
     def beside(
         self, name: str, value: torch.Tensor, number: int, alone: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return what a document has of an output, and of one that it has alone, in the same form; None without one."""
+        """Return what a document has of an output, and of one that it has alone, in the same form;
+        None without one."""
         chosen = np.arange(self.count) == number
         for wanted in self._alone(number)._candidates(name, alone, _ALL):
             for found in self._candidates(name, value, chosen):
@@ -168,7 +193,8 @@ class Sides:
         return None
 
     def _nearest(self, value: torch.Tensor, alone: list[torch.Tensor]) -> torch.Tensor:
-        """Return what one number of a call may be of documents': the nearest of their mean, by tokens too, and sum."""
+        """Return what one number of a call may be of documents': the nearest of their mean, by
+        tokens too, and sum."""
         kept = torch.stack([part.double() for part in alone])
         tokens = torch.tensor(self.halves[0].lengths, dtype=kept.dtype, device=kept.device)
         wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
@@ -181,17 +207,23 @@ class Sides:
         """
         return next(self._candidates(name, value, chosen), None)
 
-    def _candidates(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> Iterator[torch.Tensor]:
-        """Yield what the chosen documents may have of an output by its shape, the likeliest first."""
+    def _candidates(
+        self, name: str, value: torch.Tensor, chosen: np.ndarray
+    ) -> Iterator[torch.Tensor]:
+        """Yield what the chosen documents may have of an output by its shape, the likeliest
+        first."""
         if name.partition("[")[0].endswith("attentions") and value.dim() > 2:
             value = value.movedim(2, 1)  # (rows, heads, columns, keys)
         # An encoder and its decoder may have batches of one shape.
         encoder_last = not name.startswith("encoder")
         ordered = sorted(self.halves, key=lambda side: (side.prefix == "") is encoder_last)
         mine = np.append(chosen, False)
-        for fewer, side in itertools.product((0, 1), ordered):  # a field of shifted labels has a column fewer
+        # a field of shifted labels has a column fewer
+        for fewer, side in itertools.product((0, 1), ordered):
             for grid in (side.owner, side.real[None]):  # a batch without its padding may be one row
-                yield from _of_tokens(value, mine[grid[:, : grid.shape[1] - fewer]], is_flat=not fewer)
+                yield from _of_tokens(
+                    value, mine[grid[:, : grid.shape[1] - fewer]], is_flat=not fewer
+                )
         for side in ordered:
             for mask in (chosen[side.order], side.rows_of(chosen)):
                 if value.dim() and len(value) == len(mask):
@@ -200,13 +232,15 @@ class Sides:
             yield from _of_tokens(value, mine[side.by_document()], is_flat=True)
 
     def parts(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return each document's part of an output by its shape; the whole of it, if that does not tell."""
+        """Return each document's part of an output by its shape; the whole of it, if that does not
+        tell."""
         found = [self.part(name, value, chosen) for chosen in np.eye(self.count, dtype=bool)]
         return [value if part is None else part for part in found]
 
 
 def _of_tokens(value: torch.Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[torch.Tensor]:
-    """Yield the tokens of a mask (rows, columns) in a value with such axes, or, if it may be flat, one of all of them.
+    """Yield the tokens of a mask (rows, columns) in a value with such axes, or, if it may be flat,
+    one of all of them.
 
     Rows with a column fewer are never flat: three documents of four tokens would be taken for one.
     """

@@ -13,7 +13,13 @@ from transformers import PreTrainedModel
 
 from autopack.inspection import source
 from autopack.inspection.fingerprint import only_checkpoints
-from autopack.inspection.randomness import Pinned, afterwards, drawing_nothing, draws_by_itself, put_into
+from autopack.inspection.randomness import (
+    Pinned,
+    afterwards,
+    drawing_nothing,
+    draws_by_itself,
+    put_into,
+)
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
@@ -36,7 +42,8 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
+        # Under autocast rounding would be that of a lower precision than the one by which errors
+        # are judged.
         torch.autocast("cpu" if device == "meta" else device, enabled=False),
         in_their_own_precision(list(model.modules())),
         preserved(model, enabled),
@@ -70,38 +77,57 @@ def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[Enab
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
     """Return the nonzero rates of dropout and its like: module, name of its attribute, value."""
     words = ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha")
-    attributes = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
+    attributes = [
+        (module, name, value) for module in model.modules() for name, value in vars(module).items()
+    ]
     return [
         (module, name, value)
         for module, name, value in attributes
         if isinstance(value, float) and value
-        if (name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else any(word in name for word in words))
+        if (
+            name == "p"
+            if isinstance(module, nn.modules.dropout._DropoutNd)
+            else any(word in name for word in words)
+        )
     ]
 
 
 @contextlib.contextmanager
 def preserved(
-    model: PreTrainedModel, enabled: EnabledModel | None = None, noise: bool = False, checkpoints: bool = False
+    model: PreTrainedModel,
+    enabled: EnabledModel | None = None,
+    noise: bool = False,
+    checkpoints: bool = False,
 ) -> Iterator[Callable[[], None]]:
-    """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs, and counts of calls.
+    """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs,
+    and counts of calls.
 
-    Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with `checkpoints`. The model
-    writes to copies of its buffers and of tensors that its modules keep, since the graph of an earlier call may have
-    kept those that it has; the function that is yielded makes new copies. Parameters come back too if a module's code
-    may write to them: others are not copied, for they are large. So do settings of what is `enabled`, which neither
-    looks at padding nor tells anything meanwhile.
-    """
+    Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with
+    `checkpoints`. The model writes to copies of its buffers and of tensors that its modules keep,
+    since the graph of an earlier call may have kept those that it has; the function that is yielded
+    makes new copies. Parameters come back too if a module's code may write to them: others are not
+    copied, for they are large. So do settings of what is `enabled`, which neither looks at padding
+    nor tells anything meanwhile."""
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
-    configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
+    configs: list[Any] = list(
+        {id(m.config): m.config for m in modules if hasattr(m, "config")}.values()
+    )
     # A loss that finds no kind of problem writes its guess there.
     attributes = [
-        (config, "problem_type", config.problem_type) for config in configs if hasattr(config, "problem_type")
+        (config, "problem_type", config.problem_type)
+        for config in configs
+        if hasattr(config, "problem_type")
     ]
     if enabled is not None:
         attributes += [(enabled, name, getattr(enabled, name)) for name in _SETTINGS]
-        attributes += [(enabled.tally, name, value) for name, value in enabled.tally.counted().items()]
-    data = [(module, {*vars(module), *module._parameters.keys()}, _data_of(module)) for module in modules]
+        attributes += [
+            (enabled.tally, name, value) for name, value in enabled.tally.counted().items()
+        ]
+    data = [
+        (module, {*vars(module), *module._parameters.keys()}, _data_of(module))
+        for module in modules
+    ]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     written = [tensor for module in modules for tensor in _tensors_of(module)]
@@ -136,10 +162,14 @@ def preserved(
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         for module in modules:
-            # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
-            if vars(module).get("gradient_checkpointing") and not (checkpoints and _checkpoints_its_way(module)):
+            # Reentrant checkpointing knows no torch.autograd.grad, by which an audit
+            # differentiates.
+            if vars(module).get("gradient_checkpointing") and not (
+                checkpoints and _checkpoints_its_way(module)
+            ):
                 module.__dict__["gradient_checkpointing"] = False
-            # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
+            # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no
+            # gradients on for good.
             if vars(module).get("support_avx512bf16_for_cpu"):
                 module.__dict__["support_avx512bf16_for_cpu"] = False
         if enabled is not None:
@@ -148,7 +178,8 @@ def preserved(
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """Yield the tensors that a forward may write to: where they are held, their names, and themselves.
+    """Yield the tensors that a forward may write to: where they are held, their names, and
+    themselves.
 
     Many whole numbers are weights of a quantised layer, and not copied for their size.
     """
@@ -170,7 +201,12 @@ def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
     """Return parameters of modules (and parts) that write to weights in training (Gemma 3n)."""
     writing = {kind for kind in {*map(source.class_of, modules)} if source.writes_to_weights(kind)}
     found = [module for module in modules if type(module) in writing]
-    held = [p for module in found for part in (module, *module.children()) for p in part.parameters(recurse=False)]
+    held = [
+        p
+        for module in found
+        for part in (module, *module.children())
+        for p in part.parameters(recurse=False)
+    ]
     return list({id(p): p for p in held if not p.is_meta}.values())
 
 
@@ -180,7 +216,11 @@ def _data_of(module: nn.Module) -> dict[str, Any]:
 
 def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     """Return a module's dicts of forward hooks; transformers adds some to record hidden states."""
-    return [held for name, held in vars(module).items() if name.startswith("_forward") and isinstance(held, dict)]
+    return [
+        held
+        for name, held in vars(module).items()
+        if name.startswith("_forward") and isinstance(held, dict)
+    ]
 
 
 def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""Measure one form of call: packed rows beside stock's documents alone, padded batches beside stock's own."""
+"""Measure one form of call: packed rows beside stock's documents alone, padded batches beside
+stock's own."""
 
 from __future__ import annotations
 
@@ -15,10 +16,22 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Case, Form, Input, NoReference
-from autopack.auditing.compare import Fields, errors_between, gradient_error, relative_error, scales_of
+from autopack.auditing.compare import (
+    Fields,
+    errors_between,
+    gradient_error,
+    relative_error,
+    scales_of,
+)
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.running import gradients_of, in_used_tensors, run_as_stock, trained, weighted_sum
+from autopack.auditing.running import (
+    gradients_of,
+    in_used_tensors,
+    run_as_stock,
+    trained,
+    weighted_sum,
+)
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.runtime.model import EnabledModel
@@ -72,10 +85,9 @@ class Measuring:
     ) -> tuple[Fields, torch.Tensor | None]:
         """Return stock's results and loss for a document of a call, with their graph.
 
-        It has `more` arguments than its own and labels. A document that stands in two rows has a graph
-        for each: where upstream goes through float32, gradients of two uses round otherwise than the sum
-        of each.
-        """
+        It has `more` arguments than its own and labels. A document that stands in two rows has a
+        graph for each: where upstream goes through float32, gradients of two uses round otherwise
+        than the sum of each."""
         own = number if labels is None else number % len(case.documents)
         key = own, call.first[number], id(case), self.model.training, labels is not None, *more
         if key not in self._kept:
@@ -86,11 +98,15 @@ class Measuring:
             self._kept[key] = fields_of(output), loss_of(output)
         return self._kept[key]
 
-    def _errors(self, found: _Results, expected: _Results, differentiate: bool, is_padded: bool) -> dict[str, Any]:
+    def _errors(
+        self, found: _Results, expected: _Results, differentiate: bool, is_padded: bool
+    ) -> dict[str, Any]:
         """Return the errors of results and gradients, as a `ModeResult` has them."""
         scales = scales_of(expected.documents)
         error, field = max(errors_between(found.documents, expected.documents, scales))
-        gradient = self._gradient_error(found, expected, scales, is_padded) if differentiate else None
+        gradient = (
+            self._gradient_error(found, expected, scales, is_padded) if differentiate else None
+        )
         return {"error": error, "field": field, "gradient": gradient}
 
     def _gradient_error(
@@ -98,13 +114,13 @@ class Measuring:
     ) -> float | None:
         """Return the error of gradients; None where stock has none.
 
-        Of padded batches none may be numbers: a token of padding may see nothing (softmax of nothing,
-        float64).
-        """
+        Of padded batches none may be numbers: a token of padding may see nothing (softmax of
+        nothing, float64)."""
         if (found.loss is None) != (expected.loss is None):
             return None
         one, other = (
-            weighted_sum(each.documents, scales) if each.loss is None else each.loss for each in (found, expected)
+            weighted_sum(each.documents, scales) if each.loss is None else each.loss
+            for each in (found, expected)
         )
         given = trained(self.model)
         if not given or one is None or other is None:
@@ -126,7 +142,9 @@ class Measuring:
         call = case.call(form)
         unknown = [option for option in call.options if not case.takes(option)]
         if unknown or (form.asks_for_more and not case.outputs):
-            raise NoReference(f"its forward takes no {', '.join(unknown) or 'argument that asks for more'}")
+            raise NoReference(
+                f"its forward takes no {', '.join(unknown) or 'argument that asks for more'}"
+            )
         more = case.outputs if form.asks_for_more else {}
         # Where more is asked for, or documents begin elsewhere, than anybody has to.
         rare = form.asks_for_more or form.offset > 0
@@ -135,35 +153,59 @@ class Measuring:
             alone = self.alone(case, call, **more)
             return self._beside_alone(name, case, call, alone, differentiate, replaces)
         except Exception as failure:
-            said, refused = f"{type(failure).__name__}: {failure}", isinstance(failure, AutopackError)
-            unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)  # no mask, up to 4.57 (FNet)
+            said, refused = (
+                f"{type(failure).__name__}: {failure}",
+                isinstance(failure, AutopackError),
+            )
+            # no mask, up to 4.57 (FNet)
+            unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)
             by_stock = not alone and (rare or form.own_documents)
-            if by_stock or (rare and refused) or (unexpected is not None and not case.takes(unexpected[1])):
+            if (
+                by_stock
+                or (rare and refused)
+                or (unexpected is not None and not case.takes(unexpected[1]))
+            ):
                 raise NoReference(said) from failure
             return ModeResult(name, self.model.training, failure=said)
 
     def _beside_alone(
-        self, name: str, case: Case, call: Input, alone: list[Fields], differentiate: bool, replaces: bool
+        self,
+        name: str,
+        case: Case,
+        call: Input,
+        alone: list[Fields],
+        differentiate: bool,
+        replaces: bool,
     ) -> ModeResult:
         form, outputs = FORMS[name], Fields()
         loss, refused = None, None
         if self.labels is not None and form.labels:
-            outputs, loss, refused = self._with_labels(call, self.labels, replaces and name == "default")
+            outputs, loss, refused = self._with_labels(
+                call, self.labels, replaces and name == "default"
+            )
         if (replaces and form.replaces) or not _tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
             given = case.given(call)
-            outputs = fields_of(self.model(**(in_used_tensors(self.model, given) if form.in_used_tensors else given)))
+            outputs = fields_of(
+                self.model(
+                    **(in_used_tensors(self.model, given) if form.in_used_tensors else given)
+                )
+            )
         if form.padding:
-            # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
+            # One number of a row with padding may be of its padding too, as it is in stock's padded
+            # batches.
             outputs = _with_axes(outputs)
         found, expected, unknown = call.sides.split(outputs, alone)
         if not any(expected):
             raise UnsupportedModel(
-                "no field of its output can be compared with what documents get alone", code="nothing-to-audit"
+                "no field of its output can be compared with what documents get alone",
+                code="nothing-to-audit",
             )
         if unknown:
             self._note_unknown(unknown, form)
-        influence = self._influence(case, call, alone, found, scales_of(expected)) if replaces else None
+        influence = (
+            self._influence(case, call, alone, found, scales_of(expected)) if replaces else None
+        )
         errors = self._errors(_Results(found), _Results(expected), differentiate, is_padded=False)
         told = {"influence": influence, "loss": loss, "loss_refused": refused, **errors}
         return ModeResult(name, self.model.training, **told)
@@ -181,15 +223,20 @@ class Measuring:
         # What is proven now may leave them out later.
         if "" in names or self.enabled is None or not self.enabled.is_settling:
             raise UnsupportedModel(
-                f"nobody can tell which part of {said} in its output belongs to which document. Run the documents one "
-                f"per row",
+                f"nobody can tell which part of {said} in its output belongs to which document. "
+                "Run the documents one per row",
                 code="output-unknown",
             )
         self.report.unattributed.update(names)
 
     @torch.no_grad()
     def _influence(
-        self, case: Case, call: Input, alone: list[Fields], found: list[Fields], scales: dict[str, float]
+        self,
+        case: Case,
+        call: Input,
+        alone: list[Fields],
+        found: list[Fields],
+        scales: dict[str, float],
     ) -> np.ndarray:
         """Return `influence[i, j]`: the relative change of document i when j is replaced.
 
@@ -201,12 +248,17 @@ class Measuring:
             outputs = fields_of(self.model(**case.given(call, j)))
             # One number of the whole call changes with each document.
             changed, _, _ = call.sides.split(_with_axes(outputs), alone)
-            before = [{name: each[name] for name in after} for each, after in zip(found, changed, strict=True)]
+            before = [
+                {name: each[name] for name in after}
+                for each, after in zip(found, changed, strict=True)
+            ]
             matrix[:, j] = [worst for worst, _ in errors_between(changed, before, scales)]
         np.fill_diagonal(matrix, np.nan)
         return matrix
 
-    def _with_labels(self, call: Input, labels: Labels, in_every_way: bool) -> tuple[Fields, float | None, str | None]:
+    def _with_labels(
+        self, call: Input, labels: Labels, in_every_way: bool
+    ) -> tuple[Fields, float | None, str | None]:
         """Return the output with labels, its loss's relative error, and why it is refused.
 
         The error is the largest difference from the loss of the documents alone; of a loss that is
@@ -222,7 +274,10 @@ class Measuring:
             for given, wanted, terms in self._ways(call, labels, alone, counts, in_every_way):
                 found, loss = self._loss(call, given)
                 # Documents may have their mean together, or their sum.
-                error = max(error, min(relative_error(loss, each) for each in expected_losses(wanted, terms)))
+                error = max(
+                    error,
+                    min(relative_error(loss, each) for each in expected_losses(wanted, terms)),
+                )
                 outputs = outputs or found
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
@@ -231,7 +286,12 @@ class Measuring:
         return outputs, error, None
 
     def _ways(
-        self, call: Input, labels: Labels, alone: list[torch.Tensor], counts: list[int], all_of_them: bool
+        self,
+        call: Input,
+        labels: Labels,
+        alone: list[torch.Tensor],
+        counts: list[int],
+        all_of_them: bool,
     ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
         """Yield labels as a loss is asked for, and the losses and terms of documents alone.
 
@@ -247,7 +307,10 @@ class Measuring:
                 yield labels.packed(call, number), [alone[number]], [1]
         if self.case.is_pair:
             try:
-                wanted = [self._loss_alone(call, labels, number, **_MADE_OF_LABELS) for number in range(len(alone))]
+                wanted = [
+                    self._loss_alone(call, labels, number, **_MADE_OF_LABELS)
+                    for number in range(len(alone))
+                ]
             except Exception as error:
                 why = f"not measured: {type(error).__name__}: {error}"
                 self.report.notes["decoder's tokens made of labels"] = why
@@ -265,7 +328,11 @@ class Measuring:
                 if relative_error(told, alone[number] * of_one) < 1e-3:
                     yield labels.packed(call) | way, [loss * of_all for loss in alone], counts
                     return
-        except (TypeError, ValueError, RuntimeError) as error:  # by any name, but something further in may not
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # by any name, but something further in may not
             why = str(error)
         self.report.notes[_ITEMS] = f"not measured: {why}"
 
@@ -274,13 +341,17 @@ class Measuring:
         output = self.model(**arguments)
         loss = loss_of(output)
         if loss is None:
-            raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
+            raise RuntimeError(
+                "the model gives no loss for packed rows, although it gives one for documents alone"
+            )
         return fields_of(output), loss
 
     def _loss_alone(self, call: Input, labels: Labels, number: int, **more: Any) -> torch.Tensor:
         _, loss = self._alone(self.case, call, number, labels, **more)
         if loss is None:
-            raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
+            raise RuntimeError(
+                "stock gives no loss for a document alone, although it gives one for another"
+            )
         return loss
 
     def _padded(self, name: str, differentiate: bool) -> ModeResult:
@@ -288,7 +359,10 @@ class Measuring:
         enabled = self.enabled
         assert enabled is not None, "padded batches of stock are stock's"
         call, form = self.case.call(FORMS[name]), FORMS[name]
-        before, measured = enabled.tally.batches, ModeResult(name, self.model.training, kind="padded")
+        before, measured = (
+            enabled.tally.batches,
+            ModeResult(name, self.model.training, kind="padded"),
+        )
         try:
             output = self.model(**self.of_batch(call, form))
         except Exception as error:
@@ -314,9 +388,14 @@ class Measuring:
 
         result = beside(_Results(_divided(of_stock, call.sides), loss_of(wanted)))
         if not self.report.is_exact(result) and self._reads_padding(enabled):
-            # Where tokens get something of what stands in padding, documents alone tell, and not stock's batch.
+            # Where tokens get something of what stands in padding, documents alone tell, and not
+            # stock's batch.
             labels = None if loss_of(wanted) is None else self.labels
-            more = _MADE_OF_LABELS if self.case.is_pair and "decoder_input_ids" not in arguments else {}
+            more = (
+                _MADE_OF_LABELS
+                if self.case.is_pair and "decoder_input_ids" not in arguments
+                else {}
+            )
             alone = self._padded_alone(call, of_stock, labels, more)
             other = alone and beside(alone)
             return other if other and self.report.is_exact(other) else result
@@ -326,30 +405,41 @@ class Measuring:
         self, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
     ) -> _Results | None:
         """Return the documents' results alone, in the form of a padded batch's answer."""
-        answers = [self._alone(self.case, call, number, labels, **more) for number in range(len(call.first))]
+        answers = [
+            self._alone(self.case, call, number, labels, **more)
+            for number in range(len(call.first))
+        ]
         losses = [loss for _, loss in answers if loss is not None]
         if labels is not None and len(losses) < len(answers):
             return None
         with suppress(WrongShape):
             _, documents, _ = call.sides.split(_with_axes(fields), [each for each, _ in answers])
-            return _Results(documents, None if labels is None else expected_losses(losses, labels.counts)[0])
+            return _Results(
+                documents, None if labels is None else expected_losses(losses, labels.counts)[0]
+            )
         return None
 
-    def of_batch(self, call: Input, form: Form, filler: int | None = None, drops: bool = False) -> dict[str, Any]:
+    def of_batch(
+        self, call: Input, form: Form, filler: int | None = None, drops: bool = False
+    ) -> dict[str, Any]:
         """Return the arguments of a padded batch, made anew.
 
-        If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and stock
-        compares them with what padding predicts.
-        """
+        If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and
+        stock compares them with what padding predicts."""
         arguments = self.case.given(call, filler=filler) | self.case.without_router
         if self.labels is not None and form.labels:
             arguments |= self.labels.padded(call.sides, drops)
             if drops and self.labels.shifts:
                 self.report.notes["labels behind padding"] = (
-                    "compared with stock without the terms in which it scores them by what it predicts at padding"
+                    "compared with stock without the terms in which it scores them by what it "
+                    "predicts at padding"
                 )
             if form.labels == "tokens" and self.labels.per_token:
-                arguments = {name: value for name, value in arguments.items() if not name.startswith("decoder_")}
+                arguments = {
+                    name: value
+                    for name, value in arguments.items()
+                    if not name.startswith("decoder_")
+                }
         return arguments
 
     def _reads_padding(self, enabled: EnabledModel) -> bool:
@@ -360,12 +450,17 @@ class Measuring:
         return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
 
     def _reference(self, arguments: dict[str, Any], sides: Sides) -> Any:
-        """Return stock's output for a padded batch; raise `NoReference` if it raises or gives no numbers."""
+        """Return stock's output for a padded batch; raise `NoReference` if it raises or gives no
+        numbers."""
         try:
             output = run_as_stock(self.model, arguments)
         except Exception as error:
-            raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-        values = (value for document in _divided(fields_of(output), sides) for value in document.values())
+            raise NoReference(
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            ) from error
+        values = (
+            value for document in _divided(fields_of(output), sides) for value in document.values()
+        )
         if any(bool(value.isnan().any()) for value in values):
             raise NoReference("stock gives values that are no numbers")
         return output

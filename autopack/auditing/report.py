@@ -59,8 +59,14 @@ class ModeResult:
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """The error against documents alone or stock, the influence, and the errors of gradients and of the loss."""
-        return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
+        """The error against documents alone or stock, the influence, and the errors of gradients
+        and of the loss."""
+        return (
+            self.error,
+            None if self.influence is None else self.worst_influence,
+            self.gradient,
+            self.loss,
+        )
 
     @property
     def worst(self) -> float:
@@ -86,11 +92,13 @@ class LeakReport(Report):
     loss_tolerance: float
     results: list[ModeResult]
     left_out: dict[str, str] = dataclass_field(default_factory=dict)
-    """Call modes that have no reference, with the reason, such as documents that stock cannot run so."""
+    """Call modes that have no reference, with the reason, such as documents that stock cannot run
+    so."""
     notes: dict[str, str] = dataclass_field(default_factory=dict)
     """Other omissions from the measurements, with the reason."""
     unattributed: set[str] = dataclass_field(default_factory=set)
-    """Fields of the output of which nobody can tell what belongs to which document, where a model is proven."""
+    """Fields of the output of which nobody can tell what belongs to which document, where a model
+    is proven."""
 
     @property
     def exact(self) -> bool:
@@ -99,16 +107,23 @@ class LeakReport(Report):
 
     @property
     def measured(self) -> set[Any]:
-        """Comparisons that were made: the call mode, the number of the error, and how padding ran."""
-        return {(r.name, r.unpadded, place) for r in self.results for place, e in enumerate(r.errors) if e is not None}
+        """Comparisons that were made: the call mode, the number of the error, and how padding
+        ran."""
+        return {
+            (r.name, r.unpadded, place)
+            for r in self.results
+            for place, e in enumerate(r.errors)
+            if e is not None
+        }
 
     def is_exact(self, result: ModeResult) -> bool:
         """Return True if one call mode is within rounding, forward and backward."""
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
-        # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside padding. A token
-        # that is computed once for documents that begin alike gets the sum of gradients before it is rounded.
+        # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside
+        # padding. A token that is computed once for documents that begin alike gets the sum of
+        # gradients before it is rounded.
         rounds_otherwise = result.kind == "padded" or result.mode == ALIKE
         least, gradient = BOUNDS[torch.float32], result.gradient or 0.0
         of_gradients = max(self.gradient_tolerance, least.gradients if rounds_otherwise else 0.0)
@@ -191,7 +206,10 @@ class LeakReport(Report):
         if worst.influence is not None:
             said += f", and one document changes another by {worst.worst_influence:.1e}"
         if worst.worst <= self.tolerance and not self.is_exact(worst):
-            said = f"gradients are off by {_number(worst.gradient)} and the loss by {_number(worst.loss)}"
+            said = (
+                f"gradients are off by {_number(worst.gradient)} and the loss by "
+                f"{_number(worst.loss)}"
+            )
         return f"in mode '{worst.name}' {said}"
 
     @property
@@ -200,13 +218,20 @@ class LeakReport(Report):
         measured all."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
-        return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[1]
+        return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[
+            1
+        ]
 
     def _headline(self) -> str:
         state = "enabled by autopack" if self.enabled else "stock, not enabled"
-        raised = any(result.failure is not None or result.worst == math.inf for result in self.results)
+        raised = any(
+            result.failure is not None or result.worst == math.inf for result in self.results
+        )
         wrong = "LEAKS" if self.results and not raised else "NOT EXACT"
-        return f"{self.model}, {state}, {self.implementation}, {self.dtype}: {'exact' if self.exact else wrong}"
+        return (
+            f"{self.model}, {state}, {self.implementation}, {self.dtype}: "
+            f"{'exact' if self.exact else wrong}"
+        )
 
     def _table(self) -> list[list[str]]:
         rows = [["call mode", "", "vs alone", "influence", "gradients", "loss", ""]]
@@ -224,7 +249,9 @@ class LeakReport(Report):
     def _not_measured(self) -> list[str]:
         said = [f"not run: {mode}: {reason}" for mode, reason in sorted(self.left_out.items())]
         said += [f"{what}: {reason}" for what, reason in sorted(self.notes.items())]
-        refusals = {result.loss_refused for result in self.results if result.loss_refused is not None}
+        refusals = {
+            result.loss_refused for result in self.results if result.loss_refused is not None
+        }
         said += [f"raised with labels: {reason}" for reason in sorted(refusals)]
         failures = {result.failure for result in self.results if result.failure is not None}
         return said + [f"raised: {failure}" for failure in sorted(failures)]
@@ -232,10 +259,9 @@ class LeakReport(Report):
     def _sections(self) -> Sections:
         documents = ", ".join(map(str, self.lengths))
         scale = (
-            f"Documents of {documents} tokens. "
-            "Errors are relative to the standard deviation of what documents get alone; "
-            f"within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, "
-            f"loss {self.loss_tolerance:.0e})."
+            f"Documents of {documents} tokens. Errors are relative to the standard deviation of "
+            f"what documents get alone; within rounding means at most {self.tolerance:.0e} "
+            f"(gradients {self.gradient_tolerance:.0e}, loss {self.loss_tolerance:.0e})."
         )
         table = Table(self._table(), _SIDES)
         return Sections([self._headline()], [table], [self._chart], [scale, *self._not_measured()])
@@ -243,8 +269,8 @@ class LeakReport(Report):
     def plot(self, ax: Any = None) -> Any:
         """Draw the influence of each document on each other, in the worst call mode, as a heat map.
 
-        Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns the matplotlib figure.
-        """
+        Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns
+        the matplotlib figure."""
         return picture([self._chart]) if ax is None else on_axes(self._chart, ax)
 
     @property
@@ -260,7 +286,8 @@ class LeakReport(Report):
 
 
 class Measured(NamedTuple):
-    """A row of the audit of a trainer; `says` tells what is `wrong`, None if it was not measured."""
+    """A row of the audit of a trainer; `says` tells what is `wrong`, None if it was not
+    measured."""
 
     measure: str
     part: str

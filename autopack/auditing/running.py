@@ -29,7 +29,8 @@ _MOST_BYTES = 2**31
 
 @contextlib.contextmanager
 def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None]:
-    """Run a model as stock, whatever ran before: rotaries forget the longest position, which sets frequencies."""
+    """Run a model as stock, whatever ran before: rotaries forget the longest position, which sets
+    frequencies."""
     with contextlib.nullcontext() if enabled is None else scope.stock(enabled):
         forget_lengths(model)
         yield
@@ -43,11 +44,14 @@ def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments in tensors that a call has had, with their rows in reverse order; the call is made.
+    """Return arguments in tensors that a call has had, with their rows in reverse order; the call
+    is made.
 
     Programs write batches into the same tensors, for a captured graph or to save memory.
     """
-    used = {name: value.flip(0) for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    used = {
+        name: value.flip(0) for name, value in arguments.items() if isinstance(value, torch.Tensor)
+    }
     model(**arguments | used)
     for name, tensor in used.items():
         tensor.copy_(arguments[name])
@@ -59,10 +63,17 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
 
-def gradients_of(sums: torch.Tensor, by: Sequence[torch.Tensor], weights: torch.Tensor | None = None) -> list[Any]:
-    """Return the gradients of a sum, or of several with `weights`, by some tensors; zero where one has none."""
+def gradients_of(
+    sums: torch.Tensor, by: Sequence[torch.Tensor], weights: torch.Tensor | None = None
+) -> list[Any]:
+    """Return the gradients of a sum, or of several with `weights`, by some tensors; zero where one
+    has none."""
     # Documents alone are in the graphs of several call modes.
-    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    options: dict[str, Any] = {
+        "retain_graph": True,
+        "allow_unused": True,
+        "materialize_grads": True,
+    }
     return list(torch.autograd.grad(sums, by, weights, **options))
 
 
@@ -76,7 +87,8 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
-    """Return a differentiable sum over all results with a scale, by fixed random weights per document."""
+    """Return a differentiable sum over all results with a scale, by fixed random weights per
+    document."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for document in documents:
@@ -84,7 +96,8 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
             value = document[name]
             if value.requires_grad:
                 weights = normal_numbers(value.shape, generator).to(value)
-                # What stands for minus infinity at padding has no gradient, and would swallow all else.
+                # What stands for minus infinity at padding has no gradient, and would swallow all
+                # else.
                 shown = value.where(value.detach().abs() < 1e30, torch.zeros_like(value))
                 parts.append((shown * weights).sum() / scales[name])
     return torch.stack([part.double() for part in parts]).sum() if parts else None
@@ -102,10 +115,12 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 def can_be_doubled(model: nn.Module) -> bool:
     """Return True if all weights are plain, of this process, and fit in double precision.
 
-    Code that is compiled for other weights may come to torch's limit, and run uncompiled from then on.
-    """
+    Code that is compiled for other weights may come to torch's limit, and run uncompiled from then
+    on."""
     weights = list(model.parameters())
-    plain = all(type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights)
+    plain = all(
+        type(p) is nn.Parameter and not p.is_meta and not hasattr(p, "ds_id") for p in weights
+    )
     wrapped = (cls.__module__ for module in model.modules() for cls in type(module).__mro__)
     whole = not any(name.startswith("torch.distributed.") for name in wrapped)
     compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
@@ -114,27 +129,39 @@ def can_be_doubled(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
-    """Run with parameters and buffers in double precision in place of the model's own, which come back."""
+    """Run with parameters and buffers in double precision in place of the model's own, which come
+    back."""
     doubled: dict[str, torch.Tensor] = {
         name: nn.Parameter(weight.detach().double(), weight.requires_grad)
         for name, weight in model.named_parameters()
         if weight.is_floating_point()
     }
-    doubled |= {name: buffer.double() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    doubled |= {
+        name: buffer.double()
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+    }
     with _reparametrize_module(model, doubled, tie_weights=True):
         yield
 
 
 @contextlib.contextmanager
 def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator[None]:
-    """Call a hook with every module that this thread runs, its arguments by place or name, and its output.
+    """Call a hook with every module that this thread runs, its arguments by place or name, and its
+    output.
 
     It is a global hook of the process: a model would be looked at again for one on a module.
     """
     thread = threading.get_ident()
 
-    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return hook(module, {**dict(enumerate(args)), **kwargs}, output) if threading.get_ident() == thread else None
+    def called(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        return (
+            hook(module, {**dict(enumerate(args)), **kwargs}, output)
+            if threading.get_ident() == thread
+            else None
+        )
 
     handle = register_module_forward_hook(called, with_kwargs=True)
     try:
@@ -146,7 +173,8 @@ def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator
 def first_that_moves(
     model: nn.Module, runs: Sequence[Callable[[], Any]], sides: Sides, touched: np.ndarray
 ) -> str | None:
-    """Return the name and class of the first module that mixes documents, in words; None if that cannot be told.
+    """Return the name and class of the first module that mixes documents, in words; None if that
+    cannot be told.
 
     In the second of two `runs` the documents (documents,) that are `touched` are replaced. The
     module gives the others something else, and is given the same of them.
@@ -160,7 +188,9 @@ def first_that_moves(
 
     def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
         found: list[tuple[nn.Module, Fields, Fields]] = []
-        with listening(lambda module, given, output: found.append((module, keep(given), keep(output)))):
+        with listening(
+            lambda module, given, output: found.append((module, keep(given), keep(output)))
+        ):
             run()
         return found
 

@@ -1,4 +1,5 @@
-"""`autopack bench`: all arms on one model, whether they compute the same, their memory, and how fast they are."""
+"""`autopack bench`: all arms on one model, whether they compute the same, their memory, and how
+fast they are."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ from autopack.pages import figure
 from autopack.pages.figure import PACKED, Bar, Bars, Report, Sections, Table
 
 BASELINE = Arm("padded", PADDED, False)
-ARMS = (BASELINE, Arm("enabled, padded batches", PADDED, True), Arm("enabled, packed rows", ROW, True))
+ARMS = (
+    BASELINE,
+    Arm("enabled, padded batches", PADDED, True),
+    Arm("enabled, packed rows", ROW, True),
+)
 FEWEST, MOST, RUNS = 2, 16, 25
-"""The fewest and the most batches, and how often each is run in the time: rounds of all arms, and what precedes."""
+"""The fewest and the most batches, and how often each is run in the time: rounds of all arms, and
+what precedes."""
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
-"""How far losses may be apart, relative to padded's, and still count as equal: rounding, over thousands of tokens. A
-random model's loss moves by a few thousandths where documents see each other."""
+"""How far losses may be apart, relative to padded's, and still count as equal: rounding, over
+thousands of tokens. A random model's loss moves by a few thousandths where documents see each
+other."""
 
 
 @dataclass
@@ -60,7 +67,12 @@ class Comparison(Report):
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain data; losses may be what JSON has no number for."""
         arms = {outcome.arm.name: outcome.as_dict(self.outcomes[0]) for outcome in self.outcomes}
-        return {"about": self.about, "documents": self.documents, "padding": self.padding, "arms": arms}
+        return {
+            "about": self.about,
+            "documents": self.documents,
+            "padding": self.padding,
+            "arms": arms,
+        }
 
     def _sections(self) -> Sections:
         head = ["", "real tokens/s", "speed of padded", "peak MiB"]
@@ -73,12 +85,13 @@ class Comparison(Report):
         """Return what was timed, on what, and of what documents: a line each."""
         about, lengths = self.about, [length for batch in self.documents for length in batch]
         return [
-            f"{about['name']}, {about['parameters'] / 1e6:,.1f} M parameters, {about['dtype']}, {about['attention']}; "
-            f"{about['work']}",
+            f"{about['name']}, {about['parameters'] / 1e6:,.1f} M parameters, {about['dtype']}, "
+            f"{about['attention']}; {about['work']}",
             f"{about['device']}, threads: {about['threads']}; torch {about['torch']}, transformers "
             f"{about['transformers']}",
-            f"{len(self.documents)} x {len(self.documents[0])} documents of {min(lengths):,} to {max(lengths):,} "
-            f"tokens ({about['source']}), {sum(lengths):,} tokens; padding {self.padding:.0%}",
+            f"{len(self.documents)} x {len(self.documents[0])} documents of {min(lengths):,} to "
+            f"{max(lengths):,} tokens ({about['source']}), {sum(lengths):,} tokens; padding "
+            f"{self.padding:.0%}",
         ]
 
     def _row(self, outcome: Outcome) -> list[str]:
@@ -90,7 +103,8 @@ class Comparison(Report):
         return [outcome.arm.name, str(outcome.speed), said, mebibytes(outcome.peak_bytes)]
 
     def _bar(self, outcome: Outcome, row: list[str]) -> Bar:
-        """Return the speed of an arm with its interval, and its ratio to padded; or why it has none."""
+        """Return the speed of an arm with its interval, and its ratio to padded; or why it has
+        none."""
         speed = outcome.speed
         if speed is None:
             return Bar(row[0], 0.0, row[1][:50])
@@ -103,17 +117,21 @@ class Comparison(Report):
         for outcome in self.outcomes:
             if outcome in self.wrong:
                 yield (
-                    f'"{outcome.arm.name}" is WRONG; please report it: its loss is {outcome.loss:.4f}, and padded\'s '
+                    f'"{outcome.arm.name}" is WRONG; please report it: its loss is '
+                    f"{outcome.loss:.4f}, and padded's "
                     f"{first.loss:.4f}."
                 )
             if outcome.note is not None:
                 yield f'"{outcome.arm.name}": {outcome.note}.'
         if not self.wrong and first.loss is not None:
-            yield f"All that ran has padded's loss on the same documents: {first.loss:.4f}, within {tolerance:g} of it."
+            yield (
+                f"All that ran has padded's loss on the same documents: {first.loss:.4f}, "
+                f"within {tolerance:g} of it."
+            )
         yield (
-            f"Rounds in turns: {self.rounds}. Shown are their median and an interval that holds it with "
-            f"{CONFIDENCE:.0%} confidence; a ratio is too noisy to tell where 1 lies in it. Peak memory is torch's, of "
-            f"the largest batch."
+            f"Rounds in turns: {self.rounds}. Shown are their median and an interval that holds it "
+            f"with {CONFIDENCE:.0%} confidence; a ratio is too noisy to tell where 1 lies in it. "
+            "Peak memory is torch's, of the largest batch."
         )
 
 
@@ -127,11 +145,13 @@ def compare(
     tell: Callable[[str], Any] = lambda stage: None,
     **about: str,
 ) -> Comparison:
-    """Time padded batches, stock and enabled, and packed rows of documents of these lengths on this model.
+    """Time padded batches, stock and enabled, and packed rows of documents of these lengths on this
+    model.
 
-    The model is trained meanwhile, at a rate that hardly moves it, and is to be thrown away. Every round runs every
-    arm once over all batches, beginning with another arm, for about so many `seconds`. What fails in an arm, for lack
-    of memory or otherwise, is recorded, and the others go on.
+    The model is trained meanwhile, at a rate that hardly moves it, and is to be thrown away. Every
+    round runs every arm once over all batches, beginning with another arm, for about so many
+    `seconds`. What fails in an arm, for lack of memory or otherwise, is recorded, and the others go
+    on.
 
     Args:
         model: a causal or masked language model on its device.
@@ -143,30 +163,50 @@ def compare(
     Raises `AutopackError` for models whose loss is not one over tokens.
     """
     name = type(model).__name__
-    if is_pair(model) or row_head(model) is not None or not name.endswith(("LM", "LMHeadModel", "Generation")):
+    if (
+        is_pair(model)
+        or row_head(model) is not None
+        or not name.endswith(("LM", "LMHeadModel", "Generation"))
+    ):
         raise AutopackError(
-            f"wanted a causal or masked language model, whose loss is one over tokens, found {name}", code="not-timed"
+            (
+                "wanted a causal or masked language model, whose loss is one over tokens, found "
+                f"{name}"
+            ),
+            code="not-timed",
         )
     until = time.monotonic() + seconds
     text_config(model.config).use_cache = False  # as trainers have it
     shuffled = np.random.default_rng(0).permutation(lengths).tolist()
-    device, vocabulary, dtype = device_of(model), tokens_to_draw(model), str(model.dtype).removeprefix("torch.")
+    device, vocabulary, dtype = (
+        device_of(model),
+        tokens_to_draw(model),
+        str(model.dtype).removeprefix("torch."),
+    )
     optimizer = None
     if not forward:
         # A rate that moves no weight of half precision: all arms and rounds find the same model.
         fused = device.type == "cuda"
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=fused)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=fused
+        )
 
     def state(arm: Arm, verify: bool = False) -> AbstractContextManager[Any]:
         # Verified models have their first calls checked, which is not what is timed.
         return enable(model, verify=verify) if arm.enabled else nullcontext()
 
     def batches(count: int) -> list[Batch]:
-        parts = (shuffled[first : first + batch_size] for first in range(0, count * batch_size, batch_size))
-        return [Batch.of(part, vocabulary, number, device) for number, part in enumerate(parts) if part]
+        parts = (
+            shuffled[first : first + batch_size]
+            for first in range(0, count * batch_size, batch_size)
+        )
+        return [
+            Batch.of(part, vocabulary, number, device) for number, part in enumerate(parts) if part
+        ]
 
     def measure_before_race(outcome: Outcome) -> None:
-        """Record an arm's loss and peak memory, and note which padded batches kept their padding."""
+        """Record an arm's loss and peak memory, and note which padded batches kept their
+        padding."""
         with state(outcome.arm, verify=True) as handle:
             outcome.loss = _loss(model, whole.calls[outcome.arm.name])
             whole.measure_peak(outcome)
@@ -190,7 +230,9 @@ def compare(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": dtype,
         "attention": model.config._attn_implementation,
-        "work": "forward passes, no gradients" if forward else "training steps: forward, backward, AdamW",
+        "work": "forward passes, no gradients"
+        if forward
+        else "training steps: forward, backward, AdamW",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

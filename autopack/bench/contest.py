@@ -1,4 +1,5 @@
-"""Arms that run the same documents on one model, by turns: what they give, what they need, and how fast they are."""
+"""Arms that run the same documents on one model, by turns: what they give, what they need, and how
+fast they are."""
 
 from __future__ import annotations
 
@@ -30,9 +31,13 @@ class Batch:
     documents: Sequence[torch.Tensor]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device) -> Batch:
+    def of(
+        cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device
+    ) -> Batch:
         """Return documents of these lengths, of tokens drawn from those given."""
-        drawn = torch.randint(len(tokens), (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randint(
+            len(tokens), (sum(lengths),), generator=torch.Generator().manual_seed(seed)
+        )
         return cls(tokens[drawn].to(device).split(list(lengths)))
 
     @property
@@ -44,11 +49,17 @@ class Batch:
         """Return a call with a document per row, padded on the right; all tokens are labels."""
         ids = pad_sequence(list(self.documents), batch_first=True, padding_value=pad_token_id)
         mask = pad_sequence([torch.ones_like(each) for each in self.documents], batch_first=True)
-        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED_LABEL)}
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(mask == 0, IGNORED_LABEL),
+        }
 
     def row(self, collate: PackingCollator) -> dict[str, Any]:
         """Return a call with all documents in one row, as a collator makes it."""
-        made = collate([dict.fromkeys(("input_ids", "labels"), document.cpu()) for document in self.documents])
+        made = collate(
+            [dict.fromkeys(("input_ids", "labels"), document.cpu()) for document in self.documents]
+        )
         return {name: value.to(self.documents[0].device) for name, value in made.items()}
 
 
@@ -66,11 +77,13 @@ class Arm:
 
 
 def calls_of(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """Return the arguments of a call for each batch, in the form of an arm; rows are those of `PackingCollator`."""
+    """Return the arguments of a call for each batch, in the form of an arm; rows are those of
+    `PackingCollator`."""
     if arm.form == PADDED:
         padding = getattr(text_config(model.config), "pad_token_id", None) or 0
         return [batch.padded(padding) for batch in batches]
-    needs = replace(PackingCollator.for_model(model))  # a copy, which does not warn of a stock model
+    # a copy, which does not warn of a stock model
+    needs = replace(PackingCollator.for_model(model))
     return [batch.row(needs) for batch in batches]
 
 
@@ -98,13 +111,15 @@ class Outcome:
         return Spread.of([self.tokens / seconds for seconds in self.seconds])
 
     def over(self, other: Outcome) -> Spread | None:
-        """Return how many times as fast as another arm this one is, round by round; None where one was not timed."""
+        """Return how many times as fast as another arm this one is, round by round; None where one
+        was not timed."""
         if self.speed is None or other.speed is None:
             return None
         return Spread.of([a / b for a, b in zip(other.seconds, self.seconds, strict=True)])
 
     def as_dict(self, first: Outcome) -> dict[str, Any]:
-        """Return all of it as plain data, with the ratio to the first arm; losses may be no numbers."""
+        """Return all of it as plain data, with the ratio to the first arm; losses may be no
+        numbers."""
         spreads = {"tokens_per_second": self.speed, "speed_of_padded": self.over(first)}
         return asdict(self) | {name: spread and asdict(spread) for name, spread in spreads.items()}
 
@@ -112,9 +127,8 @@ class Outcome:
 class Contest:
     """Timing of several arms on one model: their calls, an optimizer or none, and outcomes.
 
-    `state` puts the model into the state of an arm while the arm runs; `calls` are those of each arm for batches, as
-    `calls_of` makes them.
-    """
+    `state` puts the model into the state of an arm while the arm runs; `calls` are those of each
+    arm for batches, as `calls_of` makes them."""
 
     def __init__(
         self,
@@ -125,7 +139,12 @@ class Contest:
         optimizer: torch.optim.Optimizer | None = None,
         calls: Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]] = calls_of,
     ) -> None:
-        self.model, self.state, self.optimizer, self.device = model, state, optimizer, device_of(model)
+        self.model, self.state, self.optimizer, self.device = (
+            model,
+            state,
+            optimizer,
+            device_of(model),
+        )
         self.calls = {arm.name: calls(arm, model, batches) for arm in arms}
         tokens = sum(sum(batch.lengths) for batch in batches)
         self.outcomes = [Outcome(arm, tokens) for arm in arms]
@@ -154,31 +173,44 @@ class Contest:
             outcome.peak_bytes = peak_memory(lambda: self.update(largest), kept, str(self.device))
 
     def race(self, rounds: int | None = None, **options: Any) -> None:
-        """Time the arms that have not failed, as `autopack.bench.race.race` does with the same arguments."""
+        """Time the arms that have not failed, as `autopack.bench.race.race` does with the same
+        arguments."""
         self.model.train(self.optimizer is not None)
-        racing = {outcome.arm.name: partial(self._lap, outcome) for outcome in self.outcomes if outcome.failed is None}
+        racing = {
+            outcome.arm.name: partial(self._lap, outcome)
+            for outcome in self.outcomes
+            if outcome.failed is None
+        }
         race(racing, rounds, **options)
 
     def _lap(self, outcome: Outcome) -> Lap | None:
         """Time a lap of an arm; return None where it fails."""
         arm = outcome.arm
         state, ready = partial(self.state, arm), partial(self._warm_up, arm)
-        lap = self.attempt(outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device)))
+        lap = self.attempt(
+            outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device))
+        )
         if lap is not None:
             outcome.seconds.append(lap["wall"])
         return lap
 
     @torch.no_grad()
     def _warm_up(self, arm: Arm) -> None:
-        """Run the first call of an arm once without gradients, so that one-time work is not timed."""
+        """Run the first call of an arm once without gradients, so that one-time work is not
+        timed."""
         self.model(**self.calls[arm.name][0])
 
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
-        """Return what an act of an arm gives; where it fails, note why, leave room for others, and return None."""
+        """Return what an act of an arm gives; where it fails, note why, leave room for others, and
+        return None."""
         try:
             return act()
-        except Exception as raised:  # whatever a model may raise in one form of the batch and not in another
-            full = isinstance(raised, MemoryError) or any(said in str(raised) for said in _NO_MEMORY)
+        except (
+            Exception
+        ) as raised:  # whatever a model may raise in one form of the batch and not in another
+            full = isinstance(raised, MemoryError) or any(
+                said in str(raised) for said in _NO_MEMORY
+            )
             outcome.failed = "out of memory" if full else in_a_line(raised)[:300]
         # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
         self.model.zero_grad(set_to_none=True)

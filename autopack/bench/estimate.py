@@ -1,7 +1,8 @@
-"""The gain of packing on a data set, from lengths: padding, tokens and attention of padded batches and of packed rows.
+"""The gain of packing on a data set, from lengths: padding, tokens and attention of padded batches
+and of packed rows.
 
-Nothing is trained and nothing is timed: costs are those of a `CostModel`, and what is counted are lengths.
-"""
+Nothing is trained and nothing is timed: costs are those of a `CostModel`, and what is counted are
+lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +19,18 @@ from autopack.packing.checks import check_in, check_ints
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
-from autopack.pages.figure import GROUPED, PACKED, PADDED, Bar, Bars, Chart, Histogram, Report, Sections, Table
+from autopack.pages.figure import (
+    GROUPED,
+    PACKED,
+    PADDED,
+    Bar,
+    Bars,
+    Chart,
+    Histogram,
+    Report,
+    Sections,
+    Table,
+)
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -30,18 +42,19 @@ class EstimatedArm:
     """One way of making batches of the documents, for one epoch.
 
     Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `", groups"` where
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `",
+        groups"` where
             documents that begin alike share rows.
-        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
-        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
+        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row;
+        None for plans. order: of the documents of padded batches: `"random"`, or `"grouped"` by
+        length as transformers'
             `group_by_length` does; None for others.
-        rows: padded rows, or packed rows.
-        tokens: columns that are computed, padding among them; rows of a plan are padded to the longest of them.
-        padding: the share of those that is padding.
-        pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
-        cost: by the cost model, in tokens.
-        speedup: the cost of the baseline over this one.
-        tokens_saved, attention_saved: the share of the baseline's tokens, and of its pairs, that it does not compute.
+        rows: padded rows, or packed rows. tokens: columns that are computed, padding among them;
+        rows of a plan are padded to the longest of them. padding: the share of those that is
+        padding. pairs: pairs of columns that attention computes, the sum of squared lengths; causal
+        attention needs half. cost: by the cost model, in tokens. speedup: the cost of the baseline
+        over this one. tokens_saved, attention_saved: the share of the baseline's tokens, and of its
+        pairs, that it does not compute.
     """
 
     name: str
@@ -64,7 +77,8 @@ class Accelerator(NamedTuple):
     bandwidth: float
 
 
-# By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of MI300X.
+# By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of
+# MI300X.
 DEVICES = {
     "h100": Accelerator(989.4e12, 3.35e12),
     "a100": Accelerator(312e12, 2.039e12),
@@ -100,7 +114,8 @@ class PredictedArm:
 
 @dataclass(frozen=True, repr=False)
 class Estimate(Report):
-    """The estimated gain; `str()` is a table, `plot()` a picture, and `found[name]` the packed arm of that name.
+    """The estimated gain; `str()` is a table, `plot()` a picture, and `found[name]` the packed arm
+    of that name.
 
     Attributes:
         lengths: (documents,) int64, tokens of each, after what `overflow` did.
@@ -140,24 +155,33 @@ class Estimate(Report):
 
     def _sections(self) -> Sections:
         counts, cost = self.counts, self.cost
-        spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
+        spread = ", ".join(
+            f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items()
+        )
         head = [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}"]
         if over := ", ".join(f"{value:,} {name}" for name, value in counts.overflow.items()):
             head.append(f"longer than {self.max_length:,} tokens: {over}")
         pair = f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
         notes = [
-            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the longest; attention "
-            f"stays inside documents. Speed-up: cost of the padded batches over cost of the rows, where a column costs "
-            f"{cost.linear:g} and a pair of columns {pair}. Nothing was timed."
+            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to the "
+            "longest; attention stays inside documents. Speed-up: cost of the padded batches over "
+            f"cost of the rows, where a column costs {cost.linear:g} and a pair of columns {pair}. "
+            "Nothing was timed."
         ]
         if any("groups" in arm.name for arm in self.packed):
-            notes.append("In rows of groups, what documents of one group begin with is computed once.")
+            notes.append(
+                "In rows of groups, what documents of one group begin with is computed once."
+            )
         return Sections(head, self._tables(), self._charts(), notes)
 
     def _tables(self) -> list[Table]:
-        """Return the tables of padded batches, and of packed rows with grouped batches above them."""
+        """Return the tables of padded batches, and of packed rows with grouped batches above
+        them."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
-        padded = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
+        padded = [
+            [str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"]
+            for r, grouped in pairs
+        ]
         packed = [
             [
                 _name(arm) + (f" of {arm.batch_size}" if arm.name == "mini-batch" else ""),
@@ -170,7 +194,9 @@ class Estimate(Report):
             for arm in self._compared[1:]
         ]
         of_packed = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
-        caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
+        caption = (
+            f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
+        )
         of_padded = ["documents per batch", "random", "grouped by length"]
         tables = [
             Table([of_padded, *padded], "<>>", "padded batches: share of padding"),
@@ -178,8 +204,15 @@ class Estimate(Report):
         ]
         if self.steps:
             of_steps = ["", "micro-batches", "slowest rank", "speed-up"]
-            steps = [[s.name, f"{s.micro_batches:.1f}", f"{s.slowest:.2f}", f"{s.speedup:.2f} x"] for s in self.steps]
-            tables.append(Table([of_steps, *steps], "<>>>", "optimizer steps, which wait for the slowest rank"))
+            steps = [
+                [s.name, f"{s.micro_batches:.1f}", f"{s.slowest:.2f}", f"{s.speedup:.2f} x"]
+                for s in self.steps
+            ]
+            tables.append(
+                Table(
+                    [of_steps, *steps], "<>>>", "optimizer steps, which wait for the slowest rank"
+                )
+            )
         if self.on:
             hidden = _hidden_size(self.cost)
             of_gpu = [["", "bound by", "tokens/s", "speed-up"]]
@@ -193,17 +226,28 @@ class Estimate(Report):
 
     def _charts(self) -> list[Chart]:
         colors = {"random": PADDED, "grouped": GROUPED, None: PACKED}
-        bars = [Bar(_name(arm), arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order]) for arm in self._compared]
+        bars = [
+            Bar(_name(arm), arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order])
+            for arm in self._compared
+        ]
         caption = f"Tokens of documents (dashed: mean {self.lengths.mean():,.0f})"
         return [
             Histogram(caption, self.lengths),
-            Bars(f"Expected speed, rows of {self.max_length:,}, batches of {self.baseline.batch_size}", bars),
+            Bars(
+                (
+                    f"Expected speed, rows of {self.max_length:,}, batches of "
+                    f"{self.baseline.batch_size}"
+                ),
+                bars,
+            ),
         ]
 
     @property
     def _compared(self) -> list[EstimatedArm]:
         """The padded batches of the baseline's size in both orders, and all that is packed."""
-        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
+        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(
+            self.packed
+        )
 
 
 def _name(arm: EstimatedArm) -> str:
@@ -212,7 +256,9 @@ def _name(arm: EstimatedArm) -> str:
 
 def _hidden_size(cost: CostModel) -> int:
     if not cost.linear or not cost.quadratic:
-        raise ValueError(f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}")
+        raise ValueError(
+            f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}"
+        )
     return round(cost.linear / (12 * cost.quadratic))
 
 
@@ -221,7 +267,9 @@ def _layers(hidden: int) -> int:
     return max(1, hidden // 128)
 
 
-def predict(arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int) -> tuple[PredictedArm, ...]:
+def predict(
+    arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int
+) -> tuple[PredictedArm, ...]:
     """Return what arms with `real` tokens take on a GPU, by roofline; the first is the baseline.
 
     A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward
@@ -252,7 +300,8 @@ def predict(arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int) -
 
 
 def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
-    """Lengths in the order of transformers' `group_by_length`: from long to short among so many batches."""
+    """Lengths in the order of transformers' `group_by_length`: from long to short among so many
+    batches."""
     size = batch_size * max(1, min(len(shuffled) // (batch_size * 4), MEGABATCHES))
     whole = len(shuffled) // size * size
     grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
@@ -260,7 +309,8 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def _padded(ordered: np.ndarray, batch_size: int) -> tuple[int, int]:
-    """Return the columns of padded batches in this order, and the pairs of columns that attention computes."""
+    """Return the columns of padded batches in this order, and the pairs of columns that attention
+    computes."""
     starts = np.arange(0, len(ordered), batch_size)
     widths = np.repeat(np.maximum.reduceat(ordered, starts), np.diff(starts, append=len(ordered)))
     return int(widths.sum()), int((widths * widths).sum())
@@ -285,34 +335,38 @@ def estimate(
 ) -> Estimate:
     """Says what packing a data set would gain, before any training.
 
-    The expected speed-up is a ratio of costs by `cost`, summed over one epoch: each column that is computed costs
-    `linear`, and each pair of columns of one padded row, or of one packed document, `quadratic`. It is what a device
-    gives that is busy all the time, with attention that skips what packing masks; kernels that are launched for small
-    batches gain more, and input that is waited for gains nothing.
+    The expected speed-up is a ratio of costs by `cost`, summed over one epoch: each column that is
+    computed costs `linear`, and each pair of columns of one padded row, or of one packed document,
+    `quadratic`. It is what a device gives that is busy all the time, with attention that skips what
+    packing masks; kernels that are launched for small batches gain more, and input that is waited
+    for gains nothing.
 
     Args:
-        data: tokens of each document, as a list, array or tensor of ints; a `datasets.Dataset` or list of mappings; or
-            the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of lengths or examples, or of a dataset that
-            `save_to_disk` wrote.
-        max_length: the most tokens of a packed row, and of a document.
-        batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding by batch size.
-        strategies: see `autopack.packing.plan`.
-        overflow: what becomes of documents longer than `max_length`, in padded batches too; see there.
-        cost: what tokens and attention cost; by default those of a hidden size of 4096.
-        column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go through the
-            tokenizer. Several add up, as `("prompt", "completion")`. By default `input_ids`, `length` or `lengths`,
-            and with a tokenizer `text` or `messages`.
-        tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or messages.
-        groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
-            and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
-        max_tokens: also says what `enable(trainer, max_tokens=...)` gains in the optimizer steps of so many `ranks`,
+        data: tokens of each document, as a list, array or tensor of ints; a `datasets.Dataset` or
+        list of mappings; or
+            the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of lengths or examples, or of
+            a dataset that `save_to_disk` wrote.
+        max_length: the most tokens of a packed row, and of a document. batch_size, batch_sizes:
+        documents of a padded batch, for the baseline and for the padding by batch size. strategies:
+        see `autopack.packing.plan`. overflow: what becomes of documents longer than `max_length`,
+        in padded batches too; see there. cost: what tokens and attention cost; by default those of
+        a hidden size of 4096. column: of the data: ints are lengths, lists of ints tokens; text and
+        messages of a chat go through the
+            tokenizer. Several add up, as `("prompt", "completion")`. By default `input_ids`,
+            `length` or `lengths`, and with a tokenizer `text` or `messages`.
+        tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or
+        messages. groups: `True`, or the name of a column, also says what is gained where documents
+        that begin alike share rows
+            and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that
+            holds tokens.
+        max_tokens: also says what `enable(trainer, max_tokens=...)` gains in the optimizer steps of
+        so many `ranks`,
             with `accumulation` batches of each.
         on: also predicts, by roofline, what a GPU would make of it: `"h100"`, `"a100"`,
             `"rtx4090"` or `"mi300x"`.
 
-    Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
-    for options out of range.
-    """
+    Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least
+    1, and `ValueError` for options out of range."""
     for size in (batch_size, *batch_sizes):
         check_ints(batch_size=size)
     check_in("on", on, (None, *DEVICES))
@@ -331,12 +385,27 @@ def estimate(
         return cost.linear * tokens + cost.quadratic * pairs
 
     def arm(
-        name: str, rows: int, tokens: int, pairs: int, used: int = real, size: int | None = None, order: Any = None
+        name: str,
+        rows: int,
+        tokens: int,
+        pairs: int,
+        used: int = real,
+        size: int | None = None,
+        order: Any = None,
     ) -> EstimatedArm:
         saved = 1 - tokens / base_tokens, 1 - pairs / base_pairs
         own = price(tokens, pairs)
         return EstimatedArm(
-            name, size, order, rows, tokens, 1 - used / tokens, pairs, own, price(base_tokens, base_pairs) / own, *saved
+            name,
+            size,
+            order,
+            rows,
+            tokens,
+            1 - used / tokens,
+            pairs,
+            own,
+            price(base_tokens, base_pairs) / own,
+            *saved,
         )
 
     padded = [
@@ -354,9 +423,15 @@ def estimate(
     for made in plans:
         name = made.strategy if made.shared is None else f"{made.strategy}, groups"
         columns, pairs = made.columns_per_row, int(made.costs(CostModel(0, 1)).sum())
-        packed.append(arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum())))
-    baseline = next(each for each in padded if (each.batch_size, each.order) == (batch_size, "random"))
-    steps = in_step(shuffled, batch_size, ranks, accumulation, max_tokens, cost) if max_tokens else ()
+        packed.append(
+            arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum()))
+        )
+    baseline = next(
+        each for each in padded if (each.batch_size, each.order) == (batch_size, "random")
+    )
+    steps = (
+        in_step(shuffled, batch_size, ranks, accumulation, max_tokens, cost) if max_tokens else ()
+    )
     arms = tuple(padded), tuple(packed)
     whole = Estimate(lengths, counts, max_length, cost, baseline, *arms, steps, on)
     if on is None:

@@ -1,4 +1,5 @@
-"""The gain of `max_tokens` on a data set, from lengths: ranks that wait for the slowest one in each optimizer step."""
+"""The gain of `max_tokens` on a data set, from lengths: ranks that wait for the slowest one in each
+optimizer step."""
 
 from __future__ import annotations
 
@@ -31,19 +32,30 @@ class EstimatedSteps:
 
 
 def in_step(
-    lengths: np.ndarray, batch_size: int, ranks: int, accumulation: int, max_tokens: int, cost: CostModel
+    lengths: np.ndarray,
+    batch_size: int,
+    ranks: int,
+    accumulation: int,
+    max_tokens: int,
+    cost: CostModel,
 ) -> tuple[EstimatedSteps, ...]:
-    """Return what padded batches, packed mini-batches and `max_tokens` cost in step; nothing if no step is whole.
+    """Return what padded batches, packed mini-batches and `max_tokens` cost in step; nothing if no
+    step is whole.
 
     `lengths`, (documents,) int, are in the order of the epoch.
     """
     size = ranks * accumulation * batch_size
-    steps = lengths[: min(len(lengths) // size, _MOST) * size].reshape(-1, ranks, accumulation * batch_size)
+    steps = lengths[: min(len(lengths) // size, _MOST) * size].reshape(
+        -1, ranks, accumulation * batch_size
+    )
     if not len(steps):
         return ()
     homes = np.repeat(np.arange(ranks), accumulation * batch_size)
     batches = steps.reshape(len(steps), ranks, accumulation, batch_size)
-    costs = {"padded": cost(batches.max(-1, keepdims=True) + 0 * batches).sum((2, 3)), "mini-batch": cost(steps).sum(2)}
+    costs = {
+        "padded": cost(batches.max(-1, keepdims=True) + 0 * batches).sum((2, 3)),
+        "mini-batch": cost(steps).sum(2),
+    }
     dealt = [deal(step.ravel().tolist(), homes.tolist(), ranks, max_tokens, cost) for step in steps]
     costs["max_tokens"] = np.array(
         [

@@ -1,8 +1,8 @@
-"""The one loop that times: arms against each other, in turns, what may be said of their ratios, and their memory.
+"""The one loop that times: arms against each other, in turns, what may be said of their ratios, and
+their memory.
 
-Only ratios of arms that ran interleaved in one process mean anything: on a shared machine everything else drifts.
-Importing this imports no torch.
-"""
+Only ratios of arms that ran interleaved in one process mean anything: on a shared machine
+everything else drifts. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ Lap = dict[str, float]
 """Seconds of one run: `wall` by the clock, and others by what they are of."""
 CONFIDENCE = 0.95
 LEAST = 6
-"""Fewer values than these have no interval of that confidence: the least and the greatest of five have 94 %."""
+"""Fewer values than these have no interval of that confidence: the least and the greatest of five
+have 94 %."""
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A function to time, the state that it runs in, and a function that is called in that state before.
+    """A function to time, the state that it runs in, and a function that is called in that state
+    before.
 
     `wait` is for what a device still does.
     """
@@ -53,12 +55,12 @@ def race(
     least: int = 1,
     report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
 ) -> dict[str, list[Lap]]:
-    """Run every arm once per round, beginning with another one in each round; return the laps of each.
+    """Run every arm once per round, beginning with another one in each round; return the laps of
+    each.
 
-    There are so many `rounds`, or at least `least` and as many as are over before `until` (by `time.monotonic`).
-    An arm, such as an `Entrant`, gives a lap, or None where that failed: it leaves, and the others go on. `report` is
-    called after each round.
-    """
+    There are so many `rounds`, or at least `least` and as many as are over before `until` (by
+    `time.monotonic`). An arm, such as an `Entrant`, gives a lap, or None where that failed: it
+    leaves, and the others go on. `report` is called after each round."""
     laps: dict[str, list[Lap]] = {name: [] for name in arms}
     number, longest = 0, 0.0
     while laps and number != rounds and (number < least or time.monotonic() + longest <= until):
@@ -84,10 +86,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of measured values: the interval is the narrowest of two of them that holds the median in 95 of 100 cases.
+        """Of measured values: the interval is the narrowest of two of them that holds the median in
+        95 of 100 cases.
 
-        By the order of values alone, whatever their distribution (the sign test's interval). Fewer values than `LEAST`
-        have none of that confidence: then it is from the least to the greatest.
+        By the order of values alone, whatever their distribution (the sign test's interval). Fewer
+        values than `LEAST` have none of that confidence: then it is from the least to the greatest.
         """
         ordered, count = sorted(values), len(values)
         outside = accumulate(2 * math.comb(count, cut) / 2**count for cut in range(count // 2))
@@ -96,12 +99,15 @@ class Spread:
 
     def __str__(self) -> str:
         decimals = max(0, 3 - len(str(int(self.median))))
-        median, low, high = (f"{value:,.{decimals}f}" for value in (self.median, self.low, self.high))
+        median, low, high = (
+            f"{value:,.{decimals}f}" for value in (self.median, self.low, self.high)
+        )
         return f"{median} ({low}..{high})"
 
 
 def verdict(ratio: Spread) -> str:
-    """Return what may be said of a ratio of speeds; what is 1 to two decimals, as ratios are shown, is 1."""
+    """Return what may be said of a ratio of speeds; what is 1 to two decimals, as ratios are shown,
+    is 1."""
     noisy = round(ratio.low, 2) <= 1 <= round(ratio.high, 2)
     return "too noisy to tell" if noisy else str(ratio)
 
@@ -119,17 +125,22 @@ def wait_for(device: Any) -> None:
 
 def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
     """Return the tensors that stay from step to step; `optimizer` may be None."""
-    states = [] if optimizer is None else [value for of in optimizer.state.values() for value in of.values()]
+    states = (
+        []
+        if optimizer is None
+        else [value for of in optimizer.state.values() for value in of.values()]
+    )
     found = [*model.parameters(), *model.buffers(), *states, *call.values()]
     return [value for value in found if hasattr(value, "element_size")]
 
 
 def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
-    """Return the most bytes that torch's allocator has handed out at a time during a step, with tensors that stay.
+    """Return the most bytes that torch's allocator has handed out at a time during a step, with
+    tensors that stay.
 
-    CUDA counts them itself. On a CPU they are the bytes of `kept` and the highest sum of the allocations and releases
-    that the profiler records; resident memory is more, by what Python, torch and the heap hold.
-    """
+    CUDA counts them itself. On a CPU they are the bytes of `kept` and the highest sum of the
+    allocations and releases that the profiler records; resident memory is more, by what Python,
+    torch and the heap hold."""
     import torch
 
     if device.startswith("cuda"):
@@ -140,9 +151,13 @@ def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> in
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
-    recorded = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    recorded = [
+        event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     changes = [event.nbytes() for event in sorted(recorded, key=lambda event: event.start_ns())]
-    return sum(each.numel() * each.element_size() for each in kept) + max(accumulate(changes, initial=0))
+    return sum(each.numel() * each.element_size() for each in kept) + max(
+        accumulate(changes, initial=0)
+    )
 
 
 def mebibytes(count: int | None) -> str:

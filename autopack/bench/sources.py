@@ -1,4 +1,5 @@
-"""Lengths of documents: numbers as they are given, and the tokens of examples, which `datasets` reads."""
+"""Lengths of documents: numbers as they are given, and the tokens of examples, which `datasets`
+reads."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ _TEXT, _SAID = ("string", "large_string"), ("role", "content")
 """Types of text in arrow, and what a message of a chat has."""
 
 
-def lengths_of(data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None) -> np.ndarray:
+def lengths_of(
+    data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None
+) -> np.ndarray:
     """Return tokens of each document, (documents,) int64; see `autopack.estimate`.
 
     Raises `InvalidPacking` for data that holds none.
@@ -66,7 +69,8 @@ def _named(data: Any) -> Iterator[None]:
 
 
 def _open(data: Any) -> Any:
-    """Return examples and columns as a `datasets.Dataset`, read if they are in a file, and anything else as it is."""
+    """Return examples and columns as a `datasets.Dataset`, read if they are in a file, and anything
+    else as it is."""
     if isinstance(data, (str, PathLike)):
         data = _of_path(Path(data))
     if hasattr(data, "column_names"):
@@ -82,8 +86,15 @@ def _open(data: Any) -> Any:
 
     try:
         return Dataset.from_dict(dict(data)) if first is data else Dataset.from_list(list(data))
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:  # what arrow raises is among them
-        raise unusable(f"these examples make no columns, each of one kind of values: {error}") from error
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # what arrow raises is among them
+        raise unusable(
+            f"these examples make no columns, each of one kind of values: {error}"
+        ) from error
 
 
 def _of_path(path: Path) -> Any:
@@ -98,10 +109,18 @@ def _of_path(path: Path) -> Any:
         if path.suffix == ".json":
             return json.loads(path.read_text(encoding="utf-8"))
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            return [
+                json.loads(line)
+                for line in path.read_text(encoding="utf-8").splitlines()
+                if line.strip()
+            ]
         import datasets
 
-        return datasets.load_from_disk(str(path)) if path.is_dir() else datasets.Dataset.from_parquet(str(path))
+        return (
+            datasets.load_from_disk(str(path))
+            if path.is_dir()
+            else datasets.Dataset.from_parquet(str(path))
+        )
     except (ValueError, OSError, RecursionError) as error:
         raise bad_file(f"cannot be read as {path.suffix or 'a dataset'}: {error}") from error
 
@@ -114,12 +133,17 @@ def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
     known = [name for name in named or unnamed if name in data.column_names]
     if not known or len(known) < len(named):
         wanted = [name for name in named if name not in known] or unnamed
-        raise unusable(f"found no column {' or '.join(map(repr, wanted))} in {data.column_names}; name the column")
+        raise unusable(
+            f"found no column {' or '.join(map(repr, wanted))} in {data.column_names}; name the "
+            "column"
+        )
     names = known if named else known[:1]
     if names == [IDS]:
         return _documents(data).lengths
     batches = data.select_columns(names).with_format("arrow").iter(BATCH)
-    counted = [sum(_counted(name, batch.column(name), tokenizer) for name in names) for batch in batches]
+    counted = [
+        sum(_counted(name, batch.column(name), tokenizer) for name in names) for batch in batches
+    ]
     return read(np.concatenate(counted) if counted else [])
 
 
@@ -127,7 +151,9 @@ def _documents(data: Any) -> Documents:
     """Return the documents of examples, of which `input_ids` and `attention_mask` are read."""
     names = getattr(data, "column_names", ())
     if IDS not in names:
-        raise unusable(f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike")
+        raise unusable(
+            f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike"
+        )
     from autopack.packing.documents import Documents
 
     return Documents.of_dataset(data, [name for name in names if name not in (IDS, MASK)])
@@ -145,19 +171,27 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
     is_list = kind.startswith(("list<", "large_list<", "fixed_size_list<"))
     is_chat = re.match(r"(large_)?list<\w+: struct<", kind) is not None
     if absent := values.null_count or (is_list and pc.list_flatten(values).null_count):
-        raise unusable(f"column {name!r}: values are missing ({absent:,}); fill them, or leave the examples out")
+        raise unusable(
+            f"column {name!r}: values are missing ({absent:,}); fill them, or leave the examples "
+            "out"
+        )
     if re.fullmatch(r"u?int\d+", kind):
         return values.to_numpy()
     if re.match(r"(large_|fixed_size_)?list<\w+: u?int\d+\b", kind):
         return pc.list_value_length(values).to_numpy()
-    if kind not in _TEXT and not (is_chat and all(re.search(rf"\b{key}: (large_)?string\b", kind) for key in _SAID)):
+    if kind not in _TEXT and not (
+        is_chat and all(re.search(rf"\b{key}: (large_)?string\b", kind) for key in _SAID)
+    ):
         raise unusable(
             f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
             f"content, found {kind}"
         )
     if tokenizer is None:
         raise InvalidPacking(
-            f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: tokenizer=NAME",
+            (
+                f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: "
+                "tokenizer=NAME"
+            ),
             code="tokenizer",
         )
     texts, options = values.to_pylist(), {}
@@ -167,8 +201,8 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
             texts = [tokenizer.apply_chat_template(messages, tokenize=False) for messages in texts]
         except Exception as error:  # templates are programs
             raise InvalidPacking(
-                f"column {name!r} holds messages, and the tokenizer has no template for them: {error}; use one "
-                f"that has",
+                f"column {name!r} holds messages, and the tokenizer has no template for them: "
+                f"{error}; use one that has",
                 code="tokenizer",
             ) from error
     return np.array([len(ids) for ids in tokenizer(texts, **options)["input_ids"]])

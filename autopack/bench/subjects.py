@@ -1,4 +1,5 @@
-"""Subjects of benchmarks: random models of any type in a given size, and lengths of documents like known data."""
+"""Subjects of benchmarks: random models of any type in a given size, and lengths of documents like
+known data."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ _LATENT = ("num_key_value_heads", "head_dim")
 """What multi-head latent attention has by its own meaning: see `autopack.tiny`."""
 
 
-def _size(layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000) -> dict[str, int]:
+def _size(
+    layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000
+) -> dict[str, int]:
     """In the proportions of released Llamas, by the names that configurations have in common."""
     return {
         "num_hidden_layers": layers,
@@ -37,29 +40,38 @@ SIZES = {
     "1B": _size(16, 2048, 8192, 32, 8),
     "7B": _size(32, 4096, 11008, 32, 32),
 }
-"""What a Llama of that size has. Other types have more or fewer parameters: what a configuration calls otherwise, or
-has beside these fields (experts, states of mixers), is as in `autopack.tiny`."""
+"""What a Llama of that size has. Other types have more or fewer parameters: what a configuration
+calls otherwise, or has beside these fields (experts, states of mixers), is as in
+`autopack.tiny`."""
 NAMES = (TINY, *SIZES)
 SHORTEST = 4
 
 
 class Lengths(NamedTuple):
-    """Lognormal lengths in tokens: their mean before any is cut, and the sigma of their logarithm."""
+    """Lognormal lengths in tokens: their mean before any is cut, and the sigma of their
+    logarithm."""
 
     mean: float
     sigma: float
 
 
 DISTRIBUTIONS = {"flan": Lengths(471, 1.0), "orcamath": Lengths(500, 0.4)}
-"""FLAN_20k has 9.4 million tokens in 19,961 rows (arXiv 2407.09105, Table 2: 2,294 rows of 4096) and a large variance.
-OrcaMath is somewhat longer and varies much less, says huggingface.co/blog/packing-with-FA2, without figures: mean and
-sigma are assumed, so that mini-batches of 4 have 1.45 padded tokens per real one, about what a gain of 1.4 needs."""
+"""FLAN_20k has 9.4 million tokens in 19,961 rows (arXiv 2407.09105, Table 2: 2,294 rows of 4096)
+and a large variance. OrcaMath is somewhat longer and varies much less, says
+huggingface.co/blog/packing-with-FA2, without figures: mean and sigma are assumed, so that
+mini-batches of 4 have 1.45 padded tokens per real one, about what a gain of 1.4 needs."""
 
 
 def draw(
-    lengths: Lengths, count: int, longest: int, seed: int | list[int], scale: int = 1, shortest: int = SHORTEST
+    lengths: Lengths,
+    count: int,
+    longest: int,
+    seed: int | list[int],
+    scale: int = 1,
+    shortest: int = SHORTEST,
 ) -> np.ndarray:
-    """Return so many lengths divided by `scale`, between `shortest` and `longest`, (count,) int64."""
+    """Return so many lengths divided by `scale`, between `shortest` and `longest`, (count,)
+    int64."""
     mean, sigma = lengths
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return np.clip(np.round(drawn / scale), min(shortest, longest), longest).astype(np.int64)
@@ -78,9 +90,9 @@ def build(
 ) -> PreTrainedModel:
     """Build a random model of a type and size (one of `NAMES`), whose positions reach to `longest`.
 
-    The type decides what else it has. Windows and chunks of attention are those of the type's defaults, except in
-    `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's errors for a device without the memory.
-    """
+    The type decides what else it has. Windows and chunks of attention are those of the type's
+    defaults, except in `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's
+    errors for a device without the memory."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -90,14 +102,25 @@ def build(
     default = text_config(configs.config(model_type, task=task))
     given: dict[str, Any] = {}
     if longest and hasattr(default, "max_position_embeddings"):
-        given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)  # RoBERTa's first position is not 0
+        # RoBERTa's first position is not 0
+        given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)
     if size == TINY:
         kind: Any = attn
         return models.build(
-            model_type, task=task, attn_implementation=kind, dtype=dtype, device=device, seed=seed, **given
+            model_type,
+            task=task,
+            attn_implementation=kind,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            **given,
         )
     own = text_config(CONFIG_MAPPING[model_type]())
-    spans = {name: getattr(own, name) for name in rules.SPANS if isinstance(getattr(own, name, None), int)}
+    spans = {
+        name: getattr(own, name)
+        for name in rules.SPANS
+        if isinstance(getattr(own, name, None), int)
+    }
     fields = SIZES[size]
     if hasattr(default, "kv_lora_rank"):
         fields = {name: value for name, value in fields.items() if name not in _LATENT}
@@ -105,13 +128,16 @@ def build(
     try:
         torch.manual_seed(seed)
         with torch.device(device):
-            return models.of_config(configs.config(model_type, task=task, **given), task, attn, dtype)
+            return models.of_config(
+                configs.config(model_type, task=task, **given), task, attn, dtype
+            )
     except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
         raise configs.CannotBuild(model_type, error) from error
 
 
 def longest_document(model: PreTrainedModel) -> int | None:
-    """Return the most tokens of a document by the model's configuration; None if it does not say."""
+    """Return the most tokens of a document by the model's configuration; None if it does not
+    say."""
     from autopack.inspection.configs import text_config
     from autopack.registry import first_position
 

@@ -28,7 +28,14 @@ from autopack.runtime.tally import Tally, Volume
 
 logger = logging.getLogger(__name__)
 
-DROPPED = ("attention_mask", "encoder_attention_mask", "cache_position", "batch_size", "seq_len", *CACHES)
+DROPPED = (
+    "attention_mask",
+    "encoder_attention_mask",
+    "cache_position",
+    "batch_size",
+    "seq_len",
+    *CACHES,
+)
 """Arguments that the model gets as None for a packed row.
 
 ModernBERT's heads hand on the shape of their batch up to 5.0, of which it makes inner masks.
@@ -67,8 +74,7 @@ class Call:
         self._declared: Declared | None = None
         self.part: tuple[PackedLayout, slice] | None = None
         """The documents of rows that ranks share, and the columns that this call brings; set by its
-        plan.
-        """
+        plan."""
         self.prefixes: Prefixes | None = None
         """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
 
@@ -115,12 +121,20 @@ class Call:
         head, given = self.entry.head, self.arguments
         if head is None or not head.of_choices:
             return False
-        return any(getattr(given.get(name), "ndim", 0) == n for name, n in (("input_ids", 3), ("inputs_embeds", 4)))
+        return any(
+            getattr(given.get(name), "ndim", 0) == n
+            for name, n in (("input_ids", 3), ("inputs_embeds", 4))
+        )
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Return the arguments of a multiple-choice head with every choice as a row of the batch."""
+        """Return the arguments of a multiple-choice head with every choice as a row of the
+        batch."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
-        return {n: v.flatten(0, 1) for n, v in self.arguments.items() if getattr(v, "shape", ())[:3] == shape}
+        return {
+            n: v.flatten(0, 1)
+            for n, v in self.arguments.items()
+            if getattr(v, "shape", ())[:3] == shape
+        }
 
     @property
     def declared(self) -> Declared:
@@ -172,7 +186,12 @@ class Call:
         may be at 0 (MiniCPM-V 4.7).
         """
         here = self.arguments.get("position_ids")
-        if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
+        if (
+            self.outer is None
+            or not isinstance(here, torch.Tensor)
+            or here.dim() != 3
+            or len(here) != 3
+        ):
             return False
         return "position_ids" not in self.outer.plan.call.given
 
@@ -197,7 +216,9 @@ class Call:
         Their features take the places of placeholders in the order of the documents, which a row of
         all tokens has too.
         """
-        return media.holds_media(name) and media.kinds(name, self.arguments[name]) <= self.traits.media
+        return (
+            media.holds_media(name) and media.kinds(name, self.arguments[name]) <= self.traits.media
+        )
 
     def why_media_meet(self, kind: str) -> str | None:
         """Return the twin's reason why media of this kind may mix documents' results; None if not.
@@ -245,7 +266,8 @@ class Call:
         if self.declared.real is not None:
             return Volume.of_batch(self.declared.real)
         shape = () if self.inputs is None else self.inputs.shape[: 3 if self.brings_choices else 2]
-        if not shape or not all(type(size) is int for size in shape):  # in a graph, a size may stand for any
+        # in a graph, a size may stand for any
+        if not shape or not all(type(size) is int for size in shape):
             return None
         return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
 
@@ -328,8 +350,7 @@ class CallPlan:
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
     inside: tuple[Scope, TokenMap] | None = None
     """The scope of a row that the inner model runs in place of its own, and the way of its tokens
-    into it.
-    """
+    into it."""
     volume_apart: Volume | None = None
     """The size of the part that runs if no such row is made."""
 

@@ -31,9 +31,9 @@ _AROUND = (
     "over columns mixes them). Or pass padded batches, one document per row."
 )
 _JUMPS = (
-    "position_ids of a call of %s neither go on by one nor begin anew. autopack takes every row for "
-    "one document, and leaves the call unchanged. If documents start where positions jump, pass "
-    "seq_idx as well."
+    "position_ids of a call of %s neither go on by one nor begin anew. autopack takes every row "
+    "for one document, and leaves the call unchanged. If documents start where positions jump, "
+    "pass seq_idx as well."
 )
 _UNMASKED = (
     "a batch of %s looks padded, but has no attention_mask: %s of its %s rows end or begin with "
@@ -42,14 +42,18 @@ _UNMASKED = (
     "leaves padding out."
 )
 _KEPT_APART = (
-    "autopack keeps the documents in packed rows of %s apart. Without it they see each other, since "
-    "stock transformers does not look at position_ids beside an attention_mask of ones (but for "
-    "FlashAttention). So losses differ from a run without autopack."
+    "autopack keeps the documents in packed rows of %s apart. Without it they see each other, "
+    "since stock transformers does not look at position_ids beside an attention_mask of ones (but "
+    "for FlashAttention). So losses differ from a run without autopack."
 )
 
 
 def call_at(
-    entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
+    entry: Entry,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outer: Activation | None = None,
 ) -> Call:
     """Return an object for a call that has arrived at an entry, with its arguments by name."""
     return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
@@ -90,7 +94,9 @@ def _choose_rows(call: Call) -> CallPlan:
         call.say_once(_KEPT_APART, call.name)
     around = None if call.outer is not None else model.around
     # A forward of unknown place, such as Lightning's, may be running.
-    if around is not None and (around.place is None or model.is_called_from(around.place, around.function)):
+    if around is not None and (
+        around.place is None or model.is_called_from(around.place, around.function)
+    ):
         call.say_once(_AROUND, around.name, call.name)
     return Packed(call, layout) if call.entry.head is None else row_heads.plan(call, layout)
 
@@ -103,10 +109,13 @@ def _choose_without_documents(call: Call) -> CallPlan:
         _warn_of_unmasked_padding(call)
     why = _why_not_unpadded(call)
     if why is not None:
-        hidden = call.outer is not None and call.declared.real is None and not call.entry.holds_models
+        hidden = (
+            call.outer is not None and call.declared.real is None and not call.entry.holds_models
+        )
         why = "the mask is made outside of the text model" if hidden else why
         return _pass_through(call, why, hidden)
-    real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
+    # nobody reads padding where there is none
+    real = None if call.padding.real.all() else call.padding.real
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
@@ -118,8 +127,13 @@ def _choose_without_documents(call: Call) -> CallPlan:
         # A loss that is somebody else's may shift whatever it answered when it was asked.
         shifts = call.entry.shifts_labels or call.entry.foreign is not None
         if not (shifts and call.declared.labelled_after_padding):
-            return Delegate(call, reason, *own_images(call), real=real if call.outer is None else None)
-        reason = "a label is compared with what is predicted at padding, which only this entry could mask"
+            return Delegate(
+                call, reason, *own_images(call), real=real if call.outer is None else None
+            )
+        reason = (
+            "a label is compared with what is predicted at padding, which only this entry could "
+            "mask"
+        )
     looks = reason in (LOOKS, LOOKS_AT_STATE)
     if not looks:
         refusals.check_documents_can_stay_padded(call, reason)
@@ -127,7 +141,8 @@ def _choose_without_documents(call: Call) -> CallPlan:
 
 
 def _pass_through(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
-    """Return a plan that runs a call unchanged; images that stock would mix over rows are kept apart."""
+    """Return a plan that runs a call unchanged; images that stock would mix over rows are kept
+    apart."""
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
@@ -179,16 +194,38 @@ def _warn_of_unmasked_padding(call: Call) -> None:
     """
     model, tally, ids = call.model, call.model.tally, call.arguments.get("input_ids")
     before = tally.training.calls + tally.evaluation.calls
-    if tally.unmasked or model.is_silent or not model.options.unpad or (before > _ALL_OF and before & (before - 1)):
+    if (
+        tally.unmasked
+        or model.is_silent
+        or not model.options.unpad
+        or (before > _ALL_OF and before & (before - 1))
+    ):
         return
-    if call.outer is not None or "attention_mask" in call.given or call.continues or torches.is_recorded():
+    if (
+        call.outer is not None
+        or "attention_mask" in call.given
+        or call.continues
+        or torches.is_recorded()
+    ):
         return
-    ids, pad = recall({"input_ids": ids}).get("input_ids", ids), text_config(call.config).pad_token_id
+    ids, pad = (
+        recall({"input_ids": ids}).get("input_ids", ids),
+        text_config(call.config).pad_token_id,
+    )
     # By its exact type: one that is recorded has no values.
-    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3:
+    if (
+        type(ids) is not torch.Tensor
+        or ids.device.type != "cpu"
+        or ids.dim() != 2
+        or ids.shape[1] < 3
+    ):
         return
     # Two of them: a text may well end with one, where it is also the token at the end of texts.
-    rows = max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1])) if isinstance(pad, int) else 0
+    rows = (
+        max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1]))
+        if isinstance(pad, int)
+        else 0
+    )
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True

@@ -36,7 +36,12 @@ from autopack.runtime.tally import Volume
 
 DECLARED = {*NOT_IN_ROWS, *pairs.DECLARATIONS}
 """Arguments that rows of documents cannot use: declarations, masks and caches."""
-_OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "encoder_outputs")
+_OF_DECODER = (
+    "decoder_input_ids",
+    "decoder_inputs_embeds",
+    "decoder_attention_mask",
+    "encoder_outputs",
+)
 
 
 class PairCall(Call):
@@ -56,7 +61,11 @@ class PairCall(Call):
             decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
             if decodes and halves is not None and not modules.takes_tokens(halves[0]):
                 # Tokens beside its images are none of its own.
-                given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
+                given = {
+                    name: value
+                    for name, value in given.items()
+                    if name not in ("input_ids", "inputs_embeds")
+                }
             self._found = pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
         return self._found[1]
 
@@ -99,15 +108,21 @@ class PairCall(Call):
             return True
         values, real = host_values(labels), self.pair.decoder.places.real
         hidden = (values == config.pad_token_id) | (values == IGNORED_LABEL)
-        return bool((hidden[:, :-1] & real[:, 1:]).any())  # the last label is no token of the decoder
+        # the last label is no token of the decoder
+        return bool((hidden[:, :-1] & real[:, 1:]).any())
 
     def obstacle_anywhere(self) -> str | None:
         """Return the reason why a padded batch has to stay padded at every entry, or None."""
         if self._takes_tokens_of_encoder:
             return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
-            return "a label is the padding token, or is ignored, and the model hides it from its decoder"
-        if self.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
+            return (
+                "a label is the padding token, or is ignored, and the model hides it from its "
+                "decoder"
+            )
+        if self.traits.uses_positions and not all(
+            half.places.on_the_right for half in self.pair.halves
+        ):
             return f"how {self.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:
             return "the losses of its routers are over all columns, padding included"
@@ -150,8 +165,8 @@ class PairCall(Call):
             )
         if self._takes_tokens_of_encoder:
             raise UnsupportedModel(
-                f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. Pass "
-                f"decoder_input_ids.",
+                f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. "
+                "Pass decoder_input_ids.",
                 code="decoder-tokens",
             )
         # a mask declares documents, and a document alone has none
@@ -186,8 +201,16 @@ class PairCall(Call):
             if name in DECLARED or value is None or value is False or name == "encoder_outputs":
                 continue
             half = half_of(name, self.pair)
-            fits = half is None or self.holds_served_media(name) or has_a_place(name, value, half.places)
-            known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
+            fits = (
+                half is None
+                or self.holds_served_media(name)
+                or has_a_place(name, value, half.places)
+            )
+            known = (
+                name in self.entry.names
+                or name in PASSED_ON
+                or isinstance(value, bool | int | float | str)
+            )
             if not (known and fits):
                 return name
         return None
@@ -208,8 +231,12 @@ class PairAsRows(CallPlan):
             "autopack.enable(model, unpad=False)."
         )
         reason = "it declares documents" if pair.packs else "its masks hide padding"
-        volume = Volume.of_row(len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves))
-        super().__init__(call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume)
+        volume = Volume.of_row(
+            len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves)
+        )
+        super().__init__(
+            call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume
+        )
         self.wants_tuple = call.wants_tuple
         """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
 
@@ -230,9 +257,9 @@ class HalfAsRow(CallPlan):
         if call.inputs is None or tuple(call.inputs.shape[:2]) != (1, layout.columns):
             found = "none" if call.inputs is None else tuple(call.inputs.shape)
             raise UnsupportedModel(
-                f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its model "
-                f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, "
-                f"unpad=False).",
+                f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its "
+                "model changes the tokens on their way. Train it on padded batches with "
+                "autopack.enable(model, unpad=False).",
                 code="unpad-refused",
             )
         arguments = arguments_of_rows(call, layout)
@@ -283,7 +310,9 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
         found[name] = value if half is None else gathered({name: value}, half.places)[name]
     states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:
-        found["encoder_outputs"] = BaseModelOutput(last_hidden_state=pair.encoder.places.gather(states[0]))
+        found["encoder_outputs"] = BaseModelOutput(
+            last_hidden_state=pair.encoder.places.gather(states[0])
+        )
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
         # The tokens are made of each document's labels alone.
         labels, batch = found["labels"], TokenMap.of_documents(pair.decoder.layout)
@@ -302,7 +331,9 @@ def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     if method is not None:
         return method
     modules = (sys.modules.get(cls.__module__) for cls in type(module).__mro__)
-    function = next(filter(None, (getattr(each, "shift_tokens_right", None) for each in modules)), None)
+    function = next(
+        filter(None, (getattr(each, "shift_tokens_right", None) for each in modules)), None
+    )
     if function is None:
         raise InvalidPacking(
             f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so "
@@ -310,4 +341,6 @@ def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
             code="decoder-tokens",
         )
     wanted = list(inspect.signature(function).parameters)[1:]
-    return lambda labels: function(labels, **{name: getattr(module.config, name) for name in wanted})
+    return lambda labels: function(
+        labels, **{name: getattr(module.config, name) for name in wanted}
+    )

@@ -1,4 +1,5 @@
-"""One entry of an enabled model: the model itself, its backbone, or a half of an encoder-decoder."""
+"""One entry of an enabled model: the model itself, its backbone, or a half of an
+encoder-decoder."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ class Entry:
         """The reason why such a head always has to run the documents of packed rows alone, or None.
         """
         if self.head is not None and not self.head.of_choices:
-            self.runs_alone = why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None)
+            self.runs_alone = why_alone(model, level) or next(
+                filter(None, foreign[level + 1 :]), None
+            )
         self.holds_models = bool(inner)
         """True if models inside it take tokens."""
         self.holds_pair = any(map(modules.is_pair, inner))
@@ -72,28 +75,39 @@ class Entry:
         # A head that searches its row may look at all of its columns (BigBird, Splinter).
         searches_row = self.head is not None and self.head.spans
         # Some image-text backbones take labels.
-        is_backbone = kind.__name__.endswith("Model") and "Head" not in kind.__name__ and self.head is None
+        is_backbone = (
+            kind.__name__.endswith("Model") and "Head" not in kind.__name__ and self.head is None
+        )
         other_head = "labels" in self.names and not (self.shifts_labels or is_backbone)
-        of_tokens = is_named_causal_lm(kind) or any(name.endswith(_TOKEN_HEADS) for name in names_of(kind))
-        # ModernBERT's may leave tokens without labels out, so that its logits have no place in a batch.
+        of_tokens = is_named_causal_lm(kind) or any(
+            name.endswith(_TOKEN_HEADS) for name in names_of(kind)
+        )
+        # ModernBERT's may leave tokens without labels out, so that its logits have no place in a
+        # batch.
         of_all = of_tokens and not vars(module).get("sparse_prediction")
         looks_further = (other_head and not of_all) or searches_row
         self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else looks_further
         """True if it has a head that takes labels and is not of each token by itself."""
         self.has_pooler = getattr(entries[-1], "pooler", None) is not None
         """True if the innermost backbone has a pooler."""
-        self.reads_one_token_per_row = not self.is_pair and (self.has_pooler or (other_head and not of_tokens))
+        self.reads_one_token_per_row = not self.is_pair and (
+            self.has_pooler or (other_head and not of_tokens)
+        )
         """True if a pooler or head reads one token of every row."""
         self.numbering = numbering
         """Its rule for positions that a call does not bring."""
-        self.first_position = traits.first_position if self.decodes is None else numbering.first_position(self.config)
+        self.first_position = (
+            traits.first_position if self.decodes is None else numbering.first_position(self.config)
+        )
         """Position of the first token of a document."""
         self.earliest_position = numbering.earliest_position(module, self.config)
         """The least position at which a document may begin."""
         self.foreign = next(filter(None, foreign[level:]), None)
         """Third-party forwards and losses here and further in, which need the padded form, or None.
         """
-        loses_positions = model.anatomy.has_row_dependent_rotary and not all(map(_names_positions, entries[:level]))
+        loses_positions = model.anatomy.has_row_dependent_rotary and not all(
+            map(_names_positions, entries[:level])
+        )
         self.guarded = level > 0 and bool(
             any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
         )

@@ -125,7 +125,9 @@ class ExitHook:
         if not self.entry.is_half:
             return _leave(self.entry, model, module, output)
         entered = scopes.ambient.activation
-        if torch.compiler.is_compiling() and (entered is None or self.entry.level not in entered.passed):
+        if torch.compiler.is_compiling() and (
+            entered is None or self.entry.level not in entered.passed
+        ):
             return None  # the entry has left it out of the graph
         return _leave_untraced(self.entry, model, module, output)
 
@@ -153,18 +155,23 @@ def _enter(
 ) -> Arguments | None:
     """Take a call in; return the arguments that the forward gets, None for those that came."""
     outer = scopes.of_model(model)
-    if outer is None or outer.level >= hook.entry.level:  # a call, or one inside a forward that begins anew
-        _follow_changes(hook.entry, model, (*args, *kwargs.values()))  # which may put another entry here
+    # a call, or one inside a forward that begins anew
+    if outer is None or outer.level >= hook.entry.level:
+        # which may put another entry here
+        _follow_changes(hook.entry, model, (*args, *kwargs.values()))
         return _open(_planned(call_at(hook.entry, module, args, kwargs)))
     if outer.plan is not None and outer.plan.defers:
         return _open(_planned(call_at(hook.entry, module, args, kwargs, outer)))
-    return None if outer.scope.stock else _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
+    return (
+        None
+        if outer.scope.stock
+        else _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
+    )
 
 
 def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
     """Follow what may have changed since the last call: code, attention implementation,
-    checkpointing, the process.
-    """
+    checkpointing, the process."""
     if entry.level:
         refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
     model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
@@ -192,10 +199,15 @@ def _planned(call: Call) -> CallPlan:
             raise
         reason = " ".join(str(refused).split())
         if not model.tally.refused[reason] and not model.is_audited:
-            logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
+            logger.warning(
+                "a call of %s runs as it would have without autopack: %s", call.name, reason
+            )
         model.tally.refused[reason] += 1
         return PassThrough(call, f"autopack refuses it: {reason}")
-    if logger.isEnabledFor(logging.DEBUG) and (said := (call.name, plan.what, plan.reason)) not in model.logged:
+    if (
+        logger.isEnabledFor(logging.DEBUG)
+        and (said := (call.name, plan.what, plan.reason)) not in model.logged
+    ):
         model.logged.add(said)
         logger.debug("a call of %s %s, since %s", *said)
     return plan
@@ -307,11 +319,16 @@ def _check_together(ended: Activation, packs: bool) -> None:
 
 @torch._dynamo.disable
 def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Check the loss of a call that runs third-party code, and hand its layouts to the call around."""
+    """Check the loss of a call that runs third-party code, and hand its layouts to the call
+    around."""
     outer = ended.outer
     if ended.foreign:
         refusals.check_loss(ended, module, output)
-    if outer is not None and outer.scope.model is ended.scope.model and not isinstance(ended.plan, Unpadded):
+    if (
+        outer is not None
+        and outer.scope.model is ended.scope.model
+        and not isinstance(ended.plan, Unpadded)
+    ):
         outer.inside += ended.layouts
 
 

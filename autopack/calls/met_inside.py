@@ -74,9 +74,13 @@ class SpanLogitsHook:
 
     # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
     @torch._dynamo.disable
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> torch.Tensor | None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], output: Any
+    ) -> torch.Tensor | None:
         running = scopes.current()
-        found = None if running is None or running.plan is None else running.plan.span_logits(output)
+        found = (
+            None if running is None or running.plan is None else running.plan.span_logits(output)
+        )
         if running is not None and found is not None:
             running.masked = True
         return found
@@ -93,9 +97,13 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def autopack_cross_entropy(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         activation = scopes.ambient.activation
         if activation is not None and activation.scope.shared is not None:
-            activation.met_loss |= activation.plan is not None and activation.plan.counts_labels(target)
+            activation.met_loss |= activation.plan is not None and activation.plan.counts_labels(
+                target
+            )
         elif activation is not None and activation.foreign:
-            target = _without_labels_at_boundaries(target, kwargs.get("ignore_index", IGNORED_LABEL))
+            target = _without_labels_at_boundaries(
+                target, kwargs.get("ignore_index", IGNORED_LABEL)
+            )
         return original(source, target, *args, **kwargs)
 
     return autopack_cross_entropy

@@ -67,8 +67,13 @@ def restore(
     for key, value in parts.items():
         name = key if isinstance(key, str) else None
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
-        waits, whole = loss is not None and name == "logits", pooled and isinstance(value, torch.Tensor)
-        found[key] = each_leaf(torch.Tensor, partial(restored_once, name, whole, refuse, waits), value)
+        waits, whole = (
+            loss is not None and name == "logits",
+            pooled and isinstance(value, torch.Tensor),
+        )
+        found[key] = each_leaf(
+            torch.Tensor, partial(restored_once, name, whole, refuse, waits), value
+        )
     return with_parts(output, joined(found, results.values()))
 
 
@@ -81,7 +86,12 @@ def _restored(
     waits: bool,
 ) -> Joint:
     """Return a tensor of an output, with the functions that restore it to the batch's form."""
-    if padding is None or value.dim() == 0 or name == media.STATES or stands_for_no_router(name, value):
+    if (
+        padding is None
+        or value.dim() == 0
+        or name == media.STATES
+        or stands_for_no_router(name, value)
+    ):
         return Joint([value])
     if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
         return Joint([value])
@@ -215,7 +225,9 @@ def with_documents_alone(
     groups = equally_long_documents(layout)
     batches = [TokenMap.of_documents(layout, group) for group in groups]
     frame = Frame(layout.rows, layout.columns, shared=True)
-    unknown = [name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN]
+    unknown = [
+        name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN
+    ]
     if unknown:
         raise UnsupportedModel(
             f"{type(module).__name__} makes one result of every row, so its documents are run "
@@ -225,7 +237,9 @@ def with_documents_alone(
         )
     runs = []
     for batch in batches:
-        given = {name: frame.changed(name, value, batch.gather) for name, value in arguments.items()}
+        given = {
+            name: frame.changed(name, value, batch.gather) for name, value in arguments.items()
+        }
         with stock(model):
             runs.append(parts_of(module.forward(**given)))
     changed = {}

@@ -97,7 +97,12 @@ class Delegate(CallPlan):
 
 def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
-    given, traits, model_type, head = call.arguments, call.traits, call.anatomy.model_type, call.entry.head
+    given, traits, model_type, head = (
+        call.arguments,
+        call.traits,
+        call.anatomy.model_type,
+        call.entry.head,
+    )
     if head is not None and head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
@@ -110,10 +115,16 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    returns_cache = call.wants("use_cache", *call.anatomy.configs) and (call.anatomy.causal or traits.recurs)
+    returns_cache = call.wants("use_cache", *call.anatomy.configs) and (
+        call.anatomy.causal or traits.recurs
+    )
     returns_cache = returns_cache and not (call.module.training or "labels" in call.given)
     # lm-eval, sentence-transformers and the model step of a pipeline ignore it.
-    if returns_cache and call.noted is None and not any(call.model.is_called_from(*place) for place in _SCORING):
+    if (
+        returns_cache
+        and call.noted is None
+        and not any(call.model.is_called_from(*place) for place in _SCORING)
+    ):
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
@@ -122,8 +133,11 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
     if call.labelled_padding:
-        yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    if (head is not None and head.spans) or not call.given.isdisjoint(("start_positions", "end_positions")):
+        ignored = call.ignored_label
+        yield f"padding is labelled and counts in the loss (labels are not {ignored} there)"
+    if (head is not None and head.spans) or not call.given.isdisjoint(
+        ("start_positions", "end_positions")
+    ):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
@@ -147,10 +161,12 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "padding lies between tokens, and state is carried over it"
     for size in call.model.chunk_sizes:
         if padding.tokens % size:
-            yield f"its layers take {size} tokens at a time, and its {padding.tokens} are no multiple of that"
+            yield f"its layers take {size} tokens at a time, not {padding.tokens}"
     if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
-        yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
-    if padding.has_holes and any(_looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs):
+        yield f"{model_type} scores all pairs of a row, and one row of all documents has more pairs"
+    if padding.has_holes and any(
+        _looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs
+    ):
         yield "padding lies between tokens, and attention windows count it"
     read = call.model.padding_read
     if read is not None and call.module.training:
@@ -189,7 +205,9 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
     if traits.uses_positions:
         if not entry.takes_positions:
             yield "the forward takes no position_ids"
-        if "position_ids" not in call.given and not (padding.on_the_right or traits.knows_padded_positions):
+        if "position_ids" not in call.given and not (
+            padding.on_the_right or traits.knows_padded_positions
+        ):
             model_type = call.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
 
@@ -206,7 +224,8 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     # loss.
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
     if not (by_labels or call.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
-        yield f"its mask hides other tokens than the pad token ({', '.join(map(str, hidden))}), which may be read"
+        found = ", ".join(map(str, hidden))
+        yield f"its mask hides other tokens than the pad token ({found}), which may be read"
     is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
     why = read.why_to_keep(call.inputs, by_labels, is_trained)
     if why is not None:
@@ -226,7 +245,8 @@ def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
 def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
     """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
     positions = call.declared.positions
-    if positions is None and call.traits.recurs:  # its documents are numbered from their first tokens
+    # its documents are numbered from their first tokens
+    if positions is None and call.traits.recurs:
         return bool(padding.real.all(axis=1).any())
     if positions is None:
         return bool(padding.real[:, -1].any())
@@ -255,5 +275,9 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
 def _looks_less_far_than(config: Any, columns: int) -> bool:
     """Return True if attention of a model reaches over fewer tokens than there are columns."""
     windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
-    reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
+    reaches = (
+        reach
+        for value in windows
+        for reach in (value if isinstance(value, list | tuple) else [value])
+    )
     return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)

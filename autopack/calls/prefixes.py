@@ -24,7 +24,14 @@ SHARE = 0.1
 """Least share of a batch's real tokens to save, weighed by the model's part that runs once."""
 MIXING = 0.8
 """Largest share of weights in mixers, which compute every document alone, that is worth it."""
-_OF_TOKENS = {"input_ids", "attention_mask", "position_ids", "labels", "shift_labels", "cache_position"}
+_OF_TOKENS = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "labels",
+    "shift_labels",
+    "cache_position",
+}
 _OF_LOSSES = {"completion_mask", "assistant_masks", "special_tokens_mask", "loss_weights"}
 """Values per token that collators make for losses: transformers' forwards do not read them."""
 _OF_COLUMNS = {"logits_to_keep", "num_logits_to_keep"}
@@ -37,9 +44,15 @@ def why_not(model: EnabledModel) -> str | None:
     if not model.options.share:
         return "share=False"
     if model.unknown_code is not None:
-        return f"third-party code may keep state, or sum gradients in its own way ({model.unknown_code})"
+        return (
+            "third-party code may keep state, or sum gradients in its own way "
+            f"({model.unknown_code})"
+        )
     if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
-        return "its tokens see later ones (a bidirectional model), so a shared prefix differs from row to row"
+        return (
+            "its tokens see later ones (a bidirectional model), so a shared prefix differs from "
+            "row to row"
+        )
     if traits.mixing_weights > MIXING:
         return (
             f"modules like {type(anatomy.mixers[0]).__name__} hold nearly all of its weights, and "
@@ -76,7 +89,11 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
-    known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
+    known = (
+        _OF_TOKENS
+        if layout is None
+        else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
+    )
     if not all(map(_is_of_call, map(given.get, call.given.difference(known, _OF_COLUMNS)))):
         return None
     if "position_ids" in call.given and declared.positions is None:
@@ -93,7 +110,10 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
     else:
         real = real_tokens(layout)
-        lengths, counted = layout.sizes[real_documents(layout)], np.arange(layout.columns) - layout.starts
+        lengths, counted = (
+            layout.sizes[real_documents(layout)],
+            np.arange(layout.columns) - layout.starts,
+        )
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions
@@ -105,7 +125,11 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if call.outer is None:
             call.model.tally.apart[reason] += 1
         return None
-    row = rows_as_documents(real, ids.device, declared.positions) if layout is None else layout.without_padding()
+    row = (
+        rows_as_documents(real, ids.device, declared.positions)
+        if layout is None
+        else layout.without_padding()
+    )
     return Prefixes(*found, row.device, row)
 
 
@@ -201,10 +225,16 @@ def _tree(
         if end - depth >= (1 if is_leaf else least):
             first = stretches[-1].end if stretches else 0
             stretches.append(Stretch(first, first + end - depth, depth, parent))
-            shared, parent = np.append(shared, np.arange(first, first + end - depth)), len(stretches) - 1
+            shared, parent = (
+                np.append(shared, np.arange(first, first + end - depth)),
+                len(stretches) - 1,
+            )
         if is_leaf:
             columns[begin] = shared
             continue
         cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == end), stop]
-        waiting += [(one, other, shared, parent) for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
+        waiting += [
+            (one, other, shared, parent)
+            for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)
+        ]
     return stretches, columns

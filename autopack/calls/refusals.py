@@ -32,8 +32,8 @@ def refuse_bypassed_top(tops: list[Any]) -> None:
     for caller in callers(function=FORWARDS):
         if any(caller is top for top in tops):
             raise OutsideForward(
-                f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
-                f"Call the model itself: `model(...)`.",
+                f"{type(caller).__name__}.forward was called directly, past the entry of an "
+                "enabled model. Call the model itself: `model(...)`.",
                 code="past-the-entry",
             )
 
@@ -114,7 +114,10 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
         )
     if head is not None and head.refusal is not None:
         raise UnsupportedModel(
-            f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches.",
+            (
+                f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as "
+                "padded batches."
+            ),
             code="result-per-row",
         )
 
@@ -124,8 +127,8 @@ def refuse_unnamed(call: Call) -> None:
     if call.unnamed:
         given = len(call.entry.names) + call.unnamed
         raise UnsupportedModel(
-            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-            f"autopack cannot tell what they are. Pass them by name.",
+            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional "
+            "arguments, so autopack cannot tell what they are. Pass them by name.",
             code="positional-arguments",
         )
 
@@ -141,12 +144,14 @@ def refuse_unproven(call: Call) -> None:
         )
     proof = call.model.proof
     if proof.packed is not None:
-        raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact")
+        raise UnsupportedModel(
+            f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact"
+        )
     if proof.labels is not None and call.has_labels:
         raise UnsupportedModel(
             f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
-            f"documents: {proof.labels}. Call it without labels and compute the loss from its logits, or run "
-            "the documents one per row.",
+            f"documents: {proof.labels}. Call it without labels and compute the loss from its "
+            "logits, or run the documents one per row.",
             code="loss-not-of-documents",
         )
 
@@ -211,7 +216,11 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     masks = [mask for mask in (given.values() if is_dict else [given]) if mask is not None]
     if not masks or not all(prepared.is_readable(mask, shape) for mask in masks):
         refuse_caches(call)  # of which masks have columns, too
-        found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+        found = (
+            f"a tensor of shape {tuple(given.shape)}"
+            if isinstance(given, torch.Tensor)
+            else type(given).__name__
+        )
         raise InvalidPacking(
             f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a "
             f"prepared mask for every pair of its columns; found {found}. Leave it out: the "
@@ -223,16 +232,17 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
         raise InvalidPacking(
             f"the prepared attention_mask of {call.name} lets documents of the call see each "
             "other. Leave the mask out, and autopack keeps them apart; or leave out what declares "
-            "them (position_ids, seq_idx, lengths). A mask that is added to scores must hide by the "
-            "least number of its dtype: -1e4 does not hide large scores.",
+            "them (position_ids, seq_idx, lengths). A mask that is added to scores must hide by "
+            "the least number of its dtype: -1e4 does not hide large scores.",
             code="prepared-mask",
         )
     if said == {"same"} and not is_dict:
         return False
     if call.anatomy.mixers:
         raise UnsupportedModel(
-            f"{call.name} has {type(call.anatomy.mixers[0]).__name__}, which mixes tokens past a prepared "
-            f"attention_mask. Leave the mask out: documents are kept apart by what else declares them.",
+            f"{call.name} has {type(call.anatomy.mixers[0]).__name__}, which mixes tokens past a "
+            "prepared attention_mask. Leave the mask out: documents are kept apart by what else "
+            "declares them.",
             code="prepared-mask",
         )
     return True
@@ -264,8 +274,8 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     for name, reason in call.traits.refused(bool(of_media)).items():
         if name in call.given.difference(exempt):
             raise UnsupportedModel(
-                f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
-                f"documents one per row.",
+                f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run "
+                "the documents one per row.",
                 code="argument-of-no-document",
             )
     if of_media:
@@ -297,7 +307,8 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
     norms = (
         f"{name} ({type(norm).__name__})"
         for name, norm in call.module.named_modules()
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None)
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        and (norm.training or norm.running_mean is None)
     )
     norm = next(norms, None)
     if norm is not None:
@@ -307,7 +318,9 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
             "model), leave the media out, or run the documents one per row.",
             code="media-mixed",
         )
-    wrong = _images_of_others(call) or (None if traits.wrong_media is None else traits.wrong_media(given))
+    wrong = _images_of_others(call) or (
+        None if traits.wrong_media is None else traits.wrong_media(given)
+    )
     if wrong is not None:
         raise InvalidPacking(
             f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",

@@ -47,7 +47,11 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
             "document ends with, as for padded batches.",
             code="pad-token",
         )
-    alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
+    alone = (
+        call.wants_weights
+        or call.entry.runs_alone is not None
+        or _ends_elsewhere(call.module, given)
+    )
     return PerDocument(call, given) if alone else PaddedDocuments(call, given)
 
 
@@ -60,7 +64,8 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
     """
     given = without_what_packing_drops(call, call.arguments)
     if "use_cache" not in call.entry.names:
-        given.pop("use_cache", None)  # T5Gemma's hands its own on, beside those that it does not name
+        # T5Gemma's hands its own on, beside those that it does not name
+        given.pop("use_cache", None)
     if "position_ids" not in call.entry.names:
         given.pop("position_ids", None)
         first = layout.first_positions
@@ -109,12 +114,13 @@ class DocumentArguments:
             return
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
+            lengths = ", ".join(map(str, self.batch.lengths[:8]))
             raise InvalidPacking(
                 f"{name} of {self.head.name} must have one entry per document on packed rows, "
                 f"({self.documents},) or ({self.documents}, K); found {found}. The "
                 f"{self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
                 "documents of "
-                f"{', '.join(map(str, self.batch.lengths[:8]))}{', ...' if self.documents > 8 else ''} "
+                f"{lengths}{', ...' if self.documents > 8 else ''} "
                 "tokens, in order; padding counts unless attention_mask is 0 there.",
                 code="wrong-labels",
             )
@@ -122,7 +128,8 @@ class DocumentArguments:
             self._check_span(name, value)
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
-        """Raise `InvalidPacking` if the beginning or end of an answer lies outside of its document."""
+        """Raise `InvalidPacking` if the beginning or end of an answer lies outside of its
+        document."""
         at = host_values(value).reshape(self.documents, -1)[:, 0]
         self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
@@ -141,21 +148,27 @@ class DocumentArguments:
         of_document: Callable[[torch.Tensor], torch.Tensor],
     ) -> dict[str, Any]:
         """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
-        to (documents, ...).
-        """
+        to (documents, ...)."""
         frame = Frame(*self.batch.shape, self.documents, self.head.labels)
         changed: dict[str, Any] = {}
         for name, value in self.arguments.items():
             unit = frame.unit_of(name, value)
             if unit is Of.UNKNOWN:
-                found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                found = (
+                    f"shape {tuple(value.shape)}"
+                    if isinstance(value, torch.Tensor)
+                    else type(value).__name__
+                )
                 raise UnsupportedModel(
-                    f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose "
-                    f"document it is of: wanted one value per token {self.batch.shape} or per document "
-                    f"({self.documents}), found {found}. Run such documents one per row.",
+                    f"{name} was given to {self.head.name} with packed rows, and autopack cannot "
+                    f"tell whose document it is of: wanted one value per token {self.batch.shape} "
+                    f"or per document ({self.documents}), found {found}. Run such documents one "
+                    "per row.",
                     code="argument-of-no-document",
                 )
-            changed[name] = of_document(value) if unit is Of.DOCUMENT else frame.changed(name, value, of_tokens)
+            changed[name] = (
+                of_document(value) if unit is Of.DOCUMENT else frame.changed(name, value, of_tokens)
+            )
         return changed
 
 
@@ -190,7 +203,9 @@ class PaddedDocuments(Delegate):
                     ends = upload(self.batch.lengths, at.device).reshape(-1, *[1] * (at.dim() - 1))
                     arguments[name] = at.masked_fill(at >= ends, self.batch.into[1])
         reason = "it declares documents, and its head gives one result per row"
-        super().__init__(call, reason, None, arguments, Volume.of_layout(given.layout).without_padding())
+        super().__init__(
+            call, reason, None, arguments, Volume.of_layout(given.layout).without_padding()
+        )
         self.documents, self.defers = given.head.name, self.batch.is_padded
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
@@ -199,7 +214,11 @@ class PaddedDocuments(Delegate):
         None for all other outputs.
         """
         wanted = (*self.batch.into, 2)
-        if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+        if (
+            not self.batch.is_padded
+            or not isinstance(output, torch.Tensor)
+            or tuple(output.shape) != wanted
+        ):
             return None
         return output.masked_fill(
             ~self.batch.mask.to(output.device)[..., None],
@@ -211,8 +230,8 @@ class PaddedDocuments(Delegate):
         """Raise `UnsupportedModel` if padding may have had a part in the output."""
         if self.batch.is_padded and not ended.packed_inside:
             raise UnsupportedModel(
-                f"{self.head.name} did not call its backbone, so the documents of packed rows were run with "
-                f"padding. Run them one per row.",
+                f"{self.head.name} did not call its backbone, so the documents of packed rows were "
+                "run with padding. Run them one per row.",
                 code="result-per-row",
             )
         if self.batch.is_padded and self.head.spans and not ended.masked:
@@ -242,7 +261,11 @@ class PerDocument(CallPlan):
                 code="rows-on-ranks",
             )
         self.given = given
-        self.groups = by_length(given.batch.lengths) if together else list(np.arange(given.documents)[:, None])
+        self.groups = (
+            by_length(given.batch.lengths)
+            if together
+            else list(np.arange(given.documents)[:, None])
+        )
         """Numbers of the documents of each batch; of one each, unless documents run `together`."""
         # Those of the other batches are counted when they are called.
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.layout)
@@ -261,11 +284,15 @@ class PerDocument(CallPlan):
         self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
-        reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
+        reason = (
+            "it declares documents, and "
+            f"{why or 'its head may take another token in a padded batch'}"
+        )
         super().__init__(call, reason, None, self.calls[0], volume)
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
-        """Return the arguments for documents of like length as a batch, `count` of them labelled."""
+        """Return the arguments for documents of like length as a batch, `count` of them
+        labelled."""
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
 
@@ -298,11 +325,17 @@ class PerDocument(CallPlan):
     def _merge(self, name: str, parts: list[Any]) -> Any:
         """Return one field of the output for all documents, in their order."""
         axes, batch = AXES.get(name, ()), self.given.batch
-        if axes and all(isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts):
-            fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
+        if axes and all(
+            isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts
+        ):
+            fill = (
+                torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
+            )
             longest = [batch.lengths[numbers].max() for numbers in self.groups]
             # Hidden states of latents are as many for every document (Perceiver).
-            own = [a for a in axes if all(p.shape[a] == n for p, n in zip(parts, longest, strict=True))]
+            own = [
+                a for a in axes if all(p.shape[a] == n for p, n in zip(parts, longest, strict=True))
+            ]
             parts = [_widened(part, own, batch.into[1], fill) for part in parts]
         return in_order(parts, self.groups)
 

@@ -64,7 +64,12 @@ class RowsPlan(CallPlan):
 
     @torch._dynamo.disable
     def _restored(
-        self, ended: Activation, module: nn.Module, output: Any, way: TokenMap, again: Callable[..., Any]
+        self,
+        ended: Activation,
+        module: nn.Module,
+        output: Any,
+        way: TokenMap,
+        again: Callable[..., Any],
     ) -> Any:
         """Return the output of the row that ran in the form of the call.
 
@@ -83,12 +88,13 @@ class RowsPlan(CallPlan):
 
 class Packed(RowsPlan):
     """The packed rows of a call, without their padding; common beginnings of documents may run
-    once.
-    """
+    once."""
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
-        positions = positions_of_documents(call, layout) if call.media and entry.uses_positions else None
+        positions = (
+            positions_of_documents(call, layout) if call.media and entry.uses_positions else None
+        )
         arguments = arguments_of_rows(call, layout, positions)
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
@@ -114,8 +120,14 @@ class Packed(RowsPlan):
             way = TokenMap.of_real(real, once.device, once.columns)
             of_row = replace(of_row, layout=once.documents, prefixes=once)
             volume = Volume.of_row(len(once.documents.lengths), real, saved=once.saved)
-        elif layout.is_padding is not None and (way := _padding_to_take_out(call, layout, arguments)) is not None:
-            of_row, volume = replace(of_row, layout=layout.without_padding()), volume.without_padding()
+        elif (
+            layout.is_padding is not None
+            and (way := _padding_to_take_out(call, layout, arguments)) is not None
+        ):
+            of_row, volume = (
+                replace(of_row, layout=layout.without_padding()),
+                volume.without_padding(),
+            )
         elif layout.is_padding is not None and entry.holds_models and call.wants_router_loss:
             self.masks = True  # the loss of routers is over tokens alone, and finds them by it
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
@@ -142,7 +154,9 @@ class Packed(RowsPlan):
         names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
-        return outputs.with_documents_alone(self.scope.model, module, self._as_rows, layout, output, names)
+        return outputs.with_documents_alone(
+            self.scope.model, module, self._as_rows, layout, output, names
+        )
 
 
 class Unpadded(RowsPlan):
@@ -228,7 +242,9 @@ class Inside(RowsPlan):
         return restore(output, self.way, pooled=False)
 
 
-def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
+def of_each_row(
+    output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9
+) -> list[Any]:
     """Return the names or places of output tensors that may have a value per row, by shape.
 
     `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
@@ -238,7 +254,11 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     found = []
     parts = output if isinstance(output, Mapping) else outputs.parts_of(output)
     for name, value in parts.items():
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
+        if (
+            not isinstance(value, torch.Tensor)
+            or not value.is_floating_point()
+            or not 0 < value.dim() <= most
+        ):
             continue
         # Predictions of the next token are one fewer than columns; vectors may be as many by
         # chance.
@@ -249,7 +269,9 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
     return found
 
 
-def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, Any]) -> TokenMap | None:
+def _padding_to_take_out(
+    call: Call, layout: PackedLayout, arguments: dict[str, Any]
+) -> TokenMap | None:
     """Return the way of the tokens of packed rows into one row without padding, or None if it
     stays.
 
@@ -257,16 +279,30 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
     it.
     """
     real, entry = real_tokens(layout), call.entry
-    stays = layout.slots is not None or not call.model.options.unpad or bool(call.model.chunk_sizes - {1})
+    stays = (
+        layout.slots is not None
+        or not call.model.options.unpad
+        or bool(call.model.chunk_sizes - {1})
+    )
     little = stays or real.sum() > (1 - _LEAST_PADDING) * real.size or not real.any()
     read = call.model.padding_read
-    reads = torch.is_grad_enabled() and not call.has_labels  # by a loss outside of the model, perhaps
-    reads |= bool(read and read.where) or bool(entry.foreign)  # a third-party forward or loss may, too
+    # by a loss outside of the model, perhaps
+    reads = torch.is_grad_enabled() and not call.has_labels
+    # a third-party forward or loss may, too
+    reads |= bool(read and read.where) or bool(entry.foreign)
     of_columns = call.wants_last_logits or entry.has_other_head  # of every column of the rows
     # where no model inside runs the row
     of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)
     per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
-    if little or reads or of_columns or per_row or call.media or call.wants_weights or call.prefixes:
+    if (
+        little
+        or reads
+        or of_columns
+        or per_row
+        or call.media
+        or call.wants_weights
+        or call.prefixes
+    ):
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
     return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None
@@ -275,7 +311,9 @@ def _padding_to_take_out(call: Call, layout: PackedLayout, arguments: dict[str, 
 def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
     """Return arguments with their values per token moved along a way; other values stay."""
     frame = Frame(*way.shape)
-    return {n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()}
+    return {
+        n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()
+    }
 
 
 def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
@@ -291,7 +329,9 @@ def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
         if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
             found = mask.long().cumsum(1) - 1
         else:
-            found = call.entry.numbering.in_padded_batch(call.config, mask, call.arguments.get("input_ids"))
+            found = call.entry.numbering.in_padded_batch(
+                call.config, mask, call.arguments.get("input_ids")
+            )
         arguments["position_ids"] = padding.gather(found)
     labels = arguments.get("labels")
     if call.entry.shifts_labels and labels is not None:
@@ -306,7 +346,9 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
         return False  # a word or number for each row
     if name in NOT_IN_ROWS:
         return True
-    return not is_media(name, value) and Frame(*padding.shape).unit_of(name, value) is not Of.UNKNOWN
+    return (
+        not is_media(name, value) and Frame(*padding.shape).unit_of(name, value) is not Of.UNKNOWN
+    )
 
 
 def is_media(name: str, value: Any) -> bool:

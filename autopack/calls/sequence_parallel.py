@@ -45,7 +45,11 @@ def rows_shared_by(call: Call) -> RowGroup | None:
         return None
     if given is not None:
         return given if given.ranks > 1 else None
-    return RowGroup(exchange.process_group) if sharding.exchanges_now(exchange, call.module.training) else None
+    return (
+        RowGroup(exchange.process_group)
+        if sharding.exchanges_now(exchange, call.module.training)
+        else None
+    )
 
 
 def exchange_of(model: EnabledModel) -> Any:
@@ -109,20 +113,30 @@ class SharedRows(RowsPlan):
         )
 
     def further_in(self, call: Call) -> dict[str, Any]:
-        """Return the arguments of an inner model, called by third-party code, with this rank's positions.
+        """Return the arguments of an inner model, called by third-party code, with this rank's
+        positions.
 
         Raises `UnsupportedModel` if it brings other positions than this call has.
         """
         given, mine = call.arguments.get("position_ids"), (self.arguments or {}).get("position_ids")
         assert call.inputs is not None
-        same = given is None or mine is None or given is mine or torch.equal(given.expand_as(mine), mine)
+        same = (
+            given is None
+            or mine is None
+            or given is mine
+            or torch.equal(given.expand_as(mine), mine)
+        )
         if not same or call.inputs.shape[:2] != self.shape:
             raise UnsupportedModel(
                 f"{call.name} was called inside a call of a part of rows that ranks share, with "
                 f"other columns or positions than that call has. Pass the same on. {_WITHOUT}",
                 code="call-within-call",
             )
-        return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
+        return (
+            {**call.arguments, "position_ids": mine}
+            if call.entry.uses_positions
+            else dict(call.arguments)
+        )
 
     def counts_labels(self, labels: Any) -> bool:
         """Return True for the labels that this plan gave to the loss."""
@@ -185,7 +199,11 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
         whole = dict(zip(tensors, values, strict=True))
     counted = whole.pop("shift_labels", None)
     declared = declarations.read(
-        whole, (shape[0], columns), torch.device("cpu"), call.traits.first_position, call.ignored_label
+        whole,
+        (shape[0], columns),
+        torch.device("cpu"),
+        call.traits.first_position,
+        call.ignored_label,
     )
     layout = declared.layout
     if layout is None:
@@ -196,7 +214,9 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
                 "seq_idx as well.",
                 code="documents-unclear",
             )
-        layout = PackedLayout.of_padded(declared.real_of((shape[0], columns)), device, declared.positions)
+        layout = PackedLayout.of_padded(
+            declared.real_of((shape[0], columns)), device, declared.positions
+        )
     else:
         layout = layout.to(device)
     return layout, None if counted is None else host_values(counted).astype(bool)
@@ -219,10 +239,15 @@ def _why_not_in_parts(call: Call) -> str | None:
         return "its own forward pads rows before its layers"
     if traits.adjusted:
         return "its queries are scaled by the columns that they stand in"
-    if entry.reads_one_token_per_row or any(getattr(each, "pooler", None) is not None for each in anatomy.entries):
+    if entry.reads_one_token_per_row or any(
+        getattr(each, "pooler", None) is not None for each in anatomy.entries
+    ):
         return "a pooler reads the first token of each document"
     if not masks.has_mask_interface():
-        return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"
+        return (
+            "this release of transformers makes masks that know nothing of other ranks (before "
+            "4.53)"
+        )
     if "encoder_hidden_states" in call.given or call.media:
         return "it was given images or states of an encoder"
     if call.wants_weights or call.wants_router_loss:
@@ -232,9 +257,15 @@ def _why_not_in_parts(call: Call) -> str | None:
     if call.inputs is None:
         return "it was given neither input_ids nor inputs_embeds"
     if not call.given.isdisjoint(FLASH_KWARGS):
-        return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
+        return (
+            "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a "
+            "part"
+        )
     if entry.shifts_labels and "labels" in call.given and "shift_labels" not in call.given:
-        return "labels are shifted within each part; pass shift_labels too, as autopack.packing.shard_rows makes them"
+        return (
+            "labels are shifted within each part; pass shift_labels too, as "
+            "autopack.packing.shard_rows makes them"
+        )
     unlabelled = call.given.isdisjoint(("labels", "shift_labels"))
     return model.ask_twin(
         "parts",
@@ -252,7 +283,10 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
     reason = _why_not_in_parts(call)
     if reason is not None:
         raise UnsupportedModel(
-            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}",
+            (
+                f"{call.name} cannot be called with parts of rows that ranks share: {reason}. "
+                f"{_WITHOUT}"
+            ),
             code="sequence-parallel",
         )
     refusals.refuse_unnamed(call)
@@ -264,11 +298,24 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
         value = call.arguments.get(name)
         if value is None:
             continue
-        if name == "position_ids" and isinstance(value, torch.Tensor) and value.shape == (1, shape[1]):
+        if (
+            name == "position_ids"
+            and isinstance(value, torch.Tensor)
+            and value.shape == (1, shape[1])
+        ):
             value = value.expand(shape)
         device, is_tensor = call.inputs.device, isinstance(value, torch.Tensor)
-        if not is_tensor or value.is_floating_point() or value.shape != shape or value.device != device:
-            what = f"{tuple(value.shape)} of {value.dtype} on {value.device}" if is_tensor else type(value).__name__
+        if (
+            not is_tensor
+            or value.is_floating_point()
+            or value.shape != shape
+            or value.device != device
+        ):
+            what = (
+                f"{tuple(value.shape)} of {value.dtype} on {value.device}"
+                if is_tensor
+                else type(value).__name__
+            )
             raise InvalidPacking(
                 f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on "
                 f"{device}; found {what}",

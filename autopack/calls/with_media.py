@@ -39,7 +39,8 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
-    """Return the first of the called model and its inner ones that numbers tokens, and its method."""
+    """Return the first of the called model and its inner ones that numbers tokens, and its
+    method."""
     for model in call.anatomy.entries[call.entry.level :]:
         for name in names:
             if hasattr(model, name):
@@ -72,7 +73,10 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
     lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
     lengths = lengths if mask is None else mask.sum(dim=1)
     others = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
-    arguments = {**arguments, **{name: value for name, value in others.items() if value is not None}}
+    arguments = {
+        **arguments,
+        **{name: value for name, value in others.items() if value is not None},
+    }
     if arguments.get("input_ids") is None:
         raise InvalidPacking(
             f"{type(model).__name__} numbers the tokens of a document by its input_ids and "
@@ -99,8 +103,8 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
             f"{type(error).__name__}: {error}. {', '.join(sizes)} must hold the media of all "
-            "documents, in the order of the documents, and every placeholder token needs its place "
-            "in one of them.",
+            "documents, in the order of the documents, and every placeholder token needs its "
+            "place in one of them.",
             code="media-positions",
         ) from error
     positions = numbers[0] if isinstance(numbers, tuple) else numbers
@@ -117,7 +121,11 @@ def _as_rows(
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
-        if isinstance(value, torch.Tensor) and not media.holds_media(name) and name != "second_per_grids":
+        if (
+            isinstance(value, torch.Tensor)
+            and not media.holds_media(name)
+            and name != "second_per_grids"
+        ):
             value = frame.changed(name, value, documents.gather)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
@@ -139,7 +147,11 @@ def positions_of_rows(call: Call) -> torch.Tensor | None:
     if found is None or "position_ids" in call.given or "mm_token_type_ids" not in call.given:
         return None
     model, compute = found
-    given = {name: arguments[name] for name in inspect.signature(compute).parameters if name in call.given}
+    given = {
+        name: arguments[name]
+        for name in inspect.signature(compute).parameters
+        if name in call.given
+    }
     if not media.given(given) or "input_ids" not in given or any(name in given for name in CACHES):
         return None
     with _state_kept(model):
@@ -166,10 +178,14 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
     shown = (kinds == 1) if mask is None else (kinds == 1) & (mask != 0)
     begins = shown & ~torch.nn.functional.pad(shown, (1, 0))[:, :-1]
     counts = host_values(begins.sum(dim=1)).tolist()
-    pieces = {name: value.split(counts) for name, value in call.items() if media.given({name: value})}
+    pieces = {
+        name: value.split(counts) for name, value in call.items() if media.given({name: value})
+    }
     found = []
     for row in range(len(kinds)):
-        here = {name: value if value is None else value[row : row + 1] for name, value in call.items()}
+        here = {
+            name: value if value is None else value[row : row + 1] for name, value in call.items()
+        }
         own = compute(**{**here, **{name: each[row] for name, each in pieces.items()}})
         found.append(own[0] if isinstance(own, tuple) else own)
     return torch.cat(found, dim=1)
@@ -186,7 +202,10 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
         return None, None
     if call.why_media_meet("image") is not None:
         return None, None  # of code whose images may be a matter of something else, too
-    images, positions = images_of_rows(call), positions_of_rows(call) if model.traits.counts_images else None
+    images, positions = (
+        images_of_rows(call),
+        positions_of_rows(call) if model.traits.counts_images else None,
+    )
     scope = None if images is None else Scope(model, images=images)
     return scope, None if positions is None else {**call.arguments, "position_ids": positions}
 

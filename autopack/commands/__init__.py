@@ -38,9 +38,13 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
         "--tokenizer text or messages); several, as prompt,completion, add up",
     )
     parser.add_argument(
-        "--tokenizer", metavar="NAME", help="a tokenizer of transformers, for text and for messages of a chat"
+        "--tokenizer",
+        metavar="NAME",
+        help="a tokenizer of transformers, for text and for messages of a chat",
     )
-    parser.add_argument("--batch-size", type=int, default=8, help="documents of a padded batch (%(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="documents of a padded batch (%(default)s)"
+    )
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +57,14 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write it as a page that needs nothing but itself (figures need matplotlib)",
     )
-    group.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)")
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)"
+    )
 
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything
-    is computed.
-    """
+    is computed."""
     for option, path in (("--html", args.html), ("--plot", args.plot)):
         wrong = ""
         if path is None:

@@ -1,4 +1,5 @@
-"""``autopack audit``: the leak audit for a model on disk, or for a tiny random model of any type."""
+"""``autopack audit``: the leak audit for a model on disk, or for a tiny random model of any
+type."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     enabled = parser.add_mutually_exclusive_group()
     enabled.add_argument(
-        "--stock", action="store_true", help="audit the model as transformers runs it, without autopack"
+        "--stock",
+        action="store_true",
+        help="audit the model as transformers runs it, without autopack",
     )
     enabled.add_argument(
         "--backend",
@@ -49,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.task is not None and is_saved(args.model):
         raise AutopackError(
-            f"--task says what a type is built for, and {args.model} is a saved model; leave it out",
+            (
+                f"--task says what a type is built for, and {args.model} is a saved model; leave "
+                "it out"
+            ),
             code="bad-option",
         )
     tasks = TASKS if args.task is None else [args.task]
@@ -61,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         # The report says what leaks; `verify` would only say that something does.
         autopack.enable(model, backend=args.backend, verify=False)
     report = autopack.audit(model)
-    data = asdict(report) | {name: getattr(report, name) for name in ("exact", "worst", "packed", "labels", "padded")}
+    data = asdict(report) | {
+        name: getattr(report, name) for name in ("exact", "worst", "packed", "labels", "padded")
+    }
     for row, result in zip(data["results"], report.results, strict=True):
         row["exact"] = report.is_exact(result)
     show(args, f"autopack audit: {report.model}", report, data)

@@ -20,8 +20,7 @@ from autopack.packing.checks import check_ints
 TASKS = ("causal-lm", "masked-lm")
 DRAWN, LONGEST = 4096, 2048
 """Documents that are drawn, of which as many are timed as there is time for, and the tokens of the
-longest.
-"""
+longest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size",
         choices=NAMES,
         metavar="SIZE",
-        help=f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)",
+        help=(
+            f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
+        ),
     )
     add_model_options(model)
 
@@ -81,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
+    """Time the arms, print the table, and return 0 if all that should compute the same do, else
+    1."""
     check_outputs(args)
     check_ints(batch_size=args.batch_size)
     check_ints(optional=True, max_length=args.max_length)
@@ -89,7 +91,10 @@ def run(args: argparse.Namespace) -> int:
     # torch's profiler, which counts memory, prints lines of its own
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if args.lengths in DISTRIBUTIONS:
-        given, source = draw(DISTRIBUTIONS[args.lengths], DRAWN, LONGEST, seed=0), f"drawn like {args.lengths}'s"
+        given, source = (
+            draw(DISTRIBUTIONS[args.lengths], DRAWN, LONGEST, seed=0),
+            f"drawn like {args.lengths}'s",
+        )
     else:
         given = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
         source = f"{args.lengths}: {len(given):,} documents"

@@ -1,6 +1,5 @@
 """``autopack doctor``: what is installed, what autopack computes attention with here, and what is
-broken, by trying.
-"""
+broken, by trying."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ IMPORTED = {
     "flash-attn-4": "flash_attn.cute",
 }
 """Distributions that are tried, FlashAttention's among them, with the module that is imported from
-each.
-"""
+each."""
 
 
 SECTIONS = {
@@ -73,23 +71,32 @@ def examine() -> dict[str, Any]:
     for name, module in IMPORTED.items():
         if versions[name] is None or not (said := _failure(partial(import_module, module))):
             continue
-        way = "with what it needs" if name in MINIMUM else "to match the installed torch, or uninstall it"
-        problems.append(
-            f"{name} {versions[name]} is installed, but `import {module}` fails: {said.rstrip('.')}. "
-            f"Reinstall it {way}."
+        way = (
+            "with what it needs"
+            if name in MINIMUM
+            else "to match the installed torch, or uninstall it"
         )
-        is_ready, is_torch_broken = is_ready and name not in MINIMUM, is_torch_broken or name == "torch"
+        problems.append(
+            f"{name} {versions[name]} is installed, but `import {module}` fails: "
+            f"{said.rstrip('.')}. Reinstall it {way}."
+        )
+        is_ready, is_torch_broken = (
+            is_ready and name not in MINIMUM,
+            is_torch_broken or name == "torch",
+        )
     python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     found: dict[str, Any] = {name: {} for name in SECTIONS}
     found["packages"] = {"python": python, "autopack": __version__}
-    found["packages"] |= {name: installed or "not installed" for name, installed in versions.items()}
+    found["packages"] |= {
+        name: installed or "not installed" for name, installed in versions.items()
+    }
     if not is_torch_broken:
         found["devices"] = _devices()
     for what, attempt in _trials(found).items() if is_ready else ():
         if said := _failure(attempt):
             problems.append(
-                f"autopack was tried, and {what} fails with {said}. Please report this with the output of "
-                f"`autopack doctor --json`."
+                f"autopack was tried, and {what} fails with {said}. Please report this with the "
+                "output of `autopack doctor --json`."
             )
     return found | {"problems": problems}
 
@@ -114,7 +121,9 @@ def _devices() -> dict[str, str]:
     for index in range(count):
         seen = torch.cuda.get_device_properties(index)
         memory = f"{seen.total_memory / 2**30:.0f} GiB"
-        found[f"cuda:{index}"] = f"{seen.name}, compute capability {seen.major}.{seen.minor}, {memory}"
+        found[f"cuda:{index}"] = (
+            f"{seen.name}, compute capability {seen.major}.{seen.minor}, {memory}"
+        )
     if not count:
         built = torch.version.cuda or torch.version.hip
         reason = "torch finds no usable device" if built else "this torch is built for the CPU only"
@@ -140,13 +149,17 @@ def _examine_backends(found: dict[str, Any]) -> None:
     from autopack.attention.choose import availability, taken_by_auto
 
     there = availability()
-    found["backends"] = {name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in there.items()}
+    found["backends"] = {
+        name: f"{'yes' if yes else 'no'}: {why}" for name, (yes, why) in there.items()
+    }
     # those of CUDA have numbers
     kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})
     anywhere = ["eager", "sdpa", *(["flex_attention"] if there["flex"][0] else [])]
     for kind in kinds:
         for implementation in [*anywhere, *(flash.implementations() if kind == "cuda" else [])]:
-            found["choices"][f"{implementation} on {kind}"] = " or ".join(taken_by_auto(implementation, kind))
+            found["choices"][f"{implementation} on {kind}"] = " or ".join(
+                taken_by_auto(implementation, kind)
+            )
 
 
 def _import_all() -> None:

@@ -1,4 +1,5 @@
-"""``autopack estimate``: what packing would gain on a data set, counted from lengths, before any training."""
+"""``autopack estimate``: what packing would gain on a data set, counted from lengths, before any
+training."""
 
 from __future__ import annotations
 
@@ -15,17 +16,22 @@ _PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accum
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Say what packing a data set would gain: padding of padded batches by batch size, in random order and grouped "
-        "by length; tokens and attention that packed rows save; and the speed-up to expect. Only lengths are counted: "
-        "nothing is trained and nothing is timed."
+        "Say what packing a data set would gain: padding of padded batches by batch size, in "
+        "random order and grouped by length; tokens and attention that packed rows save; and the "
+        "speed-up to expect. Only lengths are counted: nothing is trained and nothing is timed."
     )
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote",
+        help=(
+            "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that "
+            "save_to_disk wrote"
+        ),
     )
     add_data_options(parser)
-    parser.add_argument("--max-length", type=int, default=4096, help="tokens of a packed row (%(default)s)")
+    parser.add_argument(
+        "--max-length", type=int, default=4096, help="tokens of a packed row (%(default)s)"
+    )
     parser.add_argument(
         "--overflow",
         choices=get_args(Overflow),
@@ -38,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=True,
         default=False,
         metavar="COLUMN",
-        help="also plan documents that begin alike together: those of one value in COLUMN, or of the same first tokens",
+        help=(
+            "also plan documents that begin alike together: those of one value in COLUMN, or of "
+            "the same first tokens"
+        ),
     )
     parser.add_argument(
         "--hidden-size",
@@ -52,9 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also say what max_tokens=N gains in the steps of a Trainer",
     )
-    parser.add_argument("--ranks", type=int, default=1, help="processes of those steps (%(default)s)")
-    parser.add_argument("--accumulation", type=int, default=1, help="batches of a process in a step (%(default)s)")
-    parser.add_argument("--on", choices=list(DEVICES), help="also predict the speed on a GPU, by roofline")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="processes of those steps (%(default)s)"
+    )
+    parser.add_argument(
+        "--accumulation", type=int, default=1, help="batches of a process in a step (%(default)s)"
+    )
+    parser.add_argument(
+        "--on", choices=list(DEVICES), help="also predict the speed on a GPU, by roofline"
+    )
     add_outputs(parser)
 
 
@@ -66,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     check_ints(hidden_size=args.hidden_size)
     same = {name: getattr(args, name) for name in _PASSED_ON}
-    found = estimate(args.data, args.max_length, cost=CostModel(1.0, 1 / (12 * args.hidden_size)), **same)
+    found = estimate(
+        args.data, args.max_length, cost=CostModel(1.0, 1 / (12 * args.hidden_size)), **same
+    )
     show(args, f"autopack estimate: {args.data}", found, found.as_dict())
     return 0

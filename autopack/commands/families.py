@@ -38,7 +38,10 @@ def run(args: argparse.Namespace) -> int:
     elif rows:
         for row in rows:
             known = [name for each in found for name in each.model_types]
-            said = f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit {row['type']}`"
+            said = (
+                f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit "
+                f"{row['type']}`"
+            )
             if row["served"]:
                 said = f"served: {row['path']} (family {row['family']})"
             elif row["refused"] is not None:
@@ -50,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{family.name}: {family.how}")
                 _print("", " ".join(sorted(family.model_types)), indent=2)
         print("refused")
-        for name, reason in sorted(pair for family in found for pair in family.refused_types.items()):
+        for name, reason in sorted(
+            pair for family in found for pair in family.refused_types.items()
+        ):
             _print(f"  {name}", reason)
         served = sum(len(family.model_types) for family in found)
         print(f"{served} model types. What was measured of each: docs/reliability.md")
@@ -60,7 +65,11 @@ def run(args: argparse.Namespace) -> int:
 def _print(name: str, text: str, indent: int = 21) -> None:
     """Print a text behind a name, in lines that are indented alike."""
     first, others = f"{name:<{indent - 1}} ", " " * indent
-    print(textwrap.fill(text, 118, initial_indent=first, subsequent_indent=others, break_on_hyphens=False))
+    print(
+        textwrap.fill(
+            text, 118, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+        )
+    )
 
 
 def describe(family: Family) -> dict[str, Any]:
@@ -81,7 +90,13 @@ def of_type(name: str) -> dict[str, Any]:
     """
     from autopack.registry import families
 
-    row: dict[str, Any] = {"type": name, "served": None, "family": None, "path": None, "refused": None}
+    row: dict[str, Any] = {
+        "type": name,
+        "served": None,
+        "family": None,
+        "path": None,
+        "refused": None,
+    }
     for family in families():
         if name in family.model_types:
             return row | {"served": True, "family": family.name, "path": family.how}

@@ -50,12 +50,18 @@ def add_model_options(
         help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})",
     )
     parser.add_argument(
-        "--device", default=device, help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})"
+        "--device",
+        default=device,
+        help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})",
     )
 
 
 def obtain(
-    args: argparse.Namespace, tasks: Collection[str], task: str | None, size: str = TINY, longest: int = 0
+    args: argparse.Namespace,
+    tasks: Collection[str],
+    task: str | None,
+    size: str = TINY,
+    longest: int = 0,
 ) -> PreTrainedModel:
     """Return the model that `args.model` names: saved in a folder, a type to build, or of the Hub.
 
@@ -77,15 +83,25 @@ def obtain(
             "--device cpu, or another one that `autopack doctor` names"
         ) from error
     if is_built(args.model, tasks):
-        form = {"attn": args.attn_implementation, "dtype": getattr(torch, args.dtype), "device": args.device}
+        form = {
+            "attn": args.attn_implementation,
+            "dtype": getattr(torch, args.dtype),
+            "device": args.device,
+        }
         try:
             return build(args.model, size, str(task), longest, **form)
         except (CannotBuild, RuntimeError) as error:
-            reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
+            reason = (
+                error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
+            )
             raise CannotLoad(
-                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype or --device"
+                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype "
+                "or --device"
             ) from error
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
+    options: dict[str, Any] = {
+        "local_files_only": True,
+        "trust_remote_code": args.trust_remote_code,
+    }
     name = str(Path(args.model).expanduser())
     try:
         config = transformers.AutoConfig.from_pretrained(name, **options)
@@ -93,7 +109,9 @@ def obtain(
         options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation
-        saved: Any = getattr(transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None)
+        saved: Any = getattr(
+            transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None
+        )
         if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
             saved = transformers.AutoModelForCausalLM
         return saved.from_pretrained(name, config=config, **options).to(args.device)
@@ -122,8 +140,7 @@ def is_saved(name: str) -> bool:
 
 def is_built(name: str, tasks: Iterable[str]) -> bool:
     """Return True for the name of a type, and no directory, that has a model for one of these
-    tasks.
-    """
+    tasks."""
     return not is_saved(name) and name in types_for(tasks)
 
 

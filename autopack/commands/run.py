@@ -1,6 +1,5 @@
 """``autopack run``: run a script that does not know autopack, with every model enabled that it
-trains.
-"""
+trains."""
 
 from __future__ import annotations
 
@@ -44,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             form = {"choices": option.choices}
         elif option.metavar is not None:
             form = {"type": option.number, "metavar": option.metavar}
-        default = ("yes" if option.default else "no") if isinstance(option.default, bool) else option.default
+        default = (
+            ("yes" if option.default else "no")
+            if isinstance(option.default, bool)
+            else option.default
+        )
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)
     parser.add_argument(
@@ -85,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        raise AutopackError(f"cannot start {command[0]}: {error.strerror}", code="cannot-run") from error
+        raise AutopackError(
+            f"cannot start {command[0]}: {error.strerror}", code="cannot-run"
+        ) from error
 
 
 def _command(script: str, is_module: bool) -> list[str]:
@@ -101,10 +106,17 @@ def _command(script: str, is_module: bool) -> list[str]:
         return [program]
     if path.is_dir():
         raise AutopackError(
-            f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE",
+            (
+                f"{script} is a directory without a __main__.py; name a script, a program, or -m "
+                "MODULE"
+            ),
             code="cannot-run",
         )
-    hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
+    hint = (
+        f"; a module is run with -m {script}"
+        if all(part.isidentifier() for part in script.split("."))
+        else ""
+    )
     raise AutopackError(
         f"there is no file {script}, and no program of that name on PATH{hint}",
         code="cannot-run",
@@ -121,7 +133,8 @@ def _runs_by_itself(path: Path) -> bool:
 
 
 def _interpreter() -> list[str]:
-    """Return the command of this Python with its flags. Raises for flags that autopack cannot start under."""
+    """Return the command of this Python with its flags. Raises for flags that autopack cannot start
+    under."""
     if not sys.executable:
         raise AutopackError(
             "this Python does not know its own executable (sys.executable is empty)",
@@ -141,11 +154,13 @@ def _interpreter() -> list[str]:
             "-m autopack run ...`",
             code="cannot-run",
         )
-    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags]
 
 
 def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
-    """Return environment variables by which autopack starts in the script, with the options given."""
+    """Return environment variables by which autopack starts in the script, with the options
+    given."""
     environment = dict(os.environ)
     for option in settings.OPTIONS:
         if (value := getattr(args, option.name)) is not None:
@@ -153,7 +168,10 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
     told = settings.RunSettings.read(environment)
     if launcher and not told.subprocesses:
         raise AutopackError(
-            f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out; drop it",
+            (
+                f"{launcher} trains in processes that it starts, and --no-subprocesses leaves "
+                "those out; drop it"
+            ),
             code="bad-option",
         )
     if os.pathsep in settings.DIRECTORY:

@@ -27,9 +27,24 @@ from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
 from autopack.runtime.model import EnabledModel, Neighbours, Options, Traits
-from autopack.runtime.scope import ENABLED, MARK, ArrivalHook, Mark, is_severed, unbind_checkpointing
+from autopack.runtime.scope import (
+    ENABLED,
+    MARK,
+    ArrivalHook,
+    Mark,
+    is_severed,
+    unbind_checkpointing,
+)
 
-_HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)
+_HOOKS = (
+    EntryHook,
+    ExitHook,
+    PoolerHook,
+    PerDocumentRotary,
+    OwnPositionsHook,
+    SpanLogitsHook,
+    ArrivalHook,
+)
 
 
 def examine(
@@ -67,7 +82,11 @@ def attach(
     anatomy = enabled.anatomy
     code = ModelCode(model, enabled.implementations())
     foreign = [code.around(module) for module in anatomy.entries]
-    across = modules.cross_attention(anatomy.halves[1], anatomy.mixing) if anatomy.halves is not None else []
+    across = (
+        modules.cross_attention(anatomy.halves[1], anatomy.mixing)
+        if anatomy.halves is not None
+        else []
+    )
     to_images: list[nn.Module] = []
     if family.image_mask is not None or enabled.traits.image_of_each:
         to_images = [m for m in modules.cross_attention(model, anatomy.mixing) if m is not model]
@@ -111,7 +130,8 @@ def attach(
 
 
 def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Return True if the loss of an entry with a third-party forward shifts labels, by running it."""
+    """Return True if the loss of an entry with a third-party forward shifts labels, by running
+    it."""
     module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
@@ -127,7 +147,9 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
     hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
     known = next((number for number, other in hooks.items() if type(other) is type(hook)), None)
     if known is None:
-        (module.register_forward_pre_hook if before else module.register_forward_hook)(hook, **options)
+        (module.register_forward_pre_hook if before else module.register_forward_hook)(
+            hook, **options
+        )
         return
     hooks[known].__dict__.update(vars(hook))  # it may be running
     if before:
@@ -159,7 +181,12 @@ def strip_severed(part: nn.Module) -> bool:
     """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
     modules = list(part.modules())
     marked = [module for module in modules if is_severed(module)]
-    hooks = (hook for m in modules for held in (m._forward_pre_hooks, m._forward_hooks) for hook in held.values())
+    hooks = (
+        hook
+        for m in modules
+        for held in (m._forward_pre_hooks, m._forward_hooks)
+        for hook in held.values()
+    )
     if not marked and not any(map(_is_severed, hooks)):
         return False
     for module in marked:
@@ -190,10 +217,14 @@ def remove_hooks(
     for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
-            (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
+            (
+                module._forward_hooks,
+                (module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+            ),
         ):
             for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
             for extra in extras:
-                for number in [n for n in extra if n not in hooks]:  # of an interrupted removal, too
+                # of an interrupted removal, too
+                for number in [n for n in extra if n not in hooks]:
                     del extra[number]

@@ -41,8 +41,7 @@ from autopack.runtime.scope import stock
 
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
 """Reasons for which a call form is left out that stock may have in one precision alone: what it
-raises, and NaN.
-"""
+raises, and NaN."""
 _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
@@ -64,13 +63,18 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin(
-            "its layers take some tokens at a time, and those of a twin one, beside which nothing is mixed",
+            (
+                "its layers take some tokens at a time, and those of a twin one, beside which "
+                "nothing is mixed"
+            ),
         )
     kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
     kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
     asked = options.backend, options.unpad, enabled.implementations()
     with without_exchange(enabled.implementations()):
-        proof = kept.answered(kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign)))
+        proof = kept.answered(
+            kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign))
+        )
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
@@ -83,7 +87,11 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
     def ask() -> bool | None:
         twin = twin_of(model, torch.float32)
         module = entries(twin.model)[level]
-        return first_label_counts(module) if type(module) is twins.own_class(entries(model)[level]) else None
+        return (
+            first_label_counts(module)
+            if type(module) is twins.own_class(entries(model)[level])
+            else None
+        )
 
     try:
         return apart(ask)
@@ -91,18 +99,24 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
         return None
 
 
-def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
+def precisions_of(
+    model: PreTrainedModel, enabled: EnabledModel
+) -> tuple[tuple[torch.dtype, ...], str]:
     """Return the precisions in which a twin is tried, in order, and its device."""
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
-    if (flash or "flex_attention" in asked or enabled.options.backend == "flex") and torch.cuda.is_available():
+    if (
+        flash or "flex_attention" in asked or enabled.options.backend == "flex"
+    ) and torch.cuda.is_available():
         held = next(model.parameters(), None)  # a rank may hold none
         gpu = str(held.device) if held is not None and held.is_cuda else "cuda"
         if not flash:
             return (torch.float32,), gpu  # flex has a backward there alone
         # Its kernels run nowhere else, and in half precision: to which autocast brings a model in
         # another one.
-        return (torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,), gpu
+        return (
+            torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,
+        ), gpu
     return (torch.float64, torch.float32), "cpu"
 
 
@@ -145,9 +159,10 @@ class _Answer:
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """The call forms that could not be measured, which they may be in another precision; all
-        without gradients.
-        """
-        left_out = [name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)]
+        without gradients."""
+        left_out = [
+            name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)
+        ]
         return tuple(FORMS if "gradients" in self.report.notes else left_out)
 
 
@@ -174,9 +189,16 @@ def _asked(
         raise NoTwin(f"{type(error).__name__}: {error}") from error
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
-    refused = [result for result in report.results if result.failure is not None and is_refusal(result.failure)]
-    if is_own:  # the library's own code comes by the same refusal in the user's call, which says what to do
-        report = replace(report, results=[result for result in report.results if result not in refused])
+    refused = [
+        result
+        for result in report.results
+        if result.failure is not None and is_refusal(result.failure)
+    ]
+    # the library's own code comes by the same refusal in the user's call, which says what to do
+    if is_own:
+        report = replace(
+            report, results=[result for result in report.results if result not in refused]
+        )
     if not report.results and not (is_own and refused):
         raise NoTwin("nothing of its twin can be compared with stock")
     failed = next(
@@ -185,15 +207,16 @@ def _asked(
     )
     if failed is not None:
         raise _Raised(f"its twin raised {failed}")
-    if report.results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
+    if report.results and not (
+        math.isfinite(report.worst) and math.isfinite(report.worst_gradient)
+    ):
         raise NoTwin("its twin gives what is no number")
     return _Answer(twin, part, outside, report, refused if is_own else [])
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
     """Have mixers that insist on kernels of a GPU (Jamba and Zamba, up to transformers 4) run as
-    they do without.
-    """
+    they do without."""
     for module in model.modules():
         if vars(module).get("use_fast_kernels") is True:
             module.use_fast_kernels = False  # type: ignore[assignment]
@@ -206,8 +229,14 @@ def is_refusal(failure: str) -> bool:
 
 
 def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
-    """Return the proof by audits of twins; a later audit adds call forms that the first left out."""
-    twin, outside, report, refused = answers[0].twin.model, answers[0].outside, answers[0].report, answers[0].refused
+    """Return the proof by audits of twins; a later audit adds call forms that the first left
+    out."""
+    twin, outside, report, refused = (
+        answers[0].twin.model,
+        answers[0].outside,
+        answers[0].report,
+        answers[0].refused,
+    )
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
         for kind in ("packed", "labels", "padded")
@@ -220,25 +249,35 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
             source="twin",
         )
     count = sum(parameter.numel() for parameter in twin.parameters())
-    how = f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error {report.worst:.1e}"
+    how = (
+        f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error "
+        f"{report.worst:.1e}"
+    )
     if outside:
         how += f", but for {', '.join(outside)}: its calls are checked closely"
     if refused:
         how += f", refused: {', '.join(result.name for result in refused)}"
     said = "" if foreign is None else f" (it runs third-party code: {foreign})"
     inexact = padded or (None if _is_in_its_head(twin, report, causal) else packed)
-    padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
+    padded = (
+        inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
+    )
     padded = why_padding_is_unknown(twin, answers[0].part) or padded
     source = "part" if outside else "twin"
     left_out = sorted(set().union(*(answer.report.unattributed for answer in answers)))
     if left_out and answers[0].part is not twin:  # code around a part may read it
-        packed = packed or f"nobody can tell which part of {', '.join(left_out)} belongs to which document"
+        packed = (
+            packed
+            or f"nobody can tell which part of {', '.join(left_out)} belongs to which document"
+        )
     packed = packed and f"{packed}{said}"
     return Proof(how + said, packed, labels, padded, source=source, leaves_out=tuple(left_out))
 
 
 @contextlib.contextmanager
-def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> Iterator[EnabledModel]:
+def enabled_like(
+    model: PreTrainedModel, like: EnabledModel, **changed: Any
+) -> Iterator[EnabledModel]:
     """Enable a twin for a while as the model is, but for `changed` options.
 
     Nobody else sees it, so nothing is kept.
@@ -255,7 +294,8 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
         code = attach(model, enabled, family)
         enabled.proof = Proof("of a twin")
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
-        with enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+        # transformers 4 puts forwards on layers when states are first asked for
+        with enabled.settling():
             yield enabled
     finally:
         detach(model, enabled)
@@ -276,7 +316,11 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> 
     stand_ins = dict(twin.model.named_modules())
     for name, module in model.named_modules():
         if (stand_in := stand_ins.get(name)) is not None:
-            own = {n: rebound(v, module, stand_in) for n, v in vars(module).items() if _comes_along(n, v, module)}
+            own = {
+                n: rebound(v, module, stand_in)
+                for n, v in vars(module).items()
+                if _comes_along(n, v, module)
+            }
             stand_in.__dict__.update(own)
     known = twins.Kinds(twin.model)
     if left := twins.Kinds(model).without(known):
@@ -288,8 +332,7 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
     """Return True for code on a module that works on another one: a loss, a method, a third-party
-    function.
-    """
+    function."""
     if name.startswith("_"):
         return name == "_loss_function"
     if isinstance(value, MethodType):
@@ -333,7 +376,9 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to
             # give.
             misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
-            misses_images = isinstance(error, TypeError | ValueError) and re.search(_IMAGES, str(error))
+            misses_images = isinstance(error, TypeError | ValueError) and re.search(
+                _IMAGES, str(error)
+            )
             if not (misses_tokens or misses_images):
                 return module
     return nested[-1]
@@ -350,7 +395,11 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
     own = _is_of_choices(model) and ModelCode(model).around(model) is None
     if own and any(tested is inner for inner in entries(model)[1:2]):
         summaries = {vars(module).get("summary_type", "first") for module in model.modules()}
-        return None if summaries == {"first"} else "its head reads others than the first token of a choice"
+        return (
+            None
+            if summaries == {"first"}
+            else "its head reads others than the first token of a choice"
+        )
     return f"nobody has seen what the forward of {type(model).__name__} does with padding"
 
 

@@ -20,7 +20,13 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import adapter_of
-from autopack.integrations.wrappers import forward_around, holds_models, models_of_trainer, parts_of, unwrap
+from autopack.integrations.wrappers import (
+    forward_around,
+    holds_models,
+    models_of_trainer,
+    parts_of,
+    unwrap,
+)
 from autopack.options import Options
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
@@ -110,7 +116,9 @@ def enable(
     return handle
 
 
-def _enable_any(model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None) -> Handle:
+def _enable_any(
+    model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
+) -> Handle:
     """Enable a model, a trainer, or each of several; put the way back into `undo`.
 
     Nothing is put there for a model that was enabled before.
@@ -120,11 +128,14 @@ def _enable_any(model: Any, given: Options, undo: ExitStack, max_tokens: int | s
     if max_tokens is not None:
         raise ValueError(
             f"max_tokens={max_tokens!r} cuts the steps of a transformers Trainer, and this is a "
-            f"{type(model).__name__}. Pass the trainer, or call autopack.micro_batches in a loop of your own."
+            f"{type(model).__name__}. Pass the trainer, or call autopack.micro_batches in a loop "
+            "of your own."
         )
     parts = parts_of(model)
     if parts is not None:
-        return Handle.of_several({name: _enable_any(part, given, undo) for name, part in parts.items()})
+        return Handle.of_several(
+            {name: _enable_any(part, given, undo) for name, part in parts.items()}
+        )
     return _enable_one(model, given, undo)
 
 
@@ -151,7 +162,8 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
 
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
-    """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it fails."""
+    """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it
+    fails."""
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
@@ -172,7 +184,11 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
     if wanted.check_every or (wanted.verify and wanted.check_every is None):
         enabled.live = Live(wanted.check_every or 0)
     head = row_head(base)
-    reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
+    reason = (
+        enabled.traits.whole_model_reason
+        if head is None or head.of_choices
+        else why_alone(enabled, 0)
+    )
     if reason is not None:
         logger.warning(
             "autopack runs %s on one document after another, those of one length as a batch: %s. "
@@ -185,7 +201,9 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
         "autopack enabled %s (%s): %s%s mixers, verified: %s",
         type(base).__name__,
         enabled.anatomy.model_type,
-        f"{len(attention)} attention modules by {Handle({ONE: enabled}).backend}, " if attention else "",
+        f"{len(attention)} attention modules by {Handle({ONE: enabled}).backend}, "
+        if attention
+        else "",
         len(enabled.anatomy.mixers),
         enabled.proof.how,
     )
@@ -240,22 +258,26 @@ def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
     if proof.packed is not None and proof.padded is None:
         logger.warning(
-            "autopack runs padded batches of %s without their padding, but refuses its packed rows: "
-            "its own forward mixes documents (%s)",
+            "autopack runs padded batches of %s without their padding, but refuses its packed "
+            "rows: its own forward mixes documents (%s)",
             name,
             proof.packed,
         )
     elif proof.packed is not None:
         raise UnsupportedModel(
-            f"autopack enabled {name} ({enabled.anatomy.model_type!r}) and audited it, and it is not exact: "
-            f"{proof.packed}. The model is left as it was; train it on padded batches, one document per row.",
+            f"autopack enabled {name} ({enabled.anatomy.model_type!r}) and audited it, and it is "
+            f"not exact: {proof.packed}. The model is left as it was; train it on padded batches, "
+            "one document per row.",
             code="not-exact",
         )
 
 
-def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None) -> Handle:
+def _enable_trainer(
+    trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None
+) -> Handle:
     """Enable the models of a trainer, check its data, and add packing to its logs."""
-    from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
+    # it needs transformers' callbacks, which models alone do not
+    from autopack.enabling import trainer_logs
     from autopack.steps.trainers import cut_steps
 
     needed, others = models_of_trainer(trainer)
@@ -278,7 +300,9 @@ def _enable_trainer(trainer: Any, given: Options, undo: ExitStack, max_tokens: i
     if max_tokens is not None:
         cut_steps(trainer, of_models.enabled, max_tokens)
     trainer_logs.add_logs(trainer, of_models.enabled.tally)
-    return of_models.of_trainer(EnabledTrainer(trainer, left_alone, tuple(boundaries.kept_columns(trainer)), cut))
+    return of_models.of_trainer(
+        EnabledTrainer(trainer, left_alone, tuple(boundaries.kept_columns(trainer)), cut)
+    )
 
 
 def disable(model: Any) -> None:

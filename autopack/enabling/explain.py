@@ -20,8 +20,7 @@ from autopack.runtime.tally import Volume, number_of
 @dataclass(frozen=True)
 class Decision:
     """The decision on a call at one model: its plan, the reason, and the size of the part that
-    runs.
-    """
+    runs."""
 
     name: str
     what: str
@@ -34,7 +33,9 @@ class Decision:
         if self.volume is None:
             return ""
         documents = number_of(self.volume.documents, "document")
-        skipped = f", {self.volume.skipped:,} columns of padding left out" if self.volume.skipped else ""
+        skipped = (
+            f", {self.volume.skipped:,} columns of padding left out" if self.volume.skipped else ""
+        )
         return f"{documents}, {self.volume.amount}{skipped}"
 
     def __str__(self) -> str:
@@ -45,8 +46,7 @@ class Decision:
 @dataclass(frozen=True)
 class Explanation:
     """The plan of a call of an enabled model. `decisions` has one for each model that it is left
-    to, the outermost first; the last one is what is done. `notes` say what would come before it.
-    """
+    to, the outermost first; the last one is what is done. `notes` say what would come before it."""
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
@@ -54,7 +54,11 @@ class Explanation:
     @classmethod
     def of_several(cls, models: Mapping[str, Explanation]) -> Explanation:
         """Return the explanations of several models, by name, as one."""
-        decisions = [replace(d, name=f"{name}: {d.name}") for name, one in models.items() for d in one.decisions]
+        decisions = [
+            replace(d, name=f"{name}: {d.name}")
+            for name, one in models.items()
+            for d in one.decisions
+        ]
         return cls(
             tuple(decisions),
             tuple(f"{name}: {note}" for name, one in models.items() for note in one.notes),
@@ -90,10 +94,15 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         hooks = (getattr(hook, "entry", None) for hook in module._forward_pre_hooks.values())
         entry = next(found for found in hooks if isinstance(found, Entry))
         # What a head names and the model that it holds does not, it keeps, and labels.
-        given = {name: value for name, value in arguments.items() if name in entry.names or name not in kept}
+        given = {
+            name: value
+            for name, value in arguments.items()
+            if name in entry.names or name not in kept
+        }
         call = call_at(entry, module, args if outer is None else (), given, outer)
         try:
-            if outer is None and rows_shared_by(call) is not None:  # what they declare is asked of all ranks
+            # what they declare is asked of all ranks
+            if outer is None and rows_shared_by(call) is not None:
                 decisions.append(Decision(call.name, SharedRows.what, SharedRows.why))
                 break
             plan = decide(call)
@@ -101,7 +110,9 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         except AutopackError as error:
             said = " ".join(str(error).split())
             left = model.lenient and call.documents is None
-            what, reason = (CallPlan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
+            what, reason = (
+                (CallPlan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
+            )
             decisions.append(Decision(call.name, what, reason))
             break
         if not plan.defers:

@@ -1,4 +1,5 @@
-"""The handle that `enable` returns: facts on the models that are enabled, and the way to take it back."""
+"""The handle that `enable` returns: facts on the models that are enabled, and the way to take it
+back."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class EnabledTrainer:
     @property
     def facts(self) -> Facts:
         """The lines on its data and steps."""
-        found = [("data keep", ", ".join(self.kept)), ("steps:", cutter_of(self.trainer)), ("data:", self.cut)]
+        found = [
+            ("data keep", ", ".join(self.kept)),
+            ("steps:", cutter_of(self.trainer)),
+            ("data:", self.cut),
+        ]
         return [(name, str(said)) for name, said in found if said]
 
 
@@ -68,7 +73,9 @@ class Handle(AbstractContextManager["Handle"]):
     ):
         self._enabled, self._new, self._trainers = dict(enabled), set(new), list(trainers)
         self.enabled: EnabledModel = next(iter(self._enabled.values()))
-        self.left_alone = {name: why for each in self._trainers for name, why in each.left_alone.items()}
+        self.left_alone = {
+            name: why for each in self._trainers for name, why in each.left_alone.items()
+        }
         self.kept = tuple(name for each in self._trainers for name in each.kept)
 
     @classmethod
@@ -80,7 +87,9 @@ class Handle(AbstractContextManager["Handle"]):
             for inner, model in each._enabled.items()
         }
         new = set().union(*(each._new for each in handles.values()))
-        return cls(enabled, new, [trainer for each in handles.values() for trainer in each._trainers])
+        return cls(
+            enabled, new, [trainer for each in handles.values() for trainer in each._trainers]
+        )
 
     def of_trainer(self, trainer: EnabledTrainer) -> Handle:
         """Return this handle with the facts of the trainer whose models these are."""
@@ -88,10 +97,11 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def models(self) -> dict[Any, Handle]:
-        """The handle of each model: by the key of a dict, by `[0]`, `[1]` and so on of a list, or by
-        the attribute of a trainer.
-        """
-        return {name: Handle({ONE: each}, self._new & {each}) for name, each in self._enabled.items()}
+        """The handle of each model: by the key of a dict, by `[0]`, `[1]` and so on of a list, or
+        by the attribute of a trainer."""
+        return {
+            name: Handle({ONE: each}, self._new & {each}) for name, each in self._enabled.items()
+        }
 
     @property
     def model(self) -> PreTrainedModel:
@@ -104,8 +114,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     def remove(self) -> None:
         """Disable the models: hooks, marks, checkpoint functions and installed functions go back by
-        identity. Trainers drop columns and write logs as before.
-        """
+        identity. Trainers drop columns and write logs as before."""
         for each in self._trainers:
             take_back(each.trainer)
         for enabled in self._enabled.values():
@@ -124,7 +133,9 @@ class Handle(AbstractContextManager["Handle"]):
         if self.enabled.options.backend != "auto":
             return self.enabled.options.backend
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
-        taken = [name for each in self.enabled.implementations() for name in taken_by_auto(each, device)]
+        taken = [
+            name for each in self.enabled.implementations() for name in taken_by_auto(each, device)
+        ]
         return "auto: " + " or ".join(dict.fromkeys(taken))
 
     @property
@@ -135,8 +146,7 @@ class Handle(AbstractContextManager["Handle"]):
     @property
     def tally(self) -> Tally:
         """Counts of calls of all models together: padded batches that ran as packed rows or were
-        left, and how full rows were.
-        """
+        left, and how full rows were."""
         tallies = [enabled.tally for enabled in self._enabled.values()]
         if len(tallies) == 1:
             return tallies[0]
@@ -174,7 +184,8 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def summary(self) -> str:
-        """The answer to what users ask first: are calls packed, are they exact, how much is saved."""
+        """The answer to what users ask first: are calls packed, are they exact, how much is
+        saved."""
         proof, tally = self.enabled.proof, self.enabled.tally
         calls = tally.training.plus(tally.evaluation)
         if not self.enabled.active:
@@ -182,12 +193,18 @@ class Handle(AbstractContextManager["Handle"]):
         if proof.packed is None:
             exact = _EXACT[proof.source]
         else:
-            exact = "refused" if proof.padded is not None else "exact on padded batches, packed rows are refused"
+            exact = (
+                "refused"
+                if proof.padded is not None
+                else "exact on padded batches, packed rows are refused"
+            )
         if not calls.calls:
             return f"enabled, {exact}, no call yet"
         spared = calls.skipped + calls.shared
         saved = f", {spared / (calls.columns + spared):.1%} of tokens saved" if spared else ""
-        packs = "packed" if calls.skipped > 0 or calls.documents > calls.rows else "not packed so far"
+        packs = (
+            "packed" if calls.skipped > 0 or calls.documents > calls.rows else "not packed so far"
+        )
         return f"{packs}, {exact}{saved}"
 
     def _facts(self) -> Facts:
@@ -198,7 +215,11 @@ class Handle(AbstractContextManager["Handle"]):
         found = [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
             ("family", enabled.traits.family),
-            ("attention", attention and f"{number_of(attention, 'module')}, attn_implementation={implementations}"),
+            (
+                "attention",
+                attention
+                and f"{number_of(attention, 'module')}, attn_implementation={implementations}",
+            ),
             ("mixers", mixers and number_of(mixers, "module")),
             ("backend", attention and self.backend),
             ("rows", options.sequence_parallel and f"shared by {options.sequence_parallel!r}"),
@@ -225,12 +246,16 @@ class Handle(AbstractContextManager["Handle"]):
         shared = tally.training.shared + tally.evaluation.shared
         said = f"{shared:,} tokens were computed with those of another row"
         for why, count in tally.apart.most_common():
-            said += f"; {number_of(count, 'batch')} whose rows begin alike computed one by one: {why}"
+            said += (
+                f"; {number_of(count, 'batch')} whose rows begin alike computed one by one: {why}"
+            )
         return said
 
     def _text(self, indent: str) -> str:
         """Return the summary and the lines on the first model, indented."""
-        return "\n".join([self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())])
+        return "\n".join(
+            [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())]
+        )
 
     @property
     def _title(self) -> str:
@@ -249,7 +274,15 @@ class Handle(AbstractContextManager["Handle"]):
         if self._is_of_one:
             return parts.facts(self._facts(), f"autopack: {self.summary}")
         groups = [(f"{name}: {each.summary}", each._facts()) for name, each in self.models.items()]
-        groups.append(("", [*self.left_alone.items(), *(fact for each in self._trainers for fact in each.facts)]))
+        groups.append(
+            (
+                "",
+                [
+                    *self.left_alone.items(),
+                    *(fact for each in self._trainers for fact in each.facts),
+                ],
+            )
+        )
         return parts.groups_of_facts(groups, f"autopack: {self._title}")
 
 
@@ -274,9 +307,9 @@ def leave_harness(enabled: EnabledModel) -> None:
 
 def take_back(trainer: Any) -> None:
     """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs,
-    its steps.
-    """
-    from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
+    its steps."""
+    # it needs transformers' callbacks, which models alone do not
+    from autopack.enabling import trainer_logs
 
     if (cutter := cutter_of(trainer)) is not None:
         cutter.remove()

@@ -40,7 +40,8 @@ def renew(enabled: EnabledModel) -> None:
     Later calls refuse what cannot be served; padded batches then stay as they come.
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
-    enabled.fingerprint = None  # until it is settled: after an interrupt the next call looks at it again
+    # until it is settled: after an interrupt the next call looks at it again
+    enabled.fingerprint = None
     if enabled.live is not None:
         enabled.live.begin_anew()
     try:
@@ -57,7 +58,10 @@ def renew(enabled: EnabledModel) -> None:
         enabled.lease.renew(partial(needed_sites, enabled.anatomy))
         settle(model, enabled, family)
     except AutopackError as error:
-        reason = f"it was changed after it had been enabled, and cannot be served any more: {error.message}"
+        reason = (
+            "it was changed after it had been enabled, and cannot be served any more: "
+            f"{error.message}"
+        )
         enabled.proof = _unproven(reason)
 
 
@@ -67,7 +71,8 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
     # what the model is.
     enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
     with enabled.settling():
-        enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its proof
+        # what it was refused for must not refuse the calls of its proof
+        enabled.proof = Proof("not yet")
         # Of labels nothing is known either until it is proven.
         code = attach(model, enabled, family, partial(first_label_counts_in_twin, model))
         verify = enabled.options.verify
@@ -76,7 +81,9 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         enabled.proof = _seen(proof, code) if verify else proof
         is_whole = enabled.proof.source in ("twin", "")
         enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
-        enabled.is_checked_closely = bool(verify) and (bool(code.foreign) or code.hook is not None or not is_whole)
+        enabled.is_checked_closely = bool(verify) and (
+            bool(code.foreign) or code.hook is not None or not is_whole
+        )
         if verify == "strict" and enabled.proof.source != "twin":
             enabled.proof = _unproven(
                 f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})",
@@ -87,8 +94,7 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
 
 def _seen(proof: Proof, code: ModelCode) -> Proof:
     """Return a proof by which padded batches keep their padding if a hook looks at rows and
-    columns.
-    """
+    columns."""
     if code.onlooker is None or proof.padded is not None:
         return proof
     return replace(proof, padded=f"{code.onlooker}, and sees the padded form")
@@ -115,7 +121,9 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     try:
         return proof_by_twin(model, enabled, code)
     except NoTwin as error:
-        because = f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"
+        because = (
+            f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"
+        )
     if enabled.options.verify == "strict":
         return _unproven(because)
     # What its own forward makes of a part is compared with nothing; it is handed the form that it
@@ -124,7 +132,10 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(
-            "%s could not be proven by a tiny copy of it, so its calls are checked while they run: %s",
+            (
+                "%s could not be proven by a tiny copy of it, so its calls are checked while they "
+                "run: %s"
+            ),
             type(model).__name__,
             because,
         )

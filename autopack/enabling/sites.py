@@ -25,7 +25,11 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
     sites = [*_mixer_sites(anatomy.mixers)]
     # a model may be a mixer itself, run on each document alone
     taken = {(site.module, site.path) for site in sites}
-    sites += [site for site in forward_sites(map(type, anatomy.entries)) if (site.module, site.path) not in taken]
+    sites += [
+        site
+        for site in forward_sites(map(type, anatomy.entries))
+        if (site.module, site.path) not in taken
+    ]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are
     # always needed.
     sites += [
@@ -34,7 +38,12 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
     ]
     if releases.losses():
         sites.append(
-            Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")),
+            Site(
+                releases.LOSS_UTILS,
+                "fixed_cross_entropy",
+                adapt_loss,
+                parameters=("source", "target"),
+            ),
         )
     for implementation in implementations:
         if implementation != "eager" and anatomy.attention:
@@ -43,7 +52,9 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
     # rows ask for.
     configs = modules.configs_of([*anatomy.entries])
     by_configs = [getattr(config, "_attn_implementation", None) or "eager" for config in configs]
-    for implementation in dict.fromkeys([*implementations, *(by_configs if not anatomy.attention else ())]):
+    for implementation in dict.fromkeys(
+        [*implementations, *(by_configs if not anatomy.attention else ())]
+    ):
         if masks.has_mask_interface() and masks.mask_function(implementation) is not None:
             sites.append(Site(*masks.MAPPING, adapt_mask, key=implementation))
     if masks.has_mask_interface():
@@ -60,19 +71,32 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
-    """Yield the functions to replace for mixers: their forwards, and operations in their modules."""
+    """Yield the functions to replace for mixers: their forwards, and operations in their
+    modules."""
     for kind in dict.fromkeys(modules.defining_class(type(mixer)) for mixer in mixers):
         # A forward of the user's may be taken back at any time; a module that then runs past its
         # site raises.
         yield _forward_site(kind, adapt_mixer, soft=not is_own(vars(kind)["forward"]))
-    ways = ((mark.way, mixer) for mixer in mixers if (mark := mark_of(mixer)) is not None and mark.way is not None)
-    sites = (site for way, mixer in ways for site in way.sites(modules.defining_class(type(mixer)).__module__))
+    ways = (
+        (mark.way, mixer)
+        for mixer in mixers
+        if (mark := mark_of(mixer)) is not None and mark.way is not None
+    )
+    sites = (
+        site
+        for way, mixer in ways
+        for site in way.sites(modules.defining_class(type(mixer)).__module__)
+    )
     yield from dict.fromkeys(sites)
 
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
     """Yield transformers' own forwards to replace, so that `model.forward(...)` is `model(...)`."""
-    own = (kind for kind in map(modules.defining_class, kinds) if is_of_library(kind) and kind is not nn.Module)
+    own = (
+        kind
+        for kind in map(modules.defining_class, kinds)
+        if is_of_library(kind) and kind is not nn.Module
+    )
     return (_forward_site(kind, adapt_forward, soft=True) for kind in dict.fromkeys(own))
 
 
@@ -93,7 +117,12 @@ def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Si
     local = source.modules_with_own_function(attention, implementation)
     if local:
         return [
-            Site(module, "ALL_ATTENTION_FUNCTIONS._local_mapping", adapt_attention, key=implementation)
+            Site(
+                module,
+                "ALL_ATTENTION_FUNCTIONS._local_mapping",
+                adapt_attention,
+                key=implementation,
+            )
             for module in local
         ]
     return [Site(*releases.attention_mapping(), adapt_attention, key=implementation)]

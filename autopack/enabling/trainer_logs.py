@@ -1,6 +1,5 @@
 """A callback by which a `transformers.Trainer` logs how full the rows of its model are, beside its
-losses.
-"""
+losses."""
 
 from __future__ import annotations
 
@@ -91,7 +90,9 @@ class PackingLogs(TrainerCallback):
         if "loss" in logs and "learning_rate" in logs:
             self._go_on()
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
-            added = numbers(ran, self._seconds - self._logged, shares=self._tally.training.shared > 0)
+            added = numbers(
+                ran, self._seconds - self._logged, shares=self._tally.training.shared > 0
+            )
             self._logged = self._seconds
             if (cutter := cutter_of(self._trainer)) is not None and cutter.steps:
                 added[f"{_PREFIX}micro_batches"] = round(cutter.micro_batches / cutter.steps, 2)
@@ -104,8 +105,13 @@ class PackingLogs(TrainerCallback):
             self._go_on()
             ran = self._tally.training.minus(self._trained_before)
             added = numbers(ran, self._seconds, "train_")
-        elif (runtime := next((name for name in logs if name.endswith("_runtime")), None)) is not None:
-            ran, self._evaluated = self._tally.evaluation.minus(self._evaluated), self._tally.evaluation
+        elif (
+            runtime := next((name for name in logs if name.endswith("_runtime")), None)
+        ) is not None:
+            ran, self._evaluated = (
+                self._tally.evaluation.minus(self._evaluated),
+                self._tally.evaluation,
+            )
             shares = self._tally.evaluation.shared > 0
             added = numbers(ran, float(logs[runtime]), runtime.removesuffix("runtime"), shares)
         else:
@@ -114,7 +120,9 @@ class PackingLogs(TrainerCallback):
         self._added = logs, list(added)
 
 
-def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False) -> dict[str, float]:
+def numbers(
+    ran: Volume, seconds: float, prefix: str = "", shares: bool = False
+) -> dict[str, float]:
     """Return the logged numbers of some calls in so many seconds; none if nothing ran.
 
     What was shared is logged from the first time on (`shares`), 0 too: a chart draws a line through
@@ -136,8 +144,7 @@ def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False)
 
 def add_logs(trainer: Any, tally: Tally) -> None:
     """Have a trainer log what its model's calls hold; one that does already goes on with this
-    tally.
-    """
+    tally."""
     take_logs(trainer)
     callbacks_of(trainer).insert(0, PackingLogs(trainer, tally))
 

@@ -1,6 +1,5 @@
 """Answers of a tiny twin about kinds of calls: rows that begin alike, parts of rows on ranks,
-documents with media.
-"""
+documents with media."""
 
 from __future__ import annotations
 
@@ -48,18 +47,15 @@ from autopack.tiny.media_rows import Document
 
 Result = tuple[list[Fields], list[torch.Tensor]]
 """The outputs of a call, of each document if they can be told apart, and the gradients of a sum of
-them.
-"""
+them."""
 Labels = Literal["no", "shifted", "as they are"]
 """Of a call of a part of rows: none, those that stand at the token that predicts them, those that
-no loss shifts.
-"""
+no loss shifts."""
 MakeTwin = Callable[[], PreTrainedModel]
 
 _ALIKE = (11,) * 4
 """Tokens of documents behind what they begin with: a batch of them has no padding, for which stock
-may lack numbers.
-"""
+may lack numbers."""
 
 _RANKS = 2
 _LENGTHS = (27, 7, 52, 10)
@@ -70,10 +66,14 @@ One is longer than a part, none ends with one.
 _PADDING = 4
 """Columns of padding behind the documents of some rows."""
 
-_PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3, "medium"))
+_PARTS: tuple[tuple[int | str, ...], ...] = (
+    (3, "medium"),
+    ("medium", 4),
+    (7,),
+    (2, "medium", 3, "medium"),
+)
 """Runs of text, and media, over and over: some touch across the end of a document, and some
-documents have none.
-"""
+documents have none."""
 _MOST = 256
 """Of more media in a call than this no twin is asked."""
 
@@ -89,7 +89,9 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
         twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
         part = callable_part(twin_enabled)
         with left_as_found(part):
-            report = Audit(part, OF_TWINS[dtype], _ALIKE, ("default", "right-padded"), alike=True).run()
+            report = Audit(
+                part, OF_TWINS[dtype], _ALIKE, ("default", "right-padded"), alike=True
+            ).run()
             shared = twin_enabled.tally.training.shared + twin_enabled.tally.evaluation.shared
     for result in report.results:
         for said in filter(None, (result.failure, result.loss_refused)):
@@ -115,7 +117,8 @@ def _parts(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: La
     wanted = _on_one(make(), enabled, None, labels)
     groups = ranks_of_threads(_RANKS)
     models = {group: make() for group in groups}
-    with drawing_nothing(models[groups[0]]):  # what one thread puts back, another may have drawn from
+    # what one thread puts back, another may have drawn from
+    with drawing_nothing(models[groups[0]]):
         parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
     return _difference(list(map(_together, zip(*parts, strict=True))), wanted, dtype)
 
@@ -134,8 +137,7 @@ def _refuse_hooks(model: PreTrainedModel) -> None:
 
 def _refuse_layers(twin: Twin) -> None:
     """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at
-    the token before.
-    """
+    the token before."""
     for name, module in twin.others.items():
         if not is_own(twins.own_class(module)):
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
@@ -148,12 +150,13 @@ def _on_one(
     labels: Labels,
 ) -> list[Result]:
     """Return the output and gradients of this rank's part of rows, or of whole rows without a
-    group.
-    """
+    group."""
     found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
         if callable_part(twin_enabled) is not twin:
-            raise NoTwin("its own forward cannot be called with tokens and positions by their names")
+            raise NoTwin(
+                "its own forward cannot be called with tokens and positions by their names"
+            )
         for training, padded in itertools.product((False, True), repeat=2):
             with left_as_found(twin):  # without dropout
                 twin.train(training)
@@ -171,22 +174,29 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
         owner = call.sides.halves[0].owner
         # The first document has none, so that a part of one row has another share of labels than
         # one of all.
-        ignored = torch.from_numpy((owner <= 0) | (np.diff(owner, prepend=-2) != 0)).to(model.device)
+        ignored = torch.from_numpy((owner <= 0) | (np.diff(owner, prepend=-2) != 0)).to(
+            model.device
+        )
         batch["labels"] = batch["input_ids"].masked_fill(ignored, IGNORED_LABEL)
         if labels == "shifted":
             batch["num_items_in_batch"] = int((~ignored).sum())
     return batch
 
 
-def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels) -> Result:
-    """Return the output and gradients of a rank's part of a batch, or of the whole without a group."""
+def _of_part(
+    model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels
+) -> Result:
+    """Return the output and gradients of a rank's part of a batch, or of the whole without a
+    group."""
     shape, mask = batch["input_ids"].shape, batch.get("attention_mask")
     counted = torch.ones_like(batch["input_ids"]) if mask is None else mask
     given, share = batch, 1.0
     if group is not None:
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
         if labels == "as they are":  # a mean over the tokens of this part
-            share = int((given["labels"] != IGNORED_LABEL).sum()) / int((batch["labels"] != IGNORED_LABEL).sum())
+            share = int((given["labels"] != IGNORED_LABEL).sum()) / int(
+                (batch["labels"] != IGNORED_LABEL).sum()
+            )
 
     def mine(value: torch.Tensor) -> torch.Tensor:
         return value if group is None else group.part(value, 1)
@@ -195,7 +205,9 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
     found: Fields = {}
     whole: Any = 0.0
     for name, value in output.items():
-        if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad):
+        if not (
+            isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad
+        ):
             continue
         if name == "loss":
             value = value * share
@@ -204,7 +216,9 @@ def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, label
             # What stands in padding is nobody's.
             size = (*shape, *value.shape[2:])
             weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
-            value = value * mine(counted.to(value)).reshape(*value.shape[:2], *[1] * (value.dim() - 2))
+            value = value * mine(counted.to(value)).reshape(
+                *value.shape[:2], *[1] * (value.dim() - 2)
+            )
             whole = whole + (value * mine(weights)).sum() / counted.numel()
         found[name] = value
     return [found], gradients_of(whole, trained(model))
@@ -216,13 +230,18 @@ def _together(parts: Sequence[Result]) -> Result:
     for name in parts[0][0][0]:
         values = [fields[name] for (fields,), _ in parts]
         found[name] = torch.stack(values).sum(0) if name == "loss" else torch.cat(values, dim=1)
-    return [found], [torch.stack(each).sum(0) for each in zip(*(gradients for _, gradients in parts), strict=True)]
+    return [found], [
+        torch.stack(each).sum(0)
+        for each in zip(*(gradients for _, gradients in parts), strict=True)
+    ]
 
 
 # --- Documents with media
 
 
-def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int) -> str | None:
+def _media(
+    enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int
+) -> str | None:
     """Return the reason why documents with `count` media of a kind may mix, or None.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train,
@@ -240,7 +259,9 @@ def _media(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str,
                         module.eval()
                 with stock(twin_enabled):
                     wanted.append(
-                        _result(twin, [media_rows.alone(twin, each).logits[0] for each in documents]),
+                        _result(
+                            twin, [media_rows.alone(twin, each).logits[0] for each in documents]
+                        ),
                     )
                 logits = twin(**media_rows.packed(twin, documents)).logits[0]
                 found.append(_result(twin, [*logits.split([*map(len, documents)])]))
@@ -260,14 +281,18 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
         raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
     parts = list(itertools.islice(itertools.cycle(_PARTS), count))
     if kind == "sound":
-        return [sounds.document(model, each, seed=n + 1, frames=sounds.FRAMES) for n, each in enumerate(parts)]
+        return [
+            sounds.document(model, each, seed=n + 1, frames=sounds.FRAMES)
+            for n, each in enumerate(parts)
+        ]
     parts = [each for each in parts if "medium" in each or not images.needs_images(model)]
     found = [images.document(model, each, seed=n + 1) for n, each in enumerate(parts)]
     return [as_videos(model, each) for each in found] if kind == "video" else found
 
 
 def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
-    """Return the logits of each document, and the parameters' gradients of a weighted sum of them."""
+    """Return the logits of each document, and the parameters' gradients of a weighted sum of
+    them."""
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})
     assert total is not None
@@ -277,7 +302,11 @@ def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
 # --- What they have in common
 
 
-_ASKED: dict[str, Callable[..., str | None]] = {"prefixes": _prefixes, "parts": _parts, "media": _media}
+_ASKED: dict[str, Callable[..., str | None]] = {
+    "prefixes": _prefixes,
+    "parts": _parts,
+    "media": _media,
+}
 
 
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
@@ -297,7 +326,9 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
         return f"no twin of it tells whether it gives the same: {error}"
 
 
-def _answer(model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]) -> str | None:
+def _answer(
+    model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]
+) -> str | None:
     """Ask twins of a model, in one precision after another; return a reason to refuse, or None."""
     dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
@@ -330,7 +361,11 @@ def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -
         if not error <= tolerance:
             return f"its twin gives something else: {name} by {error:.0e} of its deviation"
         # Stock alone may have no numbers: eager attention of tokens that see no image, in Idefics.
-        sound = [pair for pair in zip(gradients, right_gradients, strict=True) if bool(pair[1].isfinite().all())]
+        sound = [
+            pair
+            for pair in zip(gradients, right_gradients, strict=True)
+            if bool(pair[1].isfinite().all())
+        ]
         error = gradient_error([one for one, _ in sound], [other for _, other in sound])
         if not error <= of_gradients:
             return f"its twin gives something else: gradients by {error:.0e} of their size"

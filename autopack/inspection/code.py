@@ -64,7 +64,9 @@ class ModelCode:
         self._waiting: list[FunctionType] = []
         for module in model.modules():
             self._of_class(class_of(module))
-            for value in chain((value for *_, value in functions_on(module)), hooks_of(module).values()):
+            for value in chain(
+                (value for *_, value in functions_on(module)), hooks_of(module).values()
+            ):
                 self._follow(value)
             for losses, kind in _places_of_loss(module):
                 self._stands(losses, kind, losses[kind])
@@ -91,7 +93,9 @@ class ModelCode:
         """
         hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
         hooked = (f"a hook on it is {whose(hook)}" for hook in hooks if not is_own(hook))
-        return next(chain((part for part, _ in self._parts_of(module, _ON_INSTANCES)), hooked), None)
+        return next(
+            chain((part for part, _ in self._parts_of(module, _ON_INSTANCES)), hooked), None
+        )
 
     def _note(self, said: str, known: bool = False) -> None:
         """Note third-party code; unless it is `known`, the model counts as unknown."""
@@ -99,10 +103,11 @@ class ModelCode:
         if not known:
             self.unknown = self.unknown or said
 
-    def _parts_of(self, module: nn.Module, names: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
+    def _parts_of(
+        self, module: nn.Module, names: Container[str] | None = None
+    ) -> Iterator[tuple[str, Any]]:
         """Yield the third-party parts of a module: its class, functions of some names on it, and
-        its loss.
-        """
+        its loss."""
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls
@@ -189,7 +194,10 @@ class ModelCode:
             value = held.get(name)
             kind = value if isinstance(value, type) else type(value)
             if within is not None and isinstance(value, ModuleType):
-                if not is_own_file(getattr(value, "__file__", None) or "") and value not in self._seen:
+                if (
+                    not is_own_file(getattr(value, "__file__", None) or "")
+                    and value not in self._seen
+                ):
                     self._seen.add(value)
                     self._named(vars(value), names & vars(value).keys(), within)
             elif within is not None and not is_own(kind):

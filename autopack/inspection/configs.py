@@ -20,6 +20,8 @@ def text_config(config: Any, **which: bool) -> Any:
     """
     if hasattr(config, "get_text_config"):
         taken = _taken(type(config).get_text_config)  # of the two, `decoder` alone up to 4.53
-        return config.get_text_config(**{name: value for name, value in which.items() if name in taken})
+        return config.get_text_config(
+            **{name: value for name, value in which.items() if name in taken}
+        )
     part = getattr(config, "text_config", None)  # transformers 4.44
     return part if hasattr(part, "model_type") else config

@@ -36,17 +36,24 @@ class Fingerprint:
     def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
         modules = list(model.modules())
         # What torch.jit has made keeps its parts in an object of its own, and they do not change.
-        children = [module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        children = [
+            module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)
+        ]
         # One entry for each place: the same function stands in many trees of calls.
         on_modules = (place for module in modules for place in functions_on(module))
         places = list(
-            {(id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)}.values(),
+            {
+                (id(held), name): (held, name) for held, name, _ in chain(code.places, on_modules)
+            }.values(),
         )
         self._parts = [
             _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
             _Part(
                 "a function on one of its modules, its forward or its loss",
-                lambda: ([*map(len, map(vars, modules))], [held.get(name) for held, name in places]),
+                lambda: (
+                    [*map(len, map(vars, modules))],
+                    [held.get(name) for held, name in places],
+                ),
                 lambda: _functions(places, modules),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
@@ -56,7 +63,10 @@ class Fingerprint:
                 process.foreign,
                 code.of_process,
             ),
-            *(_Part(f"its {type(config).__name__}", partial(_fields, config)) for config in configs),
+            *(
+                _Part(f"its {type(config).__name__}", partial(_fields, config))
+                for config in configs
+            ),
             _Part(
                 "its hooks",
                 partial(_hooks, modules),
@@ -108,7 +118,9 @@ def _values(dicts: list[dict[str, Any]]) -> list[int]:
     return [*map(len, dicts), *map(id, chain.from_iterable(map(dict.values, dicts)))]
 
 
-def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[tuple[int, str], Any]:
+def _functions(
+    places: list[tuple[Any, str]], modules: list[nn.Module]
+) -> dict[tuple[int, str], Any]:
     """Return the functions at places and on modules, without autopack's own.
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between
@@ -116,7 +128,11 @@ def _functions(places: list[tuple[Any, str]], modules: list[nn.Module]) -> dict[
     """
     held = [(mapping, name, mapping.get(name)) for mapping, name in places]
     held += [place for module in modules for place in functions_on(module)]
-    return {(id(mapping), name): original(value) for mapping, name, value in held if not only_checkpoints(value)}
+    return {
+        (id(mapping), name): original(value)
+        for mapping, name, value in held
+        if not only_checkpoints(value)
+    }
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
@@ -131,17 +147,26 @@ def _watched_hooks(modules: list[nn.Module], known: set[int]) -> list[int]:
     transformers puts on its own when a user first asks for hidden states.
     """
     hooks = ((number, hook) for module in modules for number, hook in hooks_of(module).items())
-    return [number for number, hook in hooks if number in known or not is_own(hook) or looks_at_rows(hook)]
+    return [
+        number
+        for number, hook in hooks
+        if number in known or not is_own(hook) or looks_at_rows(hook)
+    ]
 
 
 def only_checkpoints(function: Any) -> bool:
     """Return True if a function is torch's own checkpoint function, with options or without."""
-    return is_own(function) and any(layer is torch.utils.checkpoint.checkpoint for layer in layers(function))
+    return is_own(function) and any(
+        layer is torch.utils.checkpoint.checkpoint for layer in layers(function)
+    )
 
 
 def _fields(config: PretrainedConfig) -> dict[str, Any]:
     """Return the fields of a configuration that decide a model's results; of collections their
-    text.
-    """
+    text."""
     fields = vars(config).items()
-    return {n: repr(v) if isinstance(v, dict | list | tuple) else v for n, v in fields if n not in _FOLLOWED}
+    return {
+        n: repr(v) if isinstance(v, dict | list | tuple) else v
+        for n, v in fields
+        if n not in _FOLLOWED
+    }

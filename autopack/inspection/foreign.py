@@ -23,7 +23,16 @@ _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARIES = (
     *("transformers", "torch", "typing_extensions", "peft", "accelerate"),
     *("deepspeed", "wandb", "flash_attn", "flash_attn_interface"),
-    *("safetensors", "huggingface_hub", "tokenizers", "numpy", "tqdm", "packaging", "regex", "yaml"),
+    *(
+        "safetensors",
+        "huggingface_hub",
+        "tokenizers",
+        "numpy",
+        "tqdm",
+        "packaging",
+        "regex",
+        "yaml",
+    ),
 )
 """Packages whose functions and hooks keep documents apart.
 
@@ -58,8 +67,7 @@ def is_in(file: str, package: str) -> bool:
 @functools.cache
 def is_own_file(file: str) -> bool:
     """Return True for files of autopack, the standard library and the libraries that autopack
-    knows.
-    """
+    knows."""
     is_standard = file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
     is_known = is_standard or file.startswith((_AUTOPACK, "<frozen "))
     return is_known or any(is_in(file, package) for package in _LIBRARIES)
@@ -113,7 +121,8 @@ def layers(value: Any) -> Iterator[Any]:
 
 
 def is_own(value: Any) -> bool:
-    """Return True if a function with all that it wraps, or a class with its bases, is a library's."""
+    """Return True if a function with all that it wraps, or a class with its bases, is a
+    library's."""
     if isinstance(value, type):
         return all(map(is_of_library, value.__mro__))
     return all(map(_is_own_layer, layers(value)))
@@ -132,13 +141,16 @@ def is_from(value: Any, package: str) -> bool:
     """Return True if a class, or a function that wraps libraries' at most, is a package's."""
     if isinstance(value, type):
         return is_in(file_of(value.__module__) or "", package) and found_by_name(value)
-    files = {layer.__code__.co_filename for layer in layers(value) if isinstance(layer, FunctionType)}
+    files = {
+        layer.__code__.co_filename for layer in layers(value) if isinstance(layer, FunctionType)
+    }
     others = {file for file in files if not is_in(file, package)}
     return others != files and all(map(is_own_file, others))
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
-    """Return True for a library's wrapper of a function of a module's class, or its forward there."""
+    """Return True for a library's wrapper of a function of a module's class, or its forward
+    there."""
     known = set(map(id, layers(getattr(type(module), name, None))))
     found = list(layers(value))
     wraps = name == "forward" or not known.isdisjoint(map(id, found))
@@ -150,9 +162,13 @@ def whose(function: Any) -> str:
     for layer in layers(function):
         code = getattr(layer, "__code__", None)
         if code is not None and not is_own_file(code.co_filename):
-            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}:{code.co_firstlineno}"
+            return (
+                f"{getattr(layer, '__qualname__', layer)} of "
+                f"{code.co_filename}:{code.co_firstlineno}"
+            )
     *_, inner = layers(function)
-    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{getattr(inner, '__module__', '')}.{name}"
 
 
 # --- Classes

@@ -54,7 +54,11 @@ def row_head(model: Any) -> RowHead | None:
     A class derived from one of transformers counts as that one, whatever its name. A name counts
     only for a head that third-party code has written anew.
     """
-    classes = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and hasattr(cls, "config_class")]
+    classes = [
+        cls
+        for cls in type(model).__mro__
+        if "forward" in vars(cls) and hasattr(cls, "config_class")
+    ]
     known = [cls for cls in type(model).__mro__ if is_of_library(cls)]
     own = any(is_of_library(cls) for cls in classes)
     names = [cls.__name__ for cls in (known if own else type(model).__mro__)]
@@ -66,7 +70,11 @@ def is_head_of_pair(model: Any) -> bool:
     """Return True if an encoder-decoder's head gives other results than its decoder's tokens."""
     names = set(parameters_of(type(model)).names)
     of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
-    return "decoder_input_ids" in names and bool({"labels", "start_positions"} & names) and not of_tokens
+    return (
+        "decoder_input_ids" in names
+        and bool({"labels", "start_positions"} & names)
+        and not of_tokens
+    )
 
 
 def looks_for_padding(model: Any) -> bool:
@@ -77,7 +85,13 @@ def looks_for_padding(model: Any) -> bool:
 def end_token(model: Any) -> int | None:
     """Return the token that every row must hold, as the head reads its result there, or None."""
     token = getattr(model.config, "eos_token_id", None)
-    return token if row_head(model) is not None and "eos_token_id" in _names(model) and isinstance(token, int) else None
+    return (
+        token
+        if row_head(model) is not None
+        and "eos_token_id" in _names(model)
+        and isinstance(token, int)
+        else None
+    )
 
 
 def takes_first_padding(model: Any) -> bool:
@@ -101,4 +115,8 @@ def reads_whole_row(model: Any) -> str | None:
     if "attention_mask" not in names:
         return "its forward takes no attention_mask"
     # Splinter's has them.
-    return "its search for spans goes over the row" if {"p_mask", "question_positions"} & names else None
+    return (
+        "its search for spans goes over the row"
+        if {"p_mask", "question_positions"} & names
+        else None
+    )

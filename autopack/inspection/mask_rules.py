@@ -70,7 +70,11 @@ class Index:
         return Distance()
 
     def __floordiv__(self, size: Any) -> Chunk:
-        if (self.queries, self.keys) not in ((1, 0), (0, 1)) or self.plus != 0 or not isinstance(size, int):
+        if (
+            (self.queries, self.keys) not in ((1, 0), (0, 1))
+            or self.plus != 0
+            or not isinstance(size, int)
+        ):
             raise Unknown
         return Chunk(self.keys == 1, size)
 
@@ -124,7 +128,8 @@ class Chunk:
 def pattern_of(function: Callable[..., Any]) -> Pattern | None:
     """Return the pattern of a mask function of (row, head, query, key); None if it is not known."""
     try:
-        found = function(None, None, Index(1, 0), Index(0, 1))  # what rows or heads decide is not known
+        # what rows or heads decide is not known
+        found = function(None, None, Index(1, 0), Index(0, 1))
     except Exception:  # of somebody's function that expects tensors or numbers, anything
         return None
     return found if isinstance(found, Pattern) else None

@@ -45,7 +45,8 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
     stands.
     """
     if torch.compiler.is_compiling():
-        return pattern_of(function)  # closures of functions that are made in traced code cannot be opened
+        # closures of functions that are made in traced code cannot be opened
+        return pattern_of(function)
     return _CAUSAL_PATTERN if function is _CAUSAL else pattern_of(_without_padding(function))
 
 
@@ -82,12 +83,21 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the variables of a function's closure, by name."""
     code = getattr(function, "__code__", None)
     cells = getattr(function, "__closure__", None) or ()
-    return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}
+    return (
+        dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+        if code
+        else {}
+    )
 
 
 def known_parts(function: Callable[..., Any]) -> list[Pattern]:
     """Return the recognised functions among those that a mask function combines."""
-    inner = [part for value in _closure(function).values() if isinstance(value, tuple | list) for part in value]
+    inner = [
+        part
+        for value in _closure(function).values()
+        if isinstance(value, tuple | list)
+        for part in value
+    ]
     if inner:
         return [pattern for part in inner if callable(part) for pattern in known_parts(part)]
     pattern = describe_mask(function)
@@ -97,7 +107,13 @@ def known_parts(function: Callable[..., Any]) -> list[Pattern]:
 def captured_tensors(function: Callable[..., Any]) -> list[Any]:
     """Return all tensors that a mask function and the functions it combines have captured."""
     values = list(_closure(function).values())
-    inner = [part for value in values if isinstance(value, tuple | list) for part in value if callable(part)]
+    inner = [
+        part
+        for value in values
+        if isinstance(value, tuple | list)
+        for part in value
+        if callable(part)
+    ]
     inner += [value for value in values if inspect.isfunction(value)]
     own = [value for value in values if isinstance(value, torch.Tensor)]
     return own + [tensor for part in inner for tensor in captured_tensors(part)]
@@ -107,7 +123,9 @@ def plain_rule(causal: bool) -> Callable[..., Any]:
     """Return the mask function of unrestricted causal or bidirectional attention."""
     if causal:
         return masking.causal_mask_function
-    return getattr(masking, "bidirectional_mask_function", lambda batch, head, query, key: query >= 0)
+    return getattr(
+        masking, "bidirectional_mask_function", lambda batch, head, query, key: query >= 0
+    )
 
 
 def length_arguments(length: int, device: Any) -> dict[str, Any]:
@@ -123,4 +141,6 @@ def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
     alone = dict(arguments, batch_size=1, kv_length=length, kv_offset=0, attention_mask=None)
     if "cache_position" in alone:  # up to 5.0; later releases say q_length and q_offset
         alone["cache_position"] = alone["cache_position"][:length]
-    return alone | {name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in alone}
+    return alone | {
+        name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in alone
+    }

@@ -15,12 +15,14 @@ PICTURES = ("images", "image")
 STATES = "image_hidden_states"
 """The output field with the states of images, in the order of the images, not the tokens."""
 _NAMES = re.compile(
-    r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes|qformer"
+    r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs"
+    r"|target_sizes|qformer"
     r"|^aspect_ratio_|cross_attention_mask"
     r"|feature_attention_mask|^chunk_sample_lengths$|^padding_mask$"
 )
 _OTHERS = re.compile(
-    r"^(vision_feature|output_|use_|num_(?!local_patches|frames_per_video))|token_type|position_mask|patches_indices|codes"
+    r"^(vision_feature|output_|use_|num_(?!local_patches|frames_per_video))|token_type"
+    r"|position_mask|patches_indices|codes"
 )
 """Arguments that only choose how media are read, or describe every token."""
 _KINDS = {

@@ -82,17 +82,23 @@ class Anatomy:
         found = attention_modules(model)
         attention = [module for module in found if module not in inside]
         configs = configs_of([*models, *attention])
-        causal = [is_causal(module, model.config) for module in [*attention, *mixers(model, attending)]]
+        causal = [
+            is_causal(module, model.config) for module in [*attention, *mixers(model, attending)]
+        ]
         return cls(
             model_type=model.config.model_type,
             entries=models,
             attention=attention,
             mixers=mixers(model, mixing),
             towers=towers(model),
-            within_token=list(dict.fromkeys([*outer, *(module for module in found if module in inside)])),
+            within_token=list(
+                dict.fromkeys([*outer, *(module for module in found if module in inside)])
+            ),
             halves=halves(model),
             checkpointed=checkpointed(model),
-            chunked=[module for module in model.modules() if "chunk_size_feed_forward" in vars(module)],
+            chunked=[
+                module for module in model.modules() if "chunk_size_feed_forward" in vars(module)
+            ],
             configs=configs,
             causal=any(causal),
             one_way=all(causal),
@@ -112,7 +118,11 @@ class Anatomy:
 
     def in_decoder(self, module: nn.Module) -> bool | None:
         """Return True for a module in the decoder, False in the encoder, None in neither."""
-        found = (bool(decodes) for decodes, half in enumerate(self.halves or ()) if module in set(half.modules()))
+        found = (
+            bool(decodes)
+            for decodes, half in enumerate(self.halves or ())
+            if module in set(half.modules())
+        )
         return next(found, None)
 
 
@@ -128,7 +138,9 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 def towers(root: nn.Module) -> list[nn.Module]:
     """Return the modules of vision and audio towers that call transformers' attention interface."""
     inside = set(_text_modules(root))
-    return _of_classes((module for module in root.modules() if module not in inside), dispatching_functions)
+    return _of_classes(
+        (module for module in root.modules() if module not in inside), dispatching_functions
+    )
 
 
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
@@ -147,9 +159,15 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
     if all("position_ids" in parameters_of(class_of(entry)).names for entry in entries(root)):
         return []
     inside = set(_text_modules(root))
-    of_media = (part for part in root.modules() if isinstance(part, PreTrainedModel) and part not in inside)
+    of_media = (
+        part for part in root.modules() if isinstance(part, PreTrainedModel) and part not in inside
+    )
     taken = ((part, parameters_of(class_of(part))) for part in of_media)
-    return [part for part, takes in taken if "position_ids" not in takes.names or _QUERIES in takes.names]
+    return [
+        part
+        for part, takes in taken
+        if "position_ids" not in takes.names or _QUERIES in takes.names
+    ]
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
@@ -163,7 +181,9 @@ def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """Return the modules under `root` whose class has one of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
-    return _of_classes(_text_modules(root), lambda kind: any(cls.__name__ in names for cls in kind.__mro__))
+    return _of_classes(
+        _text_modules(root), lambda kind: any(cls.__name__ in names for cls in kind.__mro__)
+    )
 
 
 def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> list[nn.Module]:
@@ -183,7 +203,9 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
     return found
 
 
-def counting_columns(root: nn.Module, mixers: Iterable[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+def counting_columns(
+    root: nn.Module, mixers: Iterable[nn.Module]
+) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return the modules under `root`, outside `mixers`, that number tokens by their columns.
 
     They are embeddings of positions, and embeddings of tokens that hold such a table. They are
@@ -192,13 +214,21 @@ def counting_columns(root: nn.Module, mixers: Iterable[nn.Module]) -> tuple[list
     inside = {part for mixer in mixers for part in mixer.modules()}
     tables, whole = [], []
     for module in _text_modules(root):
-        if module in inside or isinstance(module, PreTrainedModel) or defining_class(type(module)) in _OF_TORCH:
+        if (
+            module in inside
+            or isinstance(module, PreTrainedModel)
+            or defining_class(type(module)) in _OF_TORCH
+        ):
             continue
         parts = dict(module.named_children())
-        holds_table = any("position" in name and isinstance(part, nn.Embedding) for name, part in parts.items())
+        holds_table = any(
+            "position" in name and isinstance(part, nn.Embedding) for name, part in parts.items()
+        )
         if "Position" in type(module).__name__:
             tables.append(module)
-        elif holds_table and all(defining_class(type(part)) in _OF_TORCH for part in parts.values()):
+        elif holds_table and all(
+            defining_class(type(part)) in _OF_TORCH for part in parts.values()
+        ):
             whole.append(module)
     return tables, whole
 
@@ -209,7 +239,9 @@ def checkpointed(model: nn.Module) -> list[nn.Module]:
     wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
     kind = () if wrappers is None else wrappers.CheckpointWrapper
     return [
-        module for module in model.modules() if hasattr(module, "gradient_checkpointing") or isinstance(module, kind)
+        module
+        for module in model.modules()
+        if hasattr(module, "gradient_checkpointing") or isinstance(module, kind)
     ]
 
 
@@ -223,14 +255,17 @@ def check_forwards(model: nn.Module) -> None:
 
     Modules of TorchScript have none; they are proven by themselves.
     """
-    kinds = {kind for kind in map(defining_class, map(type, model.modules())) if is_of_library(kind)}
+    kinds = {
+        kind for kind in map(defining_class, map(type, model.modules())) if is_of_library(kind)
+    }
     kinds -= {kind for kind in kinds if issubclass(kind, torch.jit.ScriptModule)}
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         forward = vars(kind)["forward"]
         if not isinstance(inspect.unwrap(forward), FunctionType):
             raise SiteDrift(
-                f"autopack expects a function at {kind.__module__}.{kind.__qualname__}.forward; found "
-                f"{type(forward).__name__}. Run `autopack doctor` to see which versions are supported.",
+                f"autopack expects a function at {kind.__module__}.{kind.__qualname__}.forward; "
+                f"found {type(forward).__name__}. Run `autopack doctor` to see which versions are "
+                "supported.",
                 code="site-drift",
             )
 
@@ -242,8 +277,16 @@ def entries(model: PreTrainedModel) -> list[Any]:
     not be known. So are the halves of an encoder-decoder, whatever their base (FSMT's are mere
     modules).
     """
-    known = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and takes_tokens(module)]
-    halved = [half for half in halves(model) or () if not isinstance(half, PreTrainedModel) and takes_tokens(half)]
+    known = [
+        module
+        for module in _text_modules(model)
+        if isinstance(module, PreTrainedModel) and takes_tokens(module)
+    ]
+    halved = [
+        half
+        for half in halves(model) or ()
+        if not isinstance(half, PreTrainedModel) and takes_tokens(half)
+    ]
     found: list[Any] = [*known, *halved]
     return [model, *found] if found and found[0] is not model else found
 
@@ -256,7 +299,9 @@ def config_of(module: nn.Module, whole: PreTrainedModel) -> Any:
 def is_pair(model: nn.Module) -> bool:
     """Return True if a model calls an encoder and a decoder: it takes tokens for both."""
     # One of BLIP-2 may hold a decoder alone.
-    decodes_alone = getattr(getattr(model, "config", None), "use_decoder_only_language_model", False)
+    decodes_alone = getattr(
+        getattr(model, "config", None), "use_decoder_only_language_model", False
+    )
     return not decodes_alone and "decoder_input_ids" in parameters_of(class_of(model)).names
 
 
@@ -265,21 +310,33 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
     if not is_pair(model):
         return None
     # Up to 4.57 models with a head of a pair do not have it themselves.
-    whole: Any = next((module for module in model.modules() if hasattr(module, "get_encoder")), None)
+    whole: Any = next(
+        (module for module in model.modules() if hasattr(module, "get_encoder")), None
+    )
     if whole is None:
         return None
     try:
         encoder, decoder = whole.get_encoder(), whole.get_decoder()
-    except TypeError:  # a head asks its model in another way than that answers (T5Gemma 2, up to 5.5)
+    except (
+        TypeError
+    ):  # a head asks its model in another way than that answers (T5Gemma 2, up to 5.5)
         encoder, decoder = whole.base_model.get_encoder(), whole.base_model.get_decoder()
-    return (encoder, decoder) if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module) else None
+    return (
+        (encoder, decoder)
+        if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module)
+        else None
+    )
 
 
 def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
     """Return the `mixing` modules that attend to the encoder, by name, or the decoder itself."""
     # The class says nothing: most decoders use one class for both.
     named = {module: name for name, module in decoder.named_modules()}
-    return [module for module in mixing if module is decoder or _ACROSS.search(named.get(module, "").lower())]
+    return [
+        module
+        for module in mixing
+        if module is decoder or _ACROSS.search(named.get(module, "").lower())
+    ]
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
@@ -301,7 +358,9 @@ def takes_tokens(model: nn.Module) -> bool:
     A Q-Former's are no tokens of a row: they accompany the queries of one image (InstructBLIP).
     """
     names = set(parameters_of(class_of(model)).names)
-    return bool({"input_ids", "inputs_embeds", "decoder_input_ids"} & names) and _QUERIES not in names
+    return (
+        bool({"input_ids", "inputs_embeds", "decoder_input_ids"} & names) and _QUERIES not in names
+    )
 
 
 def _reads_text(model: PreTrainedModel, config: Any) -> bool:
@@ -310,7 +369,11 @@ def _reads_text(model: PreTrainedModel, config: Any) -> bool:
     # Decoder wrappers of encoder-decoder types have `forward(*args, **kwargs)`. A part that is a
     # model itself may take hidden states, and has the same configuration (DeBERTa's encoder, 4.47
     # to 4.50); towers have one of their own.
-    return takes_tokens(model) or not names or (model.config is config and names[:1] == ("hidden_states",))
+    return (
+        takes_tokens(model)
+        or not names
+        or (model.config is config and names[:1] == ("hidden_states",))
+    )
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:

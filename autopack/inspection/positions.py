@@ -41,7 +41,8 @@ class Numbering:
         pad_token_id = getattr(text, "pad_token_id", None)
         if not isinstance(pad_token_id, int):
             raise ValueError(
-                f"{text.model_type}: wanted config.pad_token_id, found {pad_token_id}; pass first_position"
+                f"{text.model_type}: wanted config.pad_token_id, found {pad_token_id}; pass "
+                "first_position"
             )
         return pad_token_id + 1
 
@@ -78,7 +79,9 @@ class Numbering:
         counted = self.of_counted(config, input_ids)
         if counted is not None:
             return counted
-        return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape) + self.first_position(config)
+        return torch.arange(mask.shape[1], device=mask.device).expand(
+            mask.shape
+        ) + self.first_position(config)
 
     def of_counted(
         self, config: Any, input_ids: torch.Tensor | None, starts: torch.Tensor | None = None
@@ -100,8 +103,7 @@ class Numbering:
 
 def rotates(model: Any, config: Any = None) -> bool:
     """Return True if positions rotate queries and keys, and no table of positions is added to
-    tokens.
-    """
+    tokens."""
     tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     known = getattr(text_config(config or model.config), "max_position_embeddings", None)
     return known not in tables and any("inv_freq" in module._buffers for module in model.modules())

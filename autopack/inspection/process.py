@@ -24,10 +24,11 @@ HOOKS = (
     nn_module._global_backward_hooks,
 )
 _NEVER = frozenset(
-    "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled requires_grad_ "
-    "__init__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ __setstate__ add_module "
-    "register_module register_parameter register_buffer apply _apply train eval zero_grad share_memory "
-    "state_dict load_state_dict _load_from_state_dict _save_to_state_dict".split()
+    "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled "
+    "requires_grad_ __init__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ "
+    "__setstate__ add_module register_module register_parameter register_buffer apply _apply train "
+    "eval zero_grad share_memory state_dict load_state_dict _load_from_state_dict "
+    "_save_to_state_dict".split()
 )
 """Functions of torch whose results no forward uses: they make, load, show or compile.
 
@@ -37,7 +38,8 @@ modules).
 
 
 def foreign() -> list[str]:
-    """Name torch's third-party parts in this process: hooks on all modules, and replaced functions."""
+    """Name torch's third-party parts in this process: hooks on all modules, and replaced
+    functions."""
     hooks = (hook for held in HOOKS for hook in held.values() if not is_own(hook))
     told = [f"a hook on all modules of the process is {whose(hook)} ({id(hook)})" for hook in hooks]
     for space, place in SPACES.items():

@@ -42,8 +42,7 @@ def put_into(held: Any, tensors: dict[str, Any]) -> None:
 
 def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Yield functions that tell and set the state of each generator that a module's forward may
-    use.
-    """
+    use."""
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state
@@ -58,13 +57,18 @@ def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable
 def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
     """Return the kind and number of a module's devices with their own generators; never the CPU."""
     found = {(p.device.type, p.device.index or 0) for p in module.parameters()}
-    return sorted(device for device in found if hasattr(getattr(torch, device[0], None), "get_rng_state"))
+    return sorted(
+        device for device in found if hasattr(getattr(torch, device[0], None), "get_rng_state")
+    )
 
 
 def state_of(module: nn.Module) -> list[Any]:
     """Return the state of every generator that a module's forward may use; compare by `==`."""
     states = [state() for state, _ in _generators(module)]
-    return [s.tolist() if isinstance(s, Tensor) else [np.asarray(part).tolist() for part in s] for s in states]
+    return [
+        s.tolist() if isinstance(s, Tensor) else [np.asarray(part).tolist() for part in s]
+        for s in states
+    ]
 
 
 @contextmanager
@@ -92,7 +96,11 @@ class Pinned(TorchFunctionMode):
         self._share = share
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch, or its stand-in."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
@@ -102,7 +110,9 @@ class Pinned(TorchFunctionMode):
             args = (_without_ties(args[0]), *args[1:])
         found = func(*args, **given)
         if name in _DRAWN and isinstance(found, Tensor):
-            found.detach().copy_(torch.as_tensor(_DRAWN[name](self._share, *args, **given)).detach())
+            found.detach().copy_(
+                torch.as_tensor(_DRAWN[name](self._share, *args, **given)).detach()
+            )
         return found
 
 
@@ -115,9 +125,15 @@ def normal_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def _without_ties(values: Tensor) -> Tensor:
     """Return values that differ by rounding if most of them were equal."""
     ordered = values.detach().flatten().sort().values
-    if not values.is_floating_point() or int(ordered.diff().count_nonzero()) * 2 >= len(ordered) - 1:
+    if (
+        not values.is_floating_point()
+        or int(ordered.diff().count_nonzero()) * 2 >= len(ordered) - 1
+    ):
         return values
-    return values + torch.rand_like(values) * values.detach().abs().max() * 8 * torch.finfo(values.dtype).eps
+    return (
+        values
+        + torch.rand_like(values) * values.detach().abs().max() * 8 * torch.finfo(values.dtype).eps
+    )
 
 
 def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -125,15 +141,23 @@ def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
     return input
 
 
-def _softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1) -> Tensor:
+def _softmax(
+    logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1
+) -> Tensor:
     """Return a softmax without noise, in place of a Gumbel softmax."""
     soft = (logits / tau).softmax(dim)
     if not hard:
         return soft
-    return torch.zeros_like(soft).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
+    return (
+        torch.zeros_like(soft).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0)
+        - soft.detach()
+        + soft
+    )
 
 
-def _uniform(share: float, drawn: Tensor, start: float = 0.0, end: float = 1.0, **given: Any) -> float:
+def _uniform(
+    share: float, drawn: Tensor, start: float = 0.0, end: float = 1.0, **given: Any
+) -> float:
     """Return the number at `share` between the bounds, in place of a uniform draw."""
     low, high = given.get("from", start), given.get("to", end)
     return low + (high - low) * share
@@ -145,12 +169,20 @@ def _normal(share: float, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -
 
 
 def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
-    """Return the chance itself, in place of a Bernoulli draw; near 0 or 1 of `share`, an outcome."""
+    """Return the chance itself, in place of a Bernoulli draw; near 0 or 1 of `share`, an
+    outcome."""
     chance = torch.as_tensor(input if p is None else p)
     return chance if 0.01 < share < 0.99 else chance > share
 
 
-_DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_DROPPING = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
 _STAND_INS: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _first),
     "gumbel_softmax": _softmax,

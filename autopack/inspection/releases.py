@@ -21,7 +21,9 @@ VERSION = Version(Version(transformers.__version__).base_version)
 
 def is_flash(implementation: str | None) -> bool:
     """Return True for FlashAttention 2, 3 or 4, from its package or a kernel hub."""
-    return bool(implementation) and ("flash_attention" in str(implementation) or "flash-attn" in str(implementation))
+    return bool(implementation) and (
+        "flash_attention" in str(implementation) or "flash-attn" in str(implementation)
+    )
 
 
 def is_own(function: Any) -> bool:
@@ -45,7 +47,9 @@ def seq2seq_class_names() -> frozenset[str]:
 def _class_names(*tasks: str) -> frozenset[str]:
     """Return the names of transformers' model classes for some tasks."""
     values = [value for task in tasks for value in _classes(task).values()]
-    return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
+    return frozenset(
+        name for value in values for name in ([value] if isinstance(value, str) else value)
+    )
 
 
 def is_encoder_type(model_type: str) -> bool:
@@ -76,7 +80,10 @@ def has_attention_interface() -> bool:
 def attention_mapping() -> tuple[str, str]:
     """Return the module and path of the mapping from implementation name to attention function."""
     is_dict = isinstance(modeling_utils.ALL_ATTENTION_FUNCTIONS, dict)
-    return modeling_utils.__name__, "ALL_ATTENTION_FUNCTIONS" if is_dict else "AttentionInterface._global_mapping"
+    return (
+        modeling_utils.__name__,
+        "ALL_ATTENTION_FUNCTIONS" if is_dict else "AttentionInterface._global_mapping",
+    )
 
 
 def common_interface(interface: Any) -> str | None:
@@ -86,13 +93,19 @@ def common_interface(interface: Any) -> str | None:
 
 def attention_function(implementation: str) -> Callable[..., Any] | None:
     """Return the attention function registered under a name, by anyone, or None."""
-    return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation) if has_attention_interface() else None
+    return (
+        modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation)
+        if has_attention_interface()
+        else None
+    )
 
 
 SDPA_FUNCTION: Callable[..., Any] | None = None
 """transformers' own SDPA function, whatever is registered under that name."""
 if has_attention_interface():
-    SDPA_FUNCTION = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+    SDPA_FUNCTION = importlib.import_module(
+        "transformers.integrations.sdpa_attention"
+    ).sdpa_attention_forward
 
 
 def flash_wants_positions() -> bool:

@@ -40,7 +40,11 @@ def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
 
 def gathers_inside(module: nn.Module) -> bool:
     """Return True if parts of a module gather parameters in a run, not only the whole."""
-    return any(next(iter(_groups_of(part)), None) is not None for part in module.modules() if part is not module)
+    return any(
+        next(iter(_groups_of(part)), None) is not None
+        for part in module.modules()
+        if part is not module
+    )
 
 
 def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
@@ -69,7 +73,11 @@ def exchange_of(function: Any) -> Any:
         return None
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     found = next((cell for cell in cells if isinstance(cell, nn.Module)), None)
-    return found if hasattr(found, "process_group") and callable(getattr(found, "attn", None)) else None
+    return (
+        found
+        if hasattr(found, "process_group") and callable(getattr(found, "attn", None))
+        else None
+    )
 
 
 def of_whole_rows(function: Any) -> Any:
@@ -84,7 +92,11 @@ def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
 
     DeepSpeed's wrapper loses masks, so attention sites call the function that it wraps meanwhile.
     """
-    found = {id(e): e for e in (exchange_of(releases.attention_function(name)) for name in implementations) if e}
+    found = {
+        id(e): e
+        for e in (exchange_of(releases.attention_function(name)) for name in implementations)
+        if e
+    }
     for exchange in found.values():
         vars(exchange)["forward"] = exchange.attn
     try:
@@ -96,7 +108,9 @@ def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
 
 def exchanges_now(exchange: Any, training: bool) -> bool:
     """Return True if DeepSpeed's module shares rows in a call of a model in this mode."""
-    return "forward" not in vars(exchange) and (training or not getattr(exchange, "disable_in_eval", False))
+    return "forward" not in vars(exchange) and (
+        training or not getattr(exchange, "disable_in_eval", False)
+    )
 
 
 def _communicates(function: FunctionType) -> bool:
@@ -106,8 +120,14 @@ def _communicates(function: FunctionType) -> bool:
     names = names_in(function.__code__)
     values = [function.__globals__.get(name) for name in names]
     origins = (str(getattr(value, "__module__", "")) for value in values)
-    communicates = any(origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins)
-    return communicates or "distributed" in names or any(value is torch.distributed for value in values)
+    communicates = any(
+        origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins
+    )
+    return (
+        communicates
+        or "distributed" in names
+        or any(value is torch.distributed for value in values)
+    )
 
 
 def _groups_of(module: nn.Module) -> Iterator[Group]:
@@ -121,7 +141,8 @@ def _groups_of(module: nn.Module) -> Iterator[Group]:
     elif hasattr(module, "_get_fsdp_state"):  # fully_shard
         state: Any = module._get_fsdp_state()  # type: ignore[operator]
         sharded = getattr(state, "_fsdp_param_groups", None)
-        for part in [state._fsdp_param_group] if sharded is None else sharded:  # one group up to torch 2.10
+        # one group up to torch 2.10
+        for part in [state._fsdp_param_group] if sharded is None else sharded:
             for name in ("shard_process_group", "replicate_process_group"):
                 group = getattr(getattr(part, "mesh_info", None), name, None)
                 if group is not None:

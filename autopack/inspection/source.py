@@ -29,7 +29,18 @@ _KERNELS = {
     "flash_attn_func",
     "flash_attn_varlen_func",
 }
-_WRITING = {"add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "renorm_", "sub_"}
+_WRITING = {
+    "add_",
+    "clamp_",
+    "clamp_max_",
+    "clamp_min_",
+    "copy_",
+    "div_",
+    "lerp_",
+    "mul_",
+    "renorm_",
+    "sub_",
+}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
@@ -63,7 +74,9 @@ def parameters_of(cls: Any) -> Parameters:
     """
     codes = forward_codes(cls)
     names = dict.fromkeys(name for code in codes for name in _own_names(code))
-    return Parameters(tuple(names), bool(codes) and bool(codes[-1].co_flags & inspect.CO_VARKEYWORDS))
+    return Parameters(
+        tuple(names), bool(codes) and bool(codes[-1].co_flags & inspect.CO_VARKEYWORDS)
+    )
 
 
 def forward_codes(cls: Any) -> list[CodeType]:
@@ -74,7 +87,9 @@ def forward_codes(cls: Any) -> list[CodeType]:
         found.append(code)
         # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped
         # around.
-        if not _takes_any(code) or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
+        if not _takes_any(code) or (
+            _own_names(code) and "forward" not in code.co_names and not _inner(function)
+        ):
             break
     return found
 
@@ -106,8 +121,7 @@ def _inner(function: FunctionType) -> list[FunctionType]:
 
 def _may_be_a_forward(value: Any) -> bool:
     """Return True for a function of a module that is named a forward, or takes any arguments: not
-    for its helpers.
-    """
+    for its helpers."""
     # Where a kernel stands in the place of a function, the innermost is a module.
     inner = inspect.unwrap(value) if inspect.isfunction(value) else None
     if not isinstance(inner, FunctionType) or inner.__code__.co_varnames[:1] != ("self",):
@@ -130,10 +144,15 @@ def shifts_labels(model: PreTrainedModel) -> bool:
     for name in sorted(names):
         method = getattr(type(model), name, None)
         if name.startswith("_") and "loss" in name and isinstance(method, FunctionType):
-            names, variables = names | names_in(method.__code__), variables + method.__code__.co_varnames
+            names, variables = (
+                names | names_in(method.__code__),
+                variables + method.__code__.co_varnames,
+            )
     if "loss_function" in names:
         loss = getattr(inspect.unwrap(model.loss_function), "__name__", "")
-        return loss == "ForCausalLMLoss" or (is_named_causal_lm(type(model)) and not loss.startswith("For"))
+        return loss == "ForCausalLMLoss" or (
+            is_named_causal_lm(type(model)) and not loss.startswith("For")
+        )
     if names & _CROSS_ENTROPY:
         return any("shift" in variable for variable in variables)
     heads = (class_of(part) for part in model.children() if not isinstance(part, PreTrainedModel))
@@ -159,7 +178,9 @@ def names_of(cls: type) -> tuple[str, ...]:
 def writes_to_weights(kind: Any) -> bool:
     """Return True if a class may write to weights in place, past autograd, once initialised."""
     own = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.")]
-    functions = [found for cls in own for found in vars(cls).values() if isinstance(found, FunctionType)]
+    functions = [
+        found for cls in own for found in vars(cls).values() if isinstance(found, FunctionType)
+    ]
     names = (names_in(found.__code__) for found in functions if "init" not in found.__name__)
     return any(bool(each & {"data", "no_grad"}) and bool(each & _WRITING) for each in names)
 
@@ -167,7 +188,11 @@ def writes_to_weights(kind: Any) -> bool:
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
     """Return True if the models' code adds up a mask for positions, or rotary ones have parts."""
     summed = any("cumsum" in names_in(_code_of(type(entry))) for entry in entries)
-    settings = [getattr(config, name, None) for config in configs for name in ("rope_scaling", "rope_parameters")]
+    settings = [
+        getattr(config, name, None)
+        for config in configs
+        for name in ("rope_scaling", "rope_parameters")
+    ]
     return summed or any("mrope" in str(setting) for setting in settings)
 
 
@@ -179,7 +204,9 @@ def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
         return any(told)
     if hasattr(config, "causal"):
         return bool(config.causal)
-    return bool(getattr(config, "is_decoder", False)) or not releases.is_encoder_type(config.model_type)
+    return bool(getattr(config, "is_decoder", False)) or not releases.is_encoder_type(
+        config.model_type
+    )
 
 
 def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
@@ -216,13 +243,17 @@ def attends_by_itself(cls: Any) -> bool:
     taken = parameters_of(cls)
     if any(name.endswith("kv_states") or name == "latents" for name in taken.names):
         return False  # to states of something that is no text
-    if issubclass(cls, PreTrainedModel) or not (taken.takes_others or any("mask" in name for name in taken.names)):
+    if issubclass(cls, PreTrainedModel) or not (
+        taken.takes_others or any("mask" in name for name in taken.names)
+    ):
         return False
     codes = [function.__code__ for function in _functions_followed(cls)]
     names = frozenset().union(*map(names_in, codes))
     steps = (step for code in codes for step in dis.get_instructions(code))
     # `a @ b` has no name; Python 3.10 has an instruction of its own for it.
-    multiplies = names & _PRODUCTS or any(s.argrepr == "@" or s.opname == "BINARY_MATRIX_MULTIPLY" for s in steps)
+    multiplies = names & _PRODUCTS or any(
+        s.argrepr == "@" or s.opname == "BINARY_MATRIX_MULTIPLY" for s in steps
+    )
     weighs = any(name.lower().endswith("softmax") for name in names) and multiplies
     return bool(weighs or names & _KERNELS) and not dispatching_functions(cls)
 
@@ -230,13 +261,21 @@ def attends_by_itself(cls: Any) -> bool:
 def knows_of(cls: Any, name: str) -> bool:
     """Return True if a class's forward takes or makes an argument, or passes on its `**kwargs`."""
     codes = forward_codes(cls)
-    if any(name in code.co_varnames or name in names_in(code) or _has_keyword(code, name) for code in codes):
+    if any(
+        name in code.co_varnames or name in names_in(code) or _has_keyword(code, name)
+        for code in codes
+    ):
         return True
     if not parameters_of(cls).takes_others:
         return False
     code = codes[-1]
-    others = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
-    return any(step.argval == others and step.opname.startswith("LOAD") for step in dis.get_instructions(code))
+    others = code.co_varnames[
+        code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    ]
+    return any(
+        step.argval == others and step.opname.startswith("LOAD")
+        for step in dis.get_instructions(code)
+    )
 
 
 def counts_from_zero(kind: Any) -> bool:
@@ -246,7 +285,9 @@ def counts_from_zero(kind: Any) -> bool:
     flash attention, which finds the row's documents by them.
     """
     forward = _code_of(kind)
-    flash = "_flash_attention_forward" in names_in(forward) and "position_ids" in forward.co_varnames
+    flash = (
+        "_flash_attention_forward" in names_in(forward) and "position_ids" in forward.co_varnames
+    )
     return cuts_rotations(kind) or flash
 
 
@@ -262,7 +303,11 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
     found: list[FunctionType] = []
     while waiting:
         function = waiting.pop()
-        if not isinstance(function, FunctionType) or function in found or function.__module__ == nn.Module.__module__:
+        if (
+            not isinstance(function, FunctionType)
+            or function in found
+            or function.__module__ == nn.Module.__module__
+        ):
             continue
         found.append(function)
         for name in names_in(function.__code__):
@@ -270,7 +315,9 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
             # of functions by implementation (Gemma 2)
             parts = part.values() if isinstance(part, dict) else [part]
             waiting.append(inspect.getattr_static(cls, name, None))
-            waiting += [each for each in parts if getattr(each, "__module__", None) == function.__module__]
+            waiting += [
+                each for each in parts if getattr(each, "__module__", None) == function.__module__
+            ]
     return found
 
 
@@ -296,9 +343,16 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 def modules_with_own_function(modules: list[nn.Module], implementation: str) -> list[str]:
     """Return the Python modules whose interface object has its own entry for an implementation."""
-    names = [f.__globals__ for cls in {class_of(module) for module in modules} for f in dispatching_functions(cls)]
+    names = [
+        f.__globals__
+        for cls in {class_of(module) for module in modules}
+        for f in dispatching_functions(cls)
+    ]
     own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
     # One object that several have is one place, and has to have one name.
     return list(
-        {id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"] for n in own}.values(),
+        {
+            id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"]
+            for n in own
+        }.values(),
     )

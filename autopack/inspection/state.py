@@ -66,7 +66,13 @@ class Contents:
             self._seen.add(id(value))
             if isinstance(value, torch.Tensor) or type(value) in (*_HOLDERS, Counter, defaultdict):
                 self._held.append((value, _copied(value)))
-                parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+                parts = (
+                    list(value.values())
+                    if isinstance(value, dict)
+                    else value
+                    if isinstance(value, list)
+                    else []
+                )
                 self._keep(part for part in parts[:_MOST] if isinstance(part, list | dict | set))
             elif isinstance(value, FunctionType):
                 self._keep_function(value)
@@ -75,7 +81,11 @@ class Contents:
                 if not isinstance(owner, nn.Module):
                     self._keep([getattr(owner, "__dict__", None)])
                 self._keep(
-                    [*layers(value), *getattr(value, "args", ()), *getattr(value, "keywords", {}).values()],
+                    [
+                        *layers(value),
+                        *getattr(value, "args", ()),
+                        *getattr(value, "keywords", {}).values(),
+                    ],
                 )
 
     def _keep_function(self, function: FunctionType) -> None:
@@ -84,9 +94,17 @@ class Contents:
         self._held += [(cell, cell.cell_contents) for cell in filled]
         known = function.__globals__
         named = {name: known[name] for name in names_in(function.__code__) & known.keys()}
-        self._held += [((known, name), value) for name, value in named.items() if isinstance(value, int | float)]
+        self._held += [
+            ((known, name), value)
+            for name, value in named.items()
+            if isinstance(value, int | float)
+        ]
         self._keep(cell.cell_contents for cell in filled)
-        self._keep(v for v in named.values() if isinstance(v, _HOLDERS) or getattr(v, "__globals__", None) is known)
+        self._keep(
+            v
+            for v in named.values()
+            if isinstance(v, _HOLDERS) or getattr(v, "__globals__", None) is known
+        )
 
     def put_back(self) -> None:
         """Give all values the contents that they had."""
@@ -115,7 +133,9 @@ def _copied(value: Any) -> Any:
 
 def _attributes_of(module: nn.Module) -> list[str]:
     """Return the names of a module's buffers, and of attributes that third-party code may write."""
-    if type(module).__module__.startswith("transformers.") and all(is_own(each) for *_, each in functions_on(module)):
+    if type(module).__module__.startswith("transformers.") and all(
+        is_own(each) for *_, each in functions_on(module)
+    ):
         return []
     stored, read = _names(class_of(module))
     held = vars(module)
@@ -128,8 +148,12 @@ def _attributes_of(module: nn.Module) -> list[str]:
 @cache
 def _names(cls: Any) -> tuple[list[str], list[str]]:
     """Return the attributes that third-party functions of a class store, and all their names."""
-    values = [value for base in cls.__mro__ for name, value in vars(base).items() if name != "__init__"]
-    functions = [layer for value in values for layer in layers(value) if isinstance(layer, FunctionType)]
+    values = [
+        value for base in cls.__mro__ for name, value in vars(base).items() if name != "__init__"
+    ]
+    functions = [
+        layer for value in values for layer in layers(value) if isinstance(layer, FunctionType)
+    ]
     codes = [each.__code__ for each in functions if not is_own_file(each.__code__.co_filename)]
     steps = (step for code in codes for step in dis.get_instructions(code))
     stored = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}

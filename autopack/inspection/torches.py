@@ -120,7 +120,10 @@ def without_varlen() -> str | None:
     """Return the reason, in one clause, why torch has no kernels for packed rows, or None."""
     if "window_size" in VARLEN_TAKES:
         return None
-    return f"torch {torch.__version__} has no torch.nn.attention.varlen with windows; it came with 2.11"
+    return (
+        f"torch {torch.__version__} has no torch.nn.attention.varlen with windows; it came with "
+        "2.11"
+    )
 
 
 def attend_varlen(
@@ -146,4 +149,6 @@ def attend_varlen(
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     states = query, key, value
     keys = (cu_seqlens, longest) if keys is None else keys
-    return varlen_attn(*states, cu_seqlens, keys[0], longest, keys[1], **arguments)  # type: ignore[return-value]
+    return varlen_attn(  # type: ignore[return-value]
+        *states, cu_seqlens, keys[0], longest, keys[1], **arguments
+    )

@@ -35,14 +35,20 @@ def reroute(modules: list[nn.Module]) -> None:
     for module in modules:
         kept = module.__dict__.get("_old_forward")
         own: Any = type(module).forward
-        if isinstance(kept, MethodType) and kept.__func__ is getattr(own, "autopack_original", None):
+        if isinstance(kept, MethodType) and kept.__func__ is getattr(
+            own, "autopack_original", None
+        ):
             module.__dict__["_old_forward"] = _ByClass(kept)
 
 
 def put_back(modules: list[nn.Module]) -> None:
     """Give every module back the forward that `reroute` took from it."""
     for module in modules:
-        kept = {n: f.kept for n in ("_old_forward", "forward") if isinstance(f := module.__dict__.get(n), _ByClass)}
+        kept = {
+            n: f.kept
+            for n in ("_old_forward", "forward")
+            if isinstance(f := module.__dict__.get(n), _ByClass)
+        }
         module.__dict__.update(kept)
 
 
@@ -58,7 +64,11 @@ def covered_mixer(mixers: list[nn.Module]) -> str | None:
 @contextmanager
 def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Run the forwards of these modules without accelerate's mixed precision for a while."""
-    found = [(module, forward) for module in modules if (forward := _in_mixed_precision(module)) is not None]
+    found = [
+        (module, forward)
+        for module in modules
+        if (forward := _in_mixed_precision(module)) is not None
+    ]
     try:
         for module, _ in found:
             kept: Any = module.__dict__["_original_forward"]
@@ -74,8 +84,7 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 def says_when_to_step() -> bool:
     """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let
-    it count.
-    """
+    it count."""
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper  # needs DeepSpeed
 
     return "sync_gradients" in inspect.signature(DeepSpeedEngineWrapper.backward).parameters

@@ -108,7 +108,8 @@ def check_step(
     of the call. `name` is the name of the model's class. With `is_fed` the call is one of those
     that the trainer's data feed, which are looked at in its first one.
     """
-    trainer, adapter = next(trainers_among(holders), (None, None))  # others have nothing to do with this call
+    # others have nothing to do with this call
+    trainer, adapter = next(trainers_among(holders), (None, None))
     if adapter is None:
         return
     kind = type(trainer).__name__
@@ -143,7 +144,9 @@ def _columns(dataset: Any) -> list[str]:
     """Return the known columns of a data set; of packed streams, the columns of `autopack.pack`."""
     names = getattr(dataset, "column_names", None)
     functions = [getattr(each, "function", None) for each in iterables_of(dataset)]
-    if names is None and any(derives_from(each, "Packing", "autopack.packing.rows") for each in functions):
+    if names is None and any(
+        derives_from(each, "Packing", "autopack.packing.rows") for each in functions
+    ):
         names = ["input_ids", "labels", *BOUNDARIES[:2]]
     return list(names or ())
 
@@ -174,7 +177,11 @@ def _documents(row: Mapping[str, Any]) -> int:
     try:
         if row.get("seq_lengths") is not None:
             return len(row["seq_lengths"])
-        batch = {name: torch.as_tensor(row[name]).reshape(1, -1) for name in names if row.get(name) is not None}
+        batch = {
+            name: torch.as_tensor(row[name]).reshape(1, -1)
+            for name in names
+            if row.get(name) is not None
+        }
     except (TypeError, ValueError):  # of another form than a row of tokens has
         return 1
     return (_declared(batch) if "input_ids" in batch else None) or 1
@@ -201,7 +208,9 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     names = names or list(samples[0])
     columns = found_columns(trainer) if drops_columns(trainer) else names
     dropped = [column for column in names if column not in columns]
-    ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
+    ways = (
+        "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
+    )
     row = next((row for row in samples if _documents(row) > 1), {})
     documents = _documents(row)
     kept = {column: value for column, value in row.items() if column in columns}
@@ -209,13 +218,21 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
     if _documents(kept) < documents:
         lost = ", ".join(column for column in dropped if column in BOUNDARIES)
         return (
-            f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
-            f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
+            f"{name} drops {lost} of its packed rows, which its model does not name, so a row of "
+            f"{documents} documents comes as one. {ways}, with "
+            "data_collator=autopack.PackingCollator()."
         )
     has_labels = not {*LABEL_KEYS}.isdisjoint(names)
-    read = [each for each in dropped if each in _read_by(collator) and not (has_labels and each in COMPLETION_KEYS)]
+    read = [
+        each
+        for each in dropped
+        if each in _read_by(collator) and not (has_labels and each in COMPLETION_KEYS)
+    ]
     if read:
-        return f"{name} drops {', '.join(read)} of its data, and its collator makes targets or pixels of them. {ways}."
+        return (
+            f"{name} drops {', '.join(read)} of its data, and its collator makes targets or "
+            f"pixels of them. {ways}."
+        )
     batch = _collated(collator, kept) if kept else None
     if batch is not None and (_declared(batch) or documents) < documents:
         return (

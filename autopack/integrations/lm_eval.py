@@ -45,7 +45,11 @@ def lease() -> SiteLease:
 
 def _sites(_: tuple[str, ...]) -> list[Site]:
     """Return the function of lm-eval that pads a batch, as a function to replace."""
-    return [Site(_MODULE, _PADS, _adapt, parameters=("max_length", "tensors", "padding_side"), soft=True)]
+    return [
+        Site(
+            _MODULE, _PADS, _adapt, parameters=("max_length", "tensors", "padding_side"), soft=True
+        )
+    ]
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -56,7 +60,8 @@ def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         tensors: list[torch.Tensor],
         padding_side: Any = "right",
     ) -> torch.Tensor:
-        lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]  # it writes to the list
+        # it writes to the list
+        lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]
         batch = original(max_length, tensors, padding_side)
         columns = np.arange(batch.shape[1])
         if padding_side == "right" and len(lengths) == len(batch):

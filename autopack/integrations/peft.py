@@ -36,17 +36,21 @@ _PROMPT = (
 _REASONS = {
     "ADAPTION_PROMPT": "it calls the forward of the model inside past its hooks",
     "LILY": "it mixes its experts by probabilities averaged over all tokens of the batch",
-    "SHADOW": "it runs a second model beside the enabled one, and that model sees the packed row as one document",
+    "SHADOW": (
+        "it runs a second model beside the enabled one, and that model sees the packed row as one "
+        "document"
+    ),
     "XLORA": "it calls the forward of the model inside past its hooks",
 }
 _OPTIONS = {
-    "alora_invocation_tokens": "activated LoRA looks for its invocation once per row, not once per document",
+    "alora_invocation_tokens": (
+        "activated LoRA looks for its invocation once per row, not once per document"
+    ),
     "velora_config": "VeLoRA's backward replaces activations by their average over the batch",
 }
 before_tuner: Callable[[Any], None] | None = None
 """Called with the model before a tuner calls its `forward` past its hooks, as all do up to PEFT
-0.19.
-"""
+0.19."""
 _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train without packing."
 
 
@@ -58,7 +62,8 @@ def check(model: Any) -> None:
         reason = _refusal(config)
         if reason is not None:
             raise UnsupportedModel(
-                f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}", code="peft-method"
+                f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}",
+                code="peft-method",
             )
 
 
@@ -95,7 +100,9 @@ def _refusal(config: Any) -> str | None:
     if kind in _REASONS:
         return _REASONS[kind]
     unknown = None if kind in PER_TOKEN else "nobody has measured this method on packed rows"
-    return next((reason for name, reason in _OPTIONS.items() if getattr(config, name, None)), unknown)
+    return next(
+        (reason for name, reason in _OPTIONS.items() if getattr(config, name, None)), unknown
+    )
 
 
 def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
@@ -123,7 +130,11 @@ def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwarg
     hooks."""
     if before_tuner is not None:
         before_tuner(self.model)
-    seen = _View(self, model=_View(self.model, forward=self.model)) if holds_marks(self.model) else self
+    seen = (
+        _View(self, model=_View(self.model, forward=self.model))
+        if holds_marks(self.model)
+        else self
+    )
     return original(seen, *args, **kwargs)
 
 
@@ -168,7 +179,9 @@ _REPLACEMENTS: dict[str, list[_Replacement]] = {
         (
             "BaseTuner",
             "inject_adapter",
-            _guard(lambda self, model, adapter_name, *_, **__: (model, self.peft_config[adapter_name])),
+            _guard(
+                lambda self, model, adapter_name, *_, **__: (model, self.peft_config[adapter_name])
+            ),
         ),
         ("BaseTuner", "forward", _call_the_model),
     ],
@@ -194,7 +207,9 @@ def _replace_methods(replacements: list[_Replacement], module: Any) -> None:
             wrapt.apply_patch(getattr(module, owner), name, _passing_original(original, instead))
 
 
-def _passing_original(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+def _passing_original(
+    original: Callable[..., Any], instead: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return a method that calls `instead` with the original method as its first argument."""
 
     def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:

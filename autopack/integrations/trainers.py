@@ -32,12 +32,10 @@ class TrainerAdapter:
     boundaries."""
     rows_each: int = 1
     """Number of rows of each example: 2 where a batch holds all chosen ones before all rejected
-    ones.
-    """
+    ones."""
     losses: tuple[str, ...] | None = None
     """Values of `loss_type`, of the arguments or of the trainer (LLaMA-Factory's), by which the
-    loss is a mean over examples; None if none is asked about.
-    """
+    loss is a mean over examples; None if none is asked about."""
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
         """Return why documents in rows that the trainer made cannot be told apart; None if they
@@ -45,7 +43,12 @@ class TrainerAdapter:
         args = getattr(trainer, "args", None)
         skips = (getattr(args, "dataset_kwargs", None) or {}).get("skip_prepare_dataset")
         packs = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
-        if self.cuts is None or skips or not packs or getattr(args, "packing_strategy", None) != self.cuts:
+        if (
+            self.cuts is None
+            or skips
+            or not packs
+            or getattr(args, "packing_strategy", None) != self.cuts
+        ):
             return None
         return (
             f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts "
@@ -69,14 +72,16 @@ class TrainerAdapter:
 
 
 _OF_PAIRS = tuple(
-    "sigmoid hinge ipo exo_pair nca_pair robust sppo_hard apo_zero apo_down discopop sigmoid_norm".split()
+    "sigmoid hinge ipo exo_pair nca_pair robust sppo_hard apo_zero apo_down discopop "
+    "sigmoid_norm".split()
 )
 """Losses of DPO that are a mean over pairs (trl 1.16); others have a mean over tokens, or sort the
-pairs.
-"""
+pairs."""
 TRANSFORMERS = TrainerAdapter("Trainer", "transformers.trainer")
 ADAPTERS = [
-    TrainerAdapter("DPOTrainer", adds_up_rows=True, reference="ref_model", rows_each=2, losses=_OF_PAIRS),
+    TrainerAdapter(
+        "DPOTrainer", adds_up_rows=True, reference="ref_model", rows_each=2, losses=_OF_PAIRS
+    ),
     TrainerAdapter("KTOTrainer", adds_up_rows=True, reference="ref_model", losses=()),
     TrainerAdapter("ORPOTrainer", adds_up_rows=True, losses=()),
     TrainerAdapter("CPOTrainer", adds_up_rows=True, losses=()),
@@ -127,7 +132,10 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
     """Return True if the class of a thing, or a base class, is `kind` of one of these packages or
     modules."""
     below = tuple(f"{package}." for package in packages)
-    return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
+    return any(
+        cls.__name__ == kind and f"{cls.__module__}.".startswith(below)
+        for cls in type(thing).__mro__
+    )
 
 
 def iterables_of(stream: Any) -> list[Any]:
@@ -137,15 +145,16 @@ def iterables_of(stream: Any) -> list[Any]:
         for value in vars(each).values():
             parts = value if isinstance(value, list | tuple) else [value]
             found += [
-                part for part in parts if derives_from(part, "_BaseExamplesIterable", "datasets.iterable_dataset")
+                part
+                for part in parts
+                if derives_from(part, "_BaseExamplesIterable", "datasets.iterable_dataset")
             ]
     return found
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """Return the trainers that train or evaluate in this thread, innermost first, with their
-    adapters.
-    """
+    adapters."""
     return trainers_among(callers(function=STEPS))
 
 

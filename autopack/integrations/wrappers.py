@@ -16,7 +16,15 @@ from autopack.integrations import peft
 from autopack.integrations.trainers import derives_from
 from autopack.runtime.model import Around
 
-_AROUND = ("lightning", "pytorch_lightning", "sentence_transformers", "setfit", "deepspeed", "trl", "opacus")
+_AROUND = (
+    "lightning",
+    "pytorch_lightning",
+    "sentence_transformers",
+    "setfit",
+    "deepspeed",
+    "trl",
+    "opacus",
+)
 """Libraries whose modules around a model are known here, beside PEFT, accelerate and torch."""
 
 
@@ -68,11 +76,15 @@ def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
         code = getattr(forward, "__code__", None)
         file: Any = getattr(code, "co_filename", None)
         # The modules of some libraries pass on or train a model's output.
-        if code is not None and not (is_own_file(file) or any(is_in(file, each) for each in _AROUND)):
+        if code is not None and not (
+            is_own_file(file) or any(is_in(file, each) for each in _AROUND)
+        ):
             seen = code.co_varnames[:1] == ("self",)  # a wrapper that hides what it wraps is not
             place = forward.__globals__["__name__"] if seen else None
             return Around(f"{type(around).__qualname__}.forward", place, code.co_name)
-        around = next((c for c in around.children() if any(part is base for part in c.modules())), None)
+        around = next(
+            (c for c in around.children() if any(part is base for part in c.modules())), None
+        )
     return None
 
 
@@ -91,7 +103,10 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
         return None
     if not models:
         raise UnsupportedModel(
-            f"wanted models, found an empty {type(models).__name__}. Pass the models that you train.",
+            (
+                f"wanted models, found an empty {type(models).__name__}. Pass the models that you "
+                "train."
+            ),
             code="which-model",
         )
     if isinstance(models, dict):

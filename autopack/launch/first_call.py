@@ -55,7 +55,9 @@ class FirstCall(ForwardGuard):
         self.lease = SiteLease(functools.partial(_forward_sites, type(model)))
         self.lease.follow(())
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Arguments | None:
         # Compiled code, which may have to be one graph, comes by here and goes no further in
         # evaluation.
         compiling = torch.compiler.is_compiling()
@@ -83,7 +85,9 @@ def _trains(module: nn.Module) -> bool:
     Such a call has gradients, and is in training mode or has parameters that require gradients:
     Lightning trains the models of `from_pretrained` in the evaluation mode that they come in.
     """
-    return torch.is_grad_enabled() and (module.training or any(each.requires_grad for each in module.parameters()))
+    return torch.is_grad_enabled() and (
+        module.training or any(each.requires_grad for each in module.parameters())
+    )
 
 
 def prepare(base: Any) -> None:
@@ -130,13 +134,18 @@ def _first_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> _Arguments | None:
-    """Enable a model in its first training call; return the arguments as autopack's hook changes them."""
+    """Enable a model in its first training call; return the arguments as autopack's hook changes
+    them."""
     here = session.current
     if here is None:
         return None
     if getattr(module, "_is_replica", False):
-        if _hook(module) is not None:  # the first of the copies, which share their hooks with the model
-            reason = "torch.nn.DataParallel copies it; start one process per device with torchrun instead"
+        # the first of the copies, which share their hooks with the model
+        if _hook(module) is not None:
+            reason = (
+                "torch.nn.DataParallel copies it; start one process per device with torchrun "
+                "instead"
+            )
             _leave(here, module, UnsupportedModel(reason, code="rows-on-ranks"))
         return None
     try:
@@ -261,7 +270,11 @@ def _passing_through(module: nn.Module) -> Any:
     from transformers import PreTrainedModel
 
     for caller in callers(function=FORWARDS):
-        if isinstance(caller, nn.Module) and caller is not module and any(part is module for part in caller.modules()):
+        if (
+            isinstance(caller, nn.Module)
+            and caller is not module
+            and any(part is module for part in caller.modules())
+        ):
             peft.check(caller)
             if isinstance(caller, PreTrainedModel):
                 return caller

@@ -45,7 +45,9 @@ def _is_handled() -> bool:
     """Return True if the program gave this logger, or the root logger, a handler that writes."""
     named, root = logging.getLogger("autopack"), logging.getLogger()
     above = root.handlers if named.propagate else []
-    return any(not isinstance(each, (Lines, logging.NullHandler)) for each in (*named.handlers, *above))
+    return any(
+        not isinstance(each, (Lines, logging.NullHandler)) for each in (*named.handlers, *above)
+    )
 
 
 def prepare() -> None:

@@ -43,9 +43,14 @@ class ProcessOutcome:
             return f"{who}{self.text}"
         said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
         batches = self.tally if said else "no padded batch came"
-        parts = [f"{who}{self.text}", str(batches) if self.pads else "padded batches stay as they come"]
+        parts = [
+            f"{who}{self.text}",
+            str(batches) if self.pads else "padded batches stay as they come",
+        ]
         parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
-        parts += [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
+        parts += (
+            [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
+        )
         return "; ".join(parts)
 
     def add(self, other: ProcessOutcome) -> None:
@@ -94,7 +99,11 @@ def kept(directory: Path) -> list[ProcessOutcome]:
     """Return the outcomes that all processes have left in a directory."""
     import pickle
 
-    return [each for file in sorted(directory.glob("*.outcomes")) for each in pickle.loads(file.read_bytes())]
+    return [
+        each
+        for file in sorted(directory.glob("*.outcomes"))
+        for each in pickle.loads(file.read_bytes())
+    ]
 
 
 def is_first(text: str, directory: Path) -> bool:

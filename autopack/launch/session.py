@@ -40,7 +40,9 @@ class Session:
         self._times_kept, self._kept_until = 0, 0.0
         self.waiting: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
         self._outcomes: list[ProcessOutcome] = []
-        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, ProcessOutcome] = weakref.WeakKeyDictionary()
+        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, ProcessOutcome] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
         """Note a model that is enabled."""
@@ -95,7 +97,8 @@ class Session:
         """Return the outcomes of this process, with its rank."""
         mine = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
         for outcome in mine:
-            outcome.rank = os.environ.get("RANK", "")  # launchers set it before the first call, or after
+            # launchers set it before the first call, or after
+            outcome.rank = os.environ.get("RANK", "")
         return mine
 
     def _keep(self) -> None:

@@ -16,12 +16,10 @@ RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
 STARTED = "AUTOPACK_STARTED"
 """The id of the process that `autopack run` turned into the script; that process takes the variable
-away.
-"""
+away."""
 REPORTS = "AUTOPACK_REPORTS"
 """The process that says what became of all models, and the directory where others leave it to that:
-`ID:DIRECTORY`.
-"""
+`ID:DIRECTORY`."""
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 """The entry of PYTHONPATH that starts autopack."""
 
@@ -29,14 +27,18 @@ DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 @dataclass(frozen=True)
 class RunSettings(Options):
     """Options of models under `autopack run`: the command line and the reading of the environment
-    follow it.
-    """
+    follow it."""
 
     strict: bool = option(
         False,
-        "fail at models that cannot be enabled and calls that are refused; without it, they run as they are",
+        (
+            "fail at models that cannot be enabled and calls that are refused; without it, they "
+            "run as they are"
+        ),
     )
-    quiet: bool = option(False, "print nothing at exit; a model that cannot be enabled is still named")
+    quiet: bool = option(
+        False, "print nothing at exit; a model that cannot be enabled is still named"
+    )
     max_tokens: int | str | None = option(
         None,
         "cut a Trainer's optimizer steps into micro-batches of at most N real tokens; auto finds N",

@@ -88,7 +88,12 @@ def read(
     if not tensors:
         return Declared(None)
     ids = arguments.get("input_ids")
-    if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and device.type != "cpu":
+    if (
+        with_tokens
+        and isinstance(ids, torch.Tensor)
+        and ids.shape == shape
+        and device.type != "cpu"
+    ):
         copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
         tensors |= {_TOKENS: host_side.get(_TOKENS, ids)} if copies or _TOKENS in host_side else {}
     # All of a device in one transfer, so that a forward costs at most one device sync.
@@ -106,13 +111,21 @@ def read(
     # The first real token of a row starts a document whether it is said or not.
     first = real & (np.cumsum(real, axis=1) == 1)
     later = real & ~first
-    jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
+    jumps, are_own, others = (
+        False,
+        False,
+        [starts for name, starts in declarations.items() if name != "position_ids"],
+    )
     if positions is not None:
         starting = declarations["position_ids"] & later
         # Positions that do not go on by one declare documents only if they begin anew somewhere:
         # generation counts on after padding, and scripts that stretch positions leave gaps.
         of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-        anew = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
+        anew = (
+            (positions == 0)
+            | (positions == first_position)
+            | ((positions == of_row) & (not continues))
+        )
         if any_positions and others and not continues:
             are_own = bool((starting & ~others[0] & ~anew).any())
         jumps = bool(starting.any()) and not anew[starting].any()
@@ -129,7 +142,9 @@ def read(
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
-        counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
+        counted = (
+            host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
+        )
         # which stand a column before their tokens, and are used in place of labels
         if "shift_labels" in host:
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
@@ -138,17 +153,30 @@ def read(
             bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any()),
         )
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
-    slots = max([host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0)
-    layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, positions, real, slots)
+    slots = max(
+        [host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0
+    )
+    layout = PackedLayout.from_starts(
+        _with_padding(starts, real, later), device, positions, real, slots
+    )
     for name in ("max_length_q", "max_length_k"):
         value = arguments.get(name)
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
         if isinstance(value, int) and real.all() and value < layout.max_seqlen:
             raise _invalid(
-                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}",
+                (
+                    f"{name} must be at least the longest document, {layout.max_seqlen} tokens; "
+                    f"found {value}"
+                ),
             )
-    ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
-    return Declared(layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens)
+    ones = (
+        "attention_mask" in host
+        and declarations.keys() == {"position_ids"}
+        and bool((mask == 1).all())
+    )
+    return Declared(
+        layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens
+    )
 
 
 def _tensors(
@@ -164,17 +192,28 @@ def _tensors(
     position_ids = given.get("position_ids")
     if position_ids is not None:
         # Times of three sections may be fractions (Qwen3-Omni).
-        sections = isinstance(position_ids, torch.Tensor) and position_ids.dim() == 3 == len(position_ids)
+        sections = isinstance(position_ids, torch.Tensor) and position_ids.dim() == 3 == len(
+            position_ids
+        )
         _check("position_ids", arguments["position_ids"], device, any_numbers=sections)
-        if position_ids.dim() == 3 and len(position_ids) in (3, 4) and position_ids.shape[1:] == shape:
+        if (
+            position_ids.dim() == 3
+            and len(position_ids) in (3, 4)
+            and position_ids.shape[1:] == shape
+        ):
             # M-RoPE. With four sections the first holds text positions.
-            yield (_SECTIONS, _in_one(position_ids)) if sections else ("position_ids", position_ids[0])
+            yield (
+                (_SECTIONS, _in_one(position_ids))
+                if sections
+                else ("position_ids", position_ids[0])
+            )
         elif position_ids.shape in (shape, (1, columns)):
             yield "position_ids", position_ids.expand(shape)
         else:
             raise _invalid(
-                f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, {columns}), or "
-                f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
+                f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, "
+                f"{columns}), or (3 or 4, {rows}, {columns}) for M-RoPE; found "
+                f"{tuple(position_ids.shape)}"
             )
     mask = given.get("attention_mask")
     if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
@@ -206,8 +245,7 @@ def _tensors(
 
 def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
     """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any
-    device.
-    """
+    device."""
     if not isinstance(value, torch.Tensor):
         raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
@@ -215,11 +253,14 @@ def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool
         raise _invalid(f"{name} must be an integer tensor; found dtype {value.dtype}")
     if device is not None and value.device != device:
         raise _invalid(
-            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Use `.to({device})`"
+            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Use "
+            f"`.to({device})`"
         )
 
 
-def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _declarations(
+    host: dict[str, np.ndarray], real: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each declaration: a name for messages, and True where a document starts, (rows,
     columns)."""
     if "position_ids" in host:
@@ -230,7 +271,10 @@ def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tup
     for way in ways.TABLE:
         if way.name in host and (way.starts or way.per is Of.BOUND):
             values = host[way.name]
-            yield way.name, way.starts(values) if way.starts else _cumulative_starts(way.name, values, real)
+            yield (
+                way.name,
+                way.starts(values) if way.starts else _cumulative_starts(way.name, values, real),
+            )
 
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -251,8 +295,8 @@ def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> 
             row, column = np.argwhere(differs)[0]
             starting, silent = (one, other) if declarations[one][row, column] else (other, one)
             raise InvalidPacking(
-                f"two declarations disagree: by {starting} a document starts at row {row}, column {column}, "
-                f"by {silent} none does. Pass one of them, or make them agree.",
+                f"two declarations disagree: by {starting} a document starts at row {row}, column "
+                f"{column}, by {silent} none does. Pass one of them, or make them agree.",
                 code="documents-unclear",
             )
 
@@ -352,7 +396,12 @@ def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.nd
     columns, last = real.shape[1], int(bounds[-1])
     # Some collators repeat the end; an empty document is none. Others end before padding that the
     # mask marks.
-    if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
+    if (
+        bounds[0] != 0
+        or last > real.size
+        or (np.diff(bounds) < 0).any()
+        or real.reshape(-1)[last:].any()
+    ):
         raise _invalid(
             f"{name} must rise from 0 to the {real.size} tokens of the flattened rows; found "
             f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. It may end "
@@ -365,7 +414,8 @@ def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.nd
     if not grid[:, 0].all():
         row = int(np.flatnonzero(~grid[:, 0])[0])
         raise _invalid(
-            f"{name} counts over the flattened rows and must have a bound at the start of every row; none at "
-            f"token {row * columns}, where row {row} begins: a document cannot span two rows"
+            f"{name} counts over the flattened rows and must have a bound at the start of every "
+            f"row; none at token {row * columns}, where row {row} begins: a document cannot span "
+            "two rows"
         )
     return grid

@@ -52,7 +52,11 @@ class Frame:
         positions = name.endswith("position_ids")
         axis = 2 if positions and value.dim() == 3 else 1
         rows = (self.rows, 1) if self.shared or positions else (self.rows,)
-        fits = value.dim() > axis and value.shape[axis] == self.columns and value.shape[axis - 1] in rows
+        fits = (
+            value.dim() > axis
+            and value.shape[axis] == self.columns
+            and value.shape[axis - 1] in rows
+        )
         return axis if fits else None
 
     def unit_of(self, name: str, value: Any) -> Of:
@@ -60,8 +64,16 @@ class Frame:
         if self.axis_of(name, value) is not None:
             return Of.TOKEN
         if not isinstance(value, torch.Tensor):
-            parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-            may_hold_tensors = any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
+            parts = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, tuple | list)
+                else ()
+            )
+            may_hold_tensors = any(
+                isinstance(part, torch.Tensor | tuple | list | dict) for part in parts
+            )
             return Of.UNKNOWN if may_hold_tensors else Of.CALL
         if value.dim() and len(value) == self.documents:
             return Of.DOCUMENT
@@ -85,9 +97,11 @@ class Frame:
         shape = (self.rows, self.columns)
         if 1 in AXES.get(name or "", (1,)) and value.shape[:2] == shape:
             return 1
-        if name == "hidden_states" and value.dim() == 4 and value.shape[1:3] == shape:  # Gemma 3n has four
+        # Gemma 3n has four
+        if name == "hidden_states" and value.dim() == 4 and value.shape[1:3] == shape:
             return 2
-        return 0 if value.dim() == 2 and len(value) == self.rows * self.columns else None  # what routers say
+        # what routers say
+        return 0 if value.dim() == 2 and len(value) == self.rows * self.columns else None
 
 
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:

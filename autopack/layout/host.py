@@ -141,7 +141,9 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
         flat = torch.cat([tensor.detach().reshape(-1).long() for tensor in here.values()]).cpu()
         parts = flat.split([tensor.numel() for tensor in here.values()])
-        found |= {name: part.reshape(tensors[name].shape) for name, part in zip(here, parts, strict=True)}
+        found |= {
+            name: part.reshape(tensors[name].shape) for name, part in zip(here, parts, strict=True)
+        }
     return found
 
 
@@ -163,7 +165,11 @@ class HostBatch(dict[str, Any]):
         moved = HostBatch()
         for name, value in self.items():
             moved[name] = there = _moved(value, device, non_blocking)
-            is_moved = isinstance(value, torch.Tensor) and there is not value and value.device.type == "cpu"
+            is_moved = (
+                isinstance(value, torch.Tensor)
+                and there is not value
+                and value.device.type == "cpu"
+            )
             if is_moved and not (value.is_floating_point() or value.is_complex()):
                 remember(there, value)
         return moved
@@ -174,7 +180,9 @@ def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     if isinstance(value, dict):
-        return type(value)((name, _moved(part, device, non_blocking)) for name, part in value.items())
+        return type(value)(
+            (name, _moved(part, device, non_blocking)) for name, part in value.items()
+        )
     if type(value) in (list, tuple):
         return type(value)(_moved(part, device, non_blocking) for part in value)
     return value.to(device) if hasattr(value, "to") else value

@@ -58,10 +58,13 @@ class PackedLayout:
         bounds, sizes = self.bounds, np.diff(self.bounds)
         if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (sizes <= 0).any():
             raise ValueError(
-                f"document bounds must rise from 0 to rows * columns = {self.rows * self.columns}; found {bounds}"
+                f"document bounds must rise from 0 to rows * columns = {self.rows * self.columns}; "
+                f"found {bounds}"
             )
         if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
-            raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
+            raise ValueError(
+                f"a document spans two rows of {self.columns} tokens; found bounds {bounds}"
+            )
         fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
         # Built here rather than on first use: inside a compiled graph it must be a tensor that
         # already exists.
@@ -75,12 +78,17 @@ class PackedLayout:
         )
 
     @classmethod
-    def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
+    def from_lengths(
+        cls, lengths: list[list[int]], device: torch.device | str = "cpu"
+    ) -> PackedLayout:
         """Build from the lengths of documents in tokens, by row; all rows must be equally long."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(
-                f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}",
+                (
+                    "every row must have the same number of tokens; found "
+                    f"{[sum(row) for row in lengths]}"
+                ),
             )
         bounds = np.cumsum([0, *(length for row in lengths for length in row)])
         return cls(len(lengths), columns, bounds, torch.device(device))
@@ -103,7 +111,9 @@ class PackedLayout:
         """
         rows, columns = starts.shape
         bounds = np.append(np.flatnonzero(starts), rows * columns)
-        fixed = np.pad(bounds, (0, slots - len(bounds)), mode="edge") if slots >= len(bounds) else None
+        fixed = (
+            np.pad(bounds, (0, slots - len(bounds)), mode="edge") if slots >= len(bounds) else None
+        )
         lengths, is_real = np.diff(bounds), real.reshape(-1)[bounds[:-1]]
         longest = lengths[is_real].max(initial=0)
         if longest and lengths.max() > longest:
@@ -159,7 +169,9 @@ class PackedLayout:
     def spans(self) -> tuple[tuple[int, int, int], ...]:
         """Row, first column and end column of each document."""
         rows, columns = np.divmod(self.bounds[:-1], self.columns)
-        return tuple(zip(rows.tolist(), columns.tolist(), (columns + self.sizes).tolist(), strict=True))
+        return tuple(
+            zip(rows.tolist(), columns.tolist(), (columns + self.sizes).tolist(), strict=True)
+        )
 
     @cached_property
     def lengths_by_row(self) -> list[list[int]]:
@@ -192,7 +204,9 @@ class PackedLayout:
     def without_padding(self) -> PackedLayout:
         """Return the layout of one row of the documents that are no runs of padding."""
         kept = real_documents(self)
-        first, largest = (v if v is None else v[kept] for v in (self.first_positions, self.largest_positions))
+        first, largest = (
+            v if v is None else v[kept] for v in (self.first_positions, self.largest_positions)
+        )
         return one_row(self.sizes[kept], self.device, first, largest)
 
     def in_chunks(self, size: int) -> PackedLayout:
@@ -248,7 +262,11 @@ def rows_as_documents(
 
 def real_documents(layout: PackedLayout) -> np.ndarray:
     """Return True for documents that are no runs of padding: bool (documents,), on the host."""
-    return np.ones(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else ~layout.is_padding
+    return (
+        np.ones(len(layout.bounds) - 1, dtype=bool)
+        if layout.is_padding is None
+        else ~layout.is_padding
+    )
 
 
 def real_tokens(layout: PackedLayout) -> np.ndarray:

@@ -24,7 +24,8 @@ from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
 _RECORDINGS = ("input_features", "input_values", "pixel_values", "flattened_patches")
 """Recordings or images; an encoder that takes no tokens gets one for each document."""
 _BOTH = (
-    "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids and decoder_position_ids."
+    "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids "
+    "and decoder_position_ids."
 )
 DECLARATIONS = (*PER_TOKEN, *(f"decoder_{name}" for name in PER_TOKEN))
 """Arguments of a call that declare where the documents of its halves lie."""
@@ -36,8 +37,7 @@ class Half:
 
     def __init__(self, real: np.ndarray, device: torch.device, layout: PackedLayout | None = None):
         """Build from real tokens, True in (rows, columns), and their documents; None for one in
-        each row.
-        """
+        each row."""
         sizes = real.sum(axis=1) if layout is None else layout.sizes[real_documents(layout)]
         self.places = TokenMap.of_real(real, device)
         self.layout = one_row(sizes[sizes > 0], device)
@@ -92,22 +92,36 @@ def declared_of(
     # The tensors (rows, columns, ...) that stand for the tokens: the encoder's states if it has run
     # already, and the labels where they make the decoder's tokens.
     states = arguments.get("encoder_outputs")
-    source = _first_tensor(arguments.get("input_ids"), arguments.get("inputs_embeds"), states and states[0])
-    target = _first_tensor(*map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels")))
-    recordings: Any = next((arguments[name] for name in _RECORDINGS if arguments.get(name) is not None), None)
+    source = _first_tensor(
+        arguments.get("input_ids"), arguments.get("inputs_embeds"), states and states[0]
+    )
+    target = _first_tensor(
+        *map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels"))
+    )
+    recordings: Any = next(
+        (arguments[name] for name in _RECORDINGS if arguments.get(name) is not None), None
+    )
     if source is None and (target is None or recordings is None):
         return None, None
-    unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
+    unclear = [
+        name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None
+    ]
     if target is not None and unclear:
         raise InvalidPacking(
             f"{unclear[0]} may belong to the encoder or the decoder. Declare documents by {_BOTH}",
             code="halves-disagree",
         )
-    sides = [(prefix, inputs) for prefix, inputs in (("", source), ("decoder_", target)) if inputs is not None]
+    sides = [
+        (prefix, inputs)
+        for prefix, inputs in (("", source), ("decoder_", target))
+        if inputs is not None
+    ]
     host = _on_host(arguments)
     declared = [_read(arguments, host, prefix, inputs) for prefix, inputs in sides]
     packs = any(each.layout is not None for each in declared)
-    real = [each.real_of(inputs.shape[:2]) for each, (_, inputs) in zip(declared, sides, strict=True)]
+    real = [
+        each.real_of(inputs.shape[:2]) for each, (_, inputs) in zip(declared, sides, strict=True)
+    ]
     if target is None:
         if packs:
             raise InvalidPacking(
@@ -129,8 +143,8 @@ def declared_of(
     counts = [half.counts for half in halves]
     if source is None and sum(counts[0]) != len(recordings):
         raise InvalidPacking(
-            f"there must be one recording or image for each document of the decoder, in their order: found "
-            f"{len(recordings)} of them and {sum(counts[0])} documents",
+            "there must be one recording or image for each document of the decoder, in their "
+            f"order: found {len(recordings)} of them and {sum(counts[0])} documents",
             code="halves-disagree",
         )
     if counts[0] != counts[-1]:
@@ -142,7 +156,9 @@ def declared_of(
         )
     # Without a mask of the decoder, what is padding follows from the labels, and none of it is
     # labelled.
-    return real, Pair(None if source is None else halves[0], halves[-1], declared[-1].labelled_padding, packs)
+    return real, Pair(
+        None if source is None else halves[0], halves[-1], declared[-1].labelled_padding, packs
+    )
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:
@@ -153,12 +169,17 @@ def _first_tensor(*values: Any) -> torch.Tensor | None:
 def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return, on the CPU, all arguments that declare where the documents of either half lie."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
-    integers = {n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()}
+    integers = {
+        n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()
+    }
     return on_host(integers | recall(integers))
 
 
 def _read(
-    arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
+    arguments: Mapping[str, Any],
+    host: Mapping[str, torch.Tensor],
+    prefix: str,
+    inputs: torch.Tensor,
 ) -> declarations.Declared:
     """Return the documents and padding that are declared for one half."""
     names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
@@ -173,7 +194,8 @@ def _before_last_label(
     target: torch.Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
-    """Return True up to the last label of each row, (rows, columns), where a decoder has no mask."""
+    """Return True up to the last label of each row, (rows, columns), where a decoder has no
+    mask."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:

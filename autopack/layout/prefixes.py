@@ -62,7 +62,9 @@ class Prefixes:
     @cached_property
     def row(self) -> TokenMap:
         """The way of the documents, end to end in one row, into the row that runs."""
-        return TokenMap.of_real(np.ones((1, len(self.columns)), dtype=bool), self.device, self.columns)
+        return TokenMap.of_real(
+            np.ones((1, len(self.columns)), dtype=bool), self.device, self.columns
+        )
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:
@@ -92,5 +94,9 @@ class Prefixes:
     @cached_property
     def key_columns(self) -> torch.Tensor:
         """Columns, in the row that runs, of the tokens of `keys`: int64 on the device."""
-        spans = [np.arange(self.stretches[n].first, self.stretches[n].end) for chain in self.chains for n in chain]
+        spans = [
+            np.arange(self.stretches[n].first, self.stretches[n].end)
+            for chain in self.chains
+            for n in chain
+        ]
         return self.documents.upload(np.concatenate(spans))

@@ -18,8 +18,7 @@ _HIDDEN = -9_900
 """Largest value added to a score to hide it: -1e4 was usual, and is -9984 in bfloat16."""
 _FOR_GOOD = -1e8
 """Largest value that hides a score however large it is; in dtypes of less range, half of the least
-number.
-"""
+number."""
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
@@ -98,8 +97,15 @@ def images_of_documents(
         for document in (each for each in layout.spans if each[0] == row):
             own = np.flatnonzero(seen[row, document[1] : document[2]].any(axis=0))
             if len(own) and (own[0] != taken or own[-1] - own[0] != len(own) - 1):
-                which = "shows it images that other documents see" if own[0] < taken else "leaves out images before it"
-                return f"document at column {document[1]} of row {row}: the mask {which}, or is not in their order"
+                which = (
+                    "shows it images that other documents see"
+                    if own[0] < taken
+                    else "leaves out images before it"
+                )
+                return (
+                    f"document at column {document[1]} of row {row}: the mask {which}, or is not "
+                    "in their order"
+                )
             found.append((taken, taken + len(own)))
             taken += len(own)
         if given is not None and given[row, taken:].any():

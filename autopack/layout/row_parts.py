@@ -92,21 +92,31 @@ def shard_rows(
         whole[name] = pad(value, (0, more))
     part = (columns + more) // ranks
     cut = {
-        name: value[:, rank * part : (rank + 1) * part].contiguous() if isinstance(value, torch.Tensor) else value
+        name: value[:, rank * part : (rank + 1) * part].contiguous()
+        if isinstance(value, torch.Tensor)
+        else value
         for name, value in whole.items()
     }
-    return {name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)} | cut
+    return {
+        name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)
+    } | cut
 
 
-def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor) -> torch.Tensor:
+def _positions(
+    batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor
+) -> torch.Tensor:
     """Return positions of the batch, else of its documents, else (padded batch) its columns."""
     given = batch.get("position_ids")
     if given is None:
-        given = torch.arange(ids.shape[1], device=ids.device) if layout is None else layout.position_ids()
+        given = (
+            torch.arange(ids.shape[1], device=ids.device)
+            if layout is None
+            else layout.position_ids()
+        )
     if given.dim() > 2:
         raise InvalidPacking(
-            f"position_ids must be (rows, columns) where ranks share rows, not of several sections; found "
-            f"{tuple(given.shape)}",
+            "position_ids must be (rows, columns) where ranks share rows, not of several "
+            f"sections; found {tuple(given.shape)}",
             code="parts-of-rows",
         )
     return torch.as_tensor(given).expand(ids.shape)
@@ -129,4 +139,8 @@ def _labels(
         (0, more),
         value=ignored,
     )
-    return {"labels": targets, "shift_labels": targets, "num_items_in_batch": int((targets != ignored).sum())}
+    return {
+        "labels": targets,
+        "shift_labels": targets,
+        "num_items_in_batch": int((targets != ignored).sum()),
+    }

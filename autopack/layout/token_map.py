@@ -47,7 +47,9 @@ class TokenMap:
     device: torch.device
 
     @classmethod
-    def of_real(cls, real: np.ndarray, device: torch.device, columns: np.ndarray | None = None) -> TokenMap:
+    def of_real(
+        cls, real: np.ndarray, device: torch.device, columns: np.ndarray | None = None
+    ) -> TokenMap:
         """Return the way of a batch's real tokens, True in (rows, columns), into one row.
 
         Padding may lie on the right, on the left, or between tokens (holes). `columns` are the
@@ -93,7 +95,9 @@ class TokenMap:
     @cached_property
     def filled(self) -> np.ndarray:
         """True at tokens of the other batch, False at its padding."""
-        return self.places.reshape(-1)[self.sources] == np.arange(self.sources.size).reshape(self.into)
+        return self.places.reshape(-1)[self.sources] == np.arange(self.sources.size).reshape(
+            self.into
+        )
 
     @cached_property
     def is_padded(self) -> bool:
@@ -143,7 +147,9 @@ class TokenMap:
     @cached_property
     def unpredicted(self) -> np.ndarray:
         """Numbers of the real tokens without a real token right before them in the first batch."""
-        return np.flatnonzero(np.pad(~self.real[:, :-1], ((0, 0), (1, 0)), constant_values=True)[self.real])
+        return np.flatnonzero(
+            np.pad(~self.real[:, :-1], ((0, 0), (1, 0)), constant_values=True)[self.real]
+        )
 
     def gather(self, value: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """Return (rows, columns, ...) as the other batch has it. Differentiable.
@@ -308,13 +314,19 @@ def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:
     return Frame(*shape, shared=True).changed("", value, spread)
 
 
-def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torch.device) -> torch.Tensor:
+def mean_loss(
+    losses: list[torch.Tensor | None], counts: list[int], device: torch.device
+) -> torch.Tensor:
     """Return the mean over all terms of losses that are means of `counts` terms each.
 
     None may stand for a loss without terms. Without any term the result is NaN, as a mean over
     nothing is.
     """
-    known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None and count]
+    known = [
+        (loss, count)
+        for loss, count in zip(losses, counts, strict=True)
+        if loss is not None and count
+    ]
     total = sum(count for _, count in known)
     shares = [loss * (count / total) for loss, count in known]
     return torch.stack(shares).sum() if shares else torch.full((), torch.nan, device=device)

@@ -83,7 +83,15 @@ PER_TOKEN = names(lambda way: way.per is Of.TOKEN)
 OF_EXAMPLES = names(lambda way: way.in_examples)
 OF_ROWS = names(lambda way: way.of_rows)
 """Columns that only packed rows have."""
-CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
+CACHES = (
+    "cache_params",
+    "past_key_values",
+    "past_key_value",
+    "layer_past",
+    "cache",
+    "mems",
+    "state",
+)
 """Arguments with caches and states that a row continues; a document alone has none of them.
 
 `cache` was called `past_key_values` up to transformers 5.23, and in layers `past_key_value` up to

@@ -81,7 +81,10 @@ class AtOperations(Way):
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
-        names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
+        names = [
+            *self.operations,
+            *([self.fused] if self.fused and hasattr(found, self.fused) else []),
+        ]
         return [Site(module, name, operations.adapt_operation) for name in names]
 
 
@@ -114,7 +117,11 @@ class Restarting(Way):
                 return value[:1, : layout.max_seqlen]
             # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin
             # `input`.
-            return torch.Size((1, layout.max_seqlen, *value[2:])) if isinstance(value, (tuple, list)) else value
+            return (
+                torch.Size((1, layout.max_seqlen, *value[2:]))
+                if isinstance(value, (tuple, list))
+                else value
+            )
 
         table = call.changed(change)
         table = table[0] if table.dim() == 3 else table

@@ -40,7 +40,8 @@ from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import with_idle
 from autopack.runtime.scope import running_scope, without_layout
 
-_STATES = ("key_value_states", "encoder_hidden_states")  # arguments that hold what an encoder has made
+# arguments that hold what an encoder has made
+_STATES = ("key_value_states", "encoder_hidden_states")
 MASKS = ("attention_mask", "mask", "attn_mask")
 
 
@@ -52,7 +53,8 @@ class Alone(Way):
     Nothing is padded: the code applies masks, biases and positions to a document as if it were
     alone.
 
-    * `per_head` names biases (rows x heads, 1, columns) of which a document alone has the beginning.
+    * `per_head` names biases (rows x heads, 1, columns) of which a document alone has the
+      beginning.
     * `by_columns` is True if padding changes its positions, `reads_padding` if the contents of
       padding change its results for tokens.
     * `from_zero` is True if it cuts its table of rotations to the number of tokens, so that
@@ -80,7 +82,10 @@ class Alone(Way):
         call.check()
         # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a
         # batch share.
-        by_row = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None) == "flex_attention"
+        by_row = (
+            getattr(getattr(call.mixer, "config", None), "_attn_implementation", None)
+            == "flex_attention"
+        )
         found, read = pairs_of(call.layout, call.memory, each_by_itself if by_row else equally_long)
 
         def run(ours: TokenMap, theirs: TokenMap | None) -> Any:
@@ -91,7 +96,11 @@ class Alone(Way):
         with without_layout():  # such code may go on to transformers' interface
             outputs = [run(*pair) for pair in zip(found.maps, read, strict=True)]
         whole = found.together(outputs)
-        return _with_weights(call, found.maps, whole, outputs) if call.want_weights and call.memory is None else whole
+        return (
+            _with_weights(call, found.maps, whole, outputs)
+            if call.want_weights and call.memory is None
+            else whole
+        )
 
     def _within(
         self,
@@ -123,7 +132,11 @@ class Alone(Way):
             return value[:heads, :, :length].repeat(documents, 1, 1)
         if name == "relative_pos":  # distances, the same for all rows
             return value[..., :length, :length]
-        of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
+        of_pairs = (
+            name == "position_bias"
+            or name.endswith("_mask")
+            or value.shape[-2:] == (layout.columns,) * 2
+        )
         if name in MASKS or (value.dim() == 4 and of_pairs):
             return _square(batch, value)
         return spread_tokens(value, batch.shape, batch.gather)
@@ -136,7 +149,10 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
 
     def merged(whole: Any, *parts: Any) -> Any:
         pairs = list(zip(parts, found, strict=True))
-        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into for t, b in pairs):
+        if not all(
+            isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into
+            for t, b in pairs
+        ):
             return whole
         blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
         for part, batch in pairs:
@@ -207,7 +223,9 @@ def _gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
     return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
 
 
-def _across(bias: torch.Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any) -> Any:
+def _across(
+    bias: torch.Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any
+) -> Any:
     """Return an argument of a call as cross-attention from a batch's documents to encoder states
     needs it."""
     if name in CACHES or isinstance(value, DocumentMask):
@@ -217,7 +235,9 @@ def _across(bias: torch.Tensor | None, ours: TokenMap, theirs: TokenMap, name: s
     if name in _STATES:
         return theirs.gather(value)
     if name in MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.shape[1]:
-        return _gather_pairs(value.expand(theirs.into[0], *value.shape[1:]), ours.where, theirs.where)
+        return _gather_pairs(
+            value.expand(theirs.into[0], *value.shape[1:]), ours.where, theirs.where
+        )
     return spread_tokens(value, ours.shape, ours.gather)
 
 
@@ -235,10 +255,14 @@ def pairs_of(
         return found, [None] * len(found.maps)
 
     def build() -> tuple[Batches, list[TokenMap]]:
-        kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
+        kinds, number = np.unique(
+            np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True
+        )
         alike = [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
         chosen = alone(layout) if alone is each_by_itself else alike
-        return Batches.of(layout, chosen), [TokenMap.of_documents(memory, group) for group in chosen]
+        return Batches.of(layout, chosen), [
+            TokenMap.of_documents(memory, group) for group in chosen
+        ]
 
     return layout.derived(("batches of pairs", memory), build)
 
@@ -248,7 +272,10 @@ def _described(mask: DocumentMask, batch: TokenMap) -> Any:
     columns = mask.layout.columns
     first = batch.starts.tolist() if mask.absolute else [0]
     documents, length = batch.into
-    masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
+    masks = [
+        mask.for_document(start // columns, start % columns, start % columns + length)
+        for start in first
+    ]
     made = [each for each in masks if each is not None]
     # a BlockMask, the same for every document of one length
     if made and not isinstance(made[0], torch.Tensor):
@@ -281,7 +308,10 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         return frame.changed(name, value, batch.gather)
 
     pairs = zip(found.maps, read, strict=True)
-    every = [{name: spread(name, value, *pair) for name, value in call.arguments.items()} for pair in pairs]
+    every = [
+        {name: spread(name, value, *pair) for name, value in call.arguments.items()}
+        for pair in pairs
+    ]
     counts = _compared(call.mixer, [given.get("labels") for given in every])
     scope = running_scope()
     in_step = scope is not None and scope.in_step
@@ -308,7 +338,9 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         losses = [output.get("loss") for output in outputs]
         loss = mean_loss(losses, counts, layout.device)
         loss = with_idle(loss, [each for each, n in zip(losses, counts, strict=True) if not n])
-    return merged(outputs, lambda _, parts: found.together(parts, lambda parts: None), loss, wants_tuple)
+    return merged(
+        outputs, lambda _, parts: found.together(parts, lambda parts: None), loss, wants_tuple
+    )
 
 
 def _count_from_zero(positions: Any) -> bool:

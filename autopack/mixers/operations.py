@@ -87,7 +87,9 @@ def _convolution(
     given = {**torches.by_name(("hidden_states", "weight"), args), **kwargs}
     hidden, before = given["hidden_states"], given["weight"].shape[-1] - 1
     check_tokens(hidden.transpose(1, 2).shape, layout, "causal_conv1d_fn")
-    rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "seq_idx")}
+    rest = {
+        name: value for name, value in kwargs.items() if name not in ("hidden_states", "seq_idx")
+    }
     if _takes(original, "seq_idx"):
         if hidden.stride(1) != 1:  # with seq_idx, the kernel wants channels last
             hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
@@ -101,7 +103,8 @@ def _convolution(
 
 
 def _places(layout: PackedLayout, before: int) -> torch.Tensor:
-    """Return the places of tokens in a row with `before` zeros before every document but the first."""
+    """Return the places of tokens in a row with `before` zeros before every document but the
+    first."""
     number = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     return layout.upload(np.arange(len(number)) + before * number)
 
@@ -145,7 +148,9 @@ class _Scan:
             def change(value: torch.Tensor) -> torch.Tensor:
                 return spread(value.movedim(self.axis, 1)).movedim(1, self.axis)
 
-            positional = [change(value) if i in self.positional else value for i, value in enumerate(args)]
+            positional = [
+                change(value) if i in self.positional else value for i, value in enumerate(args)
+            ]
             named = {
                 name: change(value) if name in self.named and value is not None else value
                 for name, value in kwargs.items()
@@ -159,8 +164,12 @@ class _Scan:
             found = call(lambda tensor: tensor, seq_idx=layout.seq_idx)
         else:
             cu_seqlens = layout.derived("int64 bounds", layout.cu_seqlens.long)
-            flat = call(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), cu_seqlens=cu_seqlens)
-            found = _each(flat, lambda part: part.reshape(layout.rows, layout.columns, *part.shape[2:]))
+            flat = call(
+                lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), cu_seqlens=cu_seqlens
+            )
+            found = _each(
+                flat, lambda part: part.reshape(layout.rows, layout.columns, *part.shape[2:])
+            )
         return _each(found, lambda part: part.movedim(1, self.axis))
 
 
@@ -177,15 +186,23 @@ def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
-def _fused(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+def _fused(
+    original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Run an optional kernel for a whole mixer; return None to let the mixer run step by step."""
-    return original(*args, **{**kwargs, "seq_idx": layout.seq_idx}) if _takes(original, "seq_idx") else None
+    return (
+        original(*args, **{**kwargs, "seq_idx": layout.seq_idx})
+        if _takes(original, "seq_idx")
+        else None
+    )
 
 
 _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 
 
-def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+def _inner(
+    original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Run mamba_inner_fn(states (rows, 2 * channels, tokens), ...), which ignores documents, within
     documents.
 
@@ -216,7 +233,9 @@ def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> _Scan:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _convolution,
     "mamba2_split_conv1d_scan_combined": _fused,
-    "mamba2_chunk_scan": _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
+    "mamba2_chunk_scan": _Scan(
+        "mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root
+    ),
     "mamba_inner_fn": _inner,
     "mamba_selective_scan": _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None),
     "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),

@@ -50,14 +50,21 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         first = args[0] if args else kwargs.get(names[0])
         one_token = isinstance(first, torch.Tensor) and first.ndim > 1 and first.shape[1] == 1
         scope = site_scope(self, one_token)
-        if scope is not None and scope.model.groups and not (scope.stock or scope.in_step) and gathers_inside(self):
+        if (
+            scope is not None
+            and scope.model.groups
+            and not (scope.stock or scope.in_step)
+            and gathers_inside(self)
+        ):
             return in_step(self, scope, args, kwargs)
         if scope is None or scope.layout is None:
             return original(self, *args, **kwargs)
         return mix(self, scope, {**torches.by_name(names, args), **kwargs}, original)
 
     @torch._dynamo.disable
-    def in_step(mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def in_step(
+        mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run the module as often as the rank that runs it most, and return its output."""
         rank_runs = RankRuns(scope.model.groups, scope.agreed.get(id(mixer)))
         arguments = {**torches.by_name(names, args), **kwargs}
@@ -66,7 +73,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             rank_runs.begin()
             given = {**torches.by_name(names, args), **kwargs}
-            runs.append(_RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
+            runs.append(
+                _RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope())
+            )
             return original(mixer, *args, **kwargs)
 
         packs = scope.layout is not None
@@ -74,11 +83,16 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if wants_tuple:  # parts of idle runs are told by name
             arguments["return_dict"] = True
         with changed(in_step=True):
-            output = mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
+            output = (
+                mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
+            )
             idle = []
             for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
                 run = max(runs, key=_RunOfMixer.rank)
-                with leaving_nothing(mixer), changed(layout=run.scope.layout, memory=run.scope.memory):
+                with (
+                    leaving_nothing(mixer),
+                    changed(layout=run.scope.layout, memory=run.scope.memory),
+                ):
                     idle.append(original(mixer, **run.arguments))
         scope.agreed[id(mixer)] = rank_runs.count
         output = with_idle(output, idle)
@@ -100,7 +114,11 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             arguments["use_cache"] = False
         first = arguments.get(names[0])
         layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
-        memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
+        memory = (
+            scope.memory.to(layout.device)
+            if scope.memory is not None and mark.reads_encoder
+            else None
+        )
         if mark.reads_images:
             arguments, memory = _with_own_images(mixer, arguments, layout)
         original = from_the_same_buffers(original, mixer)
@@ -111,11 +129,16 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             )
 
         if (rows := scope.shared) is not None:
-            arguments = {name: _of_whole_rows(mixer, way, name, value, scope) for name, value in arguments.items()}
+            arguments = {
+                name: _of_whole_rows(mixer, way, name, value, scope)
+                for name, value in arguments.items()
+            }
             with changed(shared=None):
                 return _cut(run(arguments), scope.layout.shape, lambda whole: rows.part(whole, 1))
         if (prefixes := scope.prefixes) is not None:
-            arguments = {name: _of_documents(name, value, prefixes) for name, value in arguments.items()}
+            arguments = {
+                name: _of_documents(name, value, prefixes) for name, value in arguments.items()
+            }
             with changed(prefixes=None):
                 return _cut(run(arguments), prefixes.row.shape, prefixes.row.gather)
         return run(arguments, memory)
@@ -144,7 +167,9 @@ def _with_own_images(
     states = states[upload(number, states.device)]
     documents, each = states.shape[:2]
     bounds = np.arange(documents + 1) * each
-    memory = layout.derived(("images", each), lambda: PackedLayout(documents, each, bounds, layout.device))
+    memory = layout.derived(
+        ("images", each), lambda: PackedLayout(documents, each, bounds, layout.device)
+    )
     return {**arguments, "encoder_hidden_states": states}, memory
 
 
@@ -162,7 +187,12 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
         return scope.shared.whole(value, axis)
     if way.counts and name == "position_ids":  # which numbers columns
         return torch.arange(scope.layout.columns, dtype=value.dtype, device=value.device)
-    if name in MASKS and value.dim() == 4 and value.shape[-2] in (1, columns) and _hides_nothing(value, scope):
+    if (
+        name in MASKS
+        and value.dim() == 4
+        and value.shape[-2] in (1, columns)
+        and _hides_nothing(value, scope)
+    ):
         wide = scope.layout.columns
         return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
     if columns in value.shape:
@@ -200,7 +230,9 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return an output with `keep` applied to its values per token: tensors (*shape, ...)."""
     return each_part(
-        lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part,
+        lambda part: (
+            keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part
+        ),
         output,
     )
 
@@ -219,7 +251,9 @@ class _RunOfMixer:
         Parts that short documents do not reach (compressed windows, experts) get no gradient, and
         FSDP2 reduces only the gradients that exist.
         """
-        tokens = next((each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None)
+        tokens = next(
+            (each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None
+        )
         length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
         return self.arguments.get("labels") is not None, length
 
@@ -230,4 +264,6 @@ def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:
         return None
-    return f"{type(mixer).__name__} has a cache ({held[0]}) on this rank. Pass use_cache=False there."
+    return (
+        f"{type(mixer).__name__} has a cache ({held[0]}) on this rank. Pass use_cache=False there."
+    )

@@ -30,7 +30,11 @@ class CostModel:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 <= value < float("inf")
+            ):
                 raise ValueError(f"{name}={value!r}: wanted a finite number of at least 0")
         if not self.linear + self.quadratic:
             raise ValueError("linear=0 and quadratic=0: wanted a model in which something costs")
@@ -62,7 +66,9 @@ class CostModel:
         """Return the cost model for the `hidden_size` of a model or config of transformers."""
         hidden = getattr(text_config(getattr(model, "config", model)), "hidden_size", None)
         if not isinstance(hidden, int) or hidden < 1:
-            raise ValueError(f"wanted a model or config with a hidden_size, found {type(model).__name__}")
+            raise ValueError(
+                f"wanted a model or config with a hidden_size, found {type(model).__name__}"
+            )
         return cls(1.0, 1 / (12 * hidden))
 
 

@@ -67,7 +67,9 @@ def cut(
     shapes = [shape_of(part) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
     per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
-    if rows_each > 1 and any(len(each[0]) != rows for each, (rows, _) in zip(spans, shapes, strict=True)):
+    if rows_each > 1 and any(
+        len(each[0]) != rows for each, (rows, _) in zip(spans, shapes, strict=True)
+    ):
         raise _not_cut("its rows are pairs, and hold several documents each")
     columns = Columns(per, rows_each)
     for part, (lies, padding) in zip(parts, spans, strict=True):
@@ -78,7 +80,9 @@ def cut(
             if per[name] is Per.TOKEN and name not in columns.fill:
                 columns.fill[name] = part[name][torch.from_numpy(padding).to(part[name].device)][0]
     columns.fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, **columns.fill, _MASK: 0}
-    return columns, [_examples(part, each[0], columns) for part, each in zip(parts, spans, strict=True)]
+    return columns, [
+        _examples(part, each[0], columns) for part, each in zip(parts, spans, strict=True)
+    ]
 
 
 def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
@@ -88,7 +92,9 @@ def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
     for name, per in columns.per.items():
         values = [row[name] for row in (rows if per is not Per.EXAMPLE else rows[: len(examples)])]
         if per in (Per.TOKEN, Per.TARGET):
-            found[name] = _padded(values, columns.fill.get(name, 0), columns.on_the_left and per is Per.TOKEN)
+            found[name] = _padded(
+                values, columns.fill.get(name, 0), columns.on_the_left and per is Per.TOKEN
+            )
         elif per is Per.CALL:
             found[name] = values[0]
         else:
@@ -121,12 +127,13 @@ def _declared(
     first: int,
 ) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
     """Return a batch with a mask of its tokens, the row, start and end of each document, and which
-    are padding.
-    """
+    are padding."""
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
     if media.given(batch):
-        raise _not_cut(f"nothing says which of {', '.join(media.given(batch))} belongs to which row")
+        raise _not_cut(
+            f"nothing says which of {', '.join(media.given(batch))} belongs to which row"
+        )
     shape = rows, columns = shape_of(batch)
     found = {name: value for name, value in batch.items() if value is not None}
     tokens = found.get("input_ids", found.get("inputs_embeds"))
@@ -150,22 +157,32 @@ def _declared(
     return found, (lies, None)
 
 
-def _per(name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool) -> Per:
+def _per(
+    name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool
+) -> Per:
     """Return the unit of a column's entries, which has to be equal in all batches."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
         grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
-        if is_pair and (name == "labels" or name.startswith("decoder_")) and all(each.dim() > 1 for each in tensors):
+        if (
+            is_pair
+            and (name == "labels" or name.startswith("decoder_"))
+            and all(each.dim() > 1 for each in tensors)
+        ):
             return Per.TARGET
         if all(grids) and not (name == "labels" and tensors[0].is_floating_point()):
             return Per.TOKEN
     for per, each in ((Per.ROW, 1), (Per.EXAMPLE, rows_each)):
         counts = [rows // each for rows, _ in shapes]
-        if [_count(value) for value in values] == counts and len({tuple(each.shape[1:]) for each in tensors}) < 2:
+        if [_count(value) for value in values] == counts and len(
+            {tuple(each.shape[1:]) for each in tensors}
+        ) < 2:
             return per
     if not tensors and all(value == values[0] for value in values):
         return Per.CALL
-    found = " and ".join(sorted({str(tuple(each.shape)) for each in tensors})) or "values that differ"
+    found = (
+        " and ".join(sorted({str(tuple(each.shape)) for each in tensors})) or "values that differ"
+    )
     raise _not_cut(f"nothing says what of {name} belongs to which row: found {found}")
 
 
@@ -203,7 +220,9 @@ def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
     if Per.TARGET not in columns.per.values():
         return []
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
-    real = mask != 0 if mask is not None else labels != IGNORED_LABEL if labels is not None else None
+    real = (
+        mask != 0 if mask is not None else labels != IGNORED_LABEL if labels is not None else None
+    )
     if real is None:
         name = next(name for name, per in columns.per.items() if per is Per.TARGET)
         return [batch[name].shape[1]] * len(batch[name])

@@ -23,7 +23,11 @@ LOSS_WEIGHTS = "loss_weights"
 """Weights per token, (B, T) float32."""
 DOCUMENT_WEIGHT = "document_weight"
 """Weight of a document: a float in an example, a list of them in a packed row."""
-PAIRS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
+PAIRS = (
+    ("chosen", "rejected"),
+    ("chosen_ids", "rejected_ids"),
+    ("chosen_input_ids", "rejected_input_ids"),
+)
 """Two columns that together make an example a pair: text, and tokens by the names of TRL."""
 LONGEST = (1 << 31) - 1
 """Most tokens of a document or row: the sum of the squared lengths of a row then fits into 63
@@ -64,7 +68,9 @@ def reworded(change: Callable[[str], str]) -> Iterator[None]:
 
 def in_the_whole(numbers: Any) -> AbstractContextManager[None]:
     """Name an example of a part by its number in the whole, in errors about it."""
-    return reworded(partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}"))
+    return reworded(
+        partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}")
+    )
 
 
 def check_columns(names: Collection[Any], option: str) -> None:
@@ -84,7 +90,10 @@ def check_columns(names: Collection[Any], option: str) -> None:
         )
     if IDS not in names:
         raise unusable(
-            f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not packed)",
+            (
+                f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not "
+                "packed)"
+            ),
         )
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
@@ -113,7 +122,9 @@ def check_ints(optional: bool = False, **options: Any) -> None:
     for name, value in options.items():
         least = int(name not in FROM_0)
         if not (is_int(value) and value >= least) and not (optional and value is None):
-            raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
+            raise ValueError(
+                f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}"
+            )
         if name == "max_length" and value is not None and value > LONGEST:
             raise ValueError(f"{name}={value!r}: wanted at most {LONGEST:,}")
 
@@ -132,9 +143,10 @@ def check_names(option: str, value: Any, what: str) -> None:
 
 def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
     """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a
-    token.
-    """
-    kept = np.logical_and.reduce([np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns])
+    token."""
+    kept = np.logical_and.reduce(
+        [np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns]
+    )
     return np.where(kept, columns[IDS].astype(np.int64), IGNORED_LABEL)
 
 
@@ -143,7 +155,9 @@ def are_weights(weights: np.ndarray, documents: int) -> bool:
     return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
 
 
-def token_weights(targets: np.ndarray, lengths: np.ndarray, by: Weighing, weights: np.ndarray) -> np.ndarray:
+def token_weights(
+    targets: np.ndarray, lengths: np.ndarray, by: Weighing, weights: np.ndarray
+) -> np.ndarray:
     """Return the weight of each token's loss, (tokens,) float32: 0 at tokens that are no targets.
 
     With `by="document"` the targets of a document share its weight, so that the weighted sum is a

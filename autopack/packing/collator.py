@@ -37,7 +37,14 @@ from autopack.packing.checks import (
     token_weights,
     unusable,
 )
-from autopack.packing.examples import Example, as_documents, check_alike, joined, merge, read_example
+from autopack.packing.examples import (
+    Example,
+    as_documents,
+    check_alike,
+    joined,
+    merge,
+    read_example,
+)
 from autopack.packing.lengths import bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
 from autopack.packing.places import Places, place
@@ -45,7 +52,11 @@ from autopack.packing.places import Places, place
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
 Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
-_CHOICES = {"labels": get_args(Labels), "overflow": ("error", "truncate"), "loss_weights": WEIGHINGS}
+_CHOICES = {
+    "labels": get_args(Labels),
+    "overflow": ("error", "truncate"),
+    "loss_weights": WEIGHINGS,
+}
 
 _MADE_FOR = "_made_for"
 """Name of the attribute with the model of `for_model`, until a first batch is made."""
@@ -161,11 +172,14 @@ class PackingCollator:
             check_in("declare", form, get_args(Declaration))
         if self.max_length and self.max_length % (self.pad_to_multiple_of or 1):
             raise ValueError(
-                f"max_length={self.max_length}: wanted a multiple of pad_to_multiple_of={self.pad_to_multiple_of}"
+                f"max_length={self.max_length}: wanted a multiple of "
+                f"pad_to_multiple_of={self.pad_to_multiple_of}"
             )
         for name in ("max_documents", "rows"):
             if getattr(self, name) and not self.max_length:
-                raise ValueError(f"{name}={getattr(self, name)}: is of rows of max_length, which is missing")
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: is of rows of max_length, which is missing"
+                )
 
     @classmethod
     def for_model(cls, model: Any, **options: Any) -> PackingCollator:
@@ -182,11 +196,14 @@ class PackingCollator:
         encoder-decoders, whose padded batches run without padding as they are.
         """
         if not hasattr(model, "model_type"):
-            from autopack.integrations.wrappers import unwrap  # needs torch, which this module does not
+            # needs torch, which this module does not
+            from autopack.integrations.wrappers import unwrap
 
             model = unwrap(model)
         forward = getattr(type(model), "forward", None)
-        arguments: Collection[str] = () if forward is None else inspect.signature(forward).parameters
+        arguments: Collection[str] = (
+            () if forward is None else inspect.signature(forward).parameters
+        )
         if "decoder_input_ids" in arguments:
             raise ValueError(
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one "
@@ -203,12 +220,18 @@ class PackingCollator:
             found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif "labels" in arguments and not shifts_labels(model):  # a label and the logits of its column
+        elif "labels" in arguments and not shifts_labels(
+            model
+        ):  # a label and the logits of its column
             found["labels"] = "unshifted"
         made = cls(**(found | options))
         forms = [item for family in families() for item in family.tiny.images.items()]
-        by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
-        object.__setattr__(made, "images_by_row", any(config.model_type in types for types in by_row))
+        by_row = (
+            types for form, types in forms if form.startswith("nested") or form.endswith("by row")
+        )
+        object.__setattr__(
+            made, "images_by_row", any(config.model_type in types for types in by_row)
+        )
         if config is not model:
             vars(made)[_MADE_FOR] = weakref.ref(model)
         return made
@@ -216,8 +239,11 @@ class PackingCollator:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != _MADE_FOR}
 
-    def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt") -> dict[str, Any]:
-        """Return the packed batch of `examples`, of tensors (`"pt"`) or arrays of numpy (`"np"`)."""
+    def __call__(
+        self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt"
+    ) -> dict[str, Any]:
+        """Return the packed batch of `examples`, of tensors (`"pt"`) or arrays of numpy
+        (`"np"`)."""
         made_for = vars(self).pop(_MADE_FOR, None)
         if made_for is not None:
             _say_if_plain(made_for())
@@ -228,7 +254,9 @@ class PackingCollator:
             )
         read = self._read_all(list(examples))
         if not read:
-            raise no_examples("wanted at least one example, found an empty batch; leave empty batches out")
+            raise no_examples(
+                "wanted at least one example, found an empty batch; leave empty batches out"
+            )
         self._settle_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])
@@ -242,7 +270,9 @@ class PackingCollator:
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
             where = rows, len(placed.real), self.images_by_row
             pictures = [each.pop("images", []) for each in media]
-            seen = along_diagonal(media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape)
+            seen = along_diagonal(
+                media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape
+            )
             batch |= join(media, *where) | seen
             batch |= read_pictures(self.image_processor, pictures, *where, return_tensors)
         if return_tensors == "pt":
@@ -250,7 +280,10 @@ class PackingCollator:
 
             from autopack.layout.host import HostBatch  # needs torch, which this module does not
 
-            batch = HostBatch((k, torch.from_numpy(v) if isinstance(v, np.ndarray) else v) for k, v in batch.items())
+            batch = HostBatch(
+                (k, torch.from_numpy(v) if isinstance(v, np.ndarray) else v)
+                for k, v in batch.items()
+            )
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
@@ -281,10 +314,15 @@ class PackingCollator:
                 found += f" for rows of at most max_length={self.max_length}"
                 raise unusable(f"{found}; raise it, or pass overflow='truncate'")
             if read.media:
-                raise unusable(f"{found} and {[*read.media]}, which are not cut with them; raise max_length")
+                raise unusable(
+                    f"{found} and {[*read.media]}, which are not cut with them; raise max_length"
+                )
             read.truncate(self.max_length)
         if self.max_documents and len(read.starts) > self.max_documents:
-            found = f"{IDS!r}: found {len(read.starts)} documents for rows of at most {self.max_documents}"
+            found = (
+                f"{IDS!r}: found {len(read.starts)} documents for rows of at most "
+                f"{self.max_documents}"
+            )
             raise unusable(f"{found}; raise max_documents, or pack with it")
         return read
 
@@ -293,7 +331,9 @@ class PackingCollator:
         option asks for none."""
         if self.labels in ("given", "none"):
             return
-        lacking = [each for each in examples if "labels" not in {**each.columns, **each.per_document}]
+        lacking = [
+            each for each in examples if "labels" not in {**each.columns, **each.per_document}
+        ]
         if len(lacking) < len(examples) and self.labels != "completions":
             return
         if lacking and self.labels == "unshifted":
@@ -323,15 +363,20 @@ class PackingCollator:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
             if "labels" not in batch:
-                raise invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
+                raise invalid(
+                    0, "labels", "found none per token, which loss_weights= is for; leave it out"
+                )
             given = np.zeros(len(starts))  # what documents of padding keep
             given[real.flat[starts]] = whole.per_document.pop(DOCUMENT_WEIGHT, 1)
             targets = batch["labels"].ravel() != IGNORED_LABEL
-            batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(shape)
+            batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(
+                shape
+            )
         if MASK in self.declare and not real.all():
             batch[MASK] = real.astype(np.int64)
         if "seq_idx" in self.declare:
-            before = np.searchsorted(starts, np.arange(shape[0]) * shape[1])  # documents before each row
+            # documents before each row
+            before = np.searchsorted(starts, np.arange(shape[0]) * shape[1])
             numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
             batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
         if "cu_seq_lens" in self.declare:
@@ -345,7 +390,9 @@ def _say_if_plain(model: Any) -> None:
     """Warn if packed rows are made for a model that autopack has not enabled."""
     # `autopack run` enables at the first call
     hooks = () if model is None else model._forward_pre_hooks.values()
-    if model is not None and not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
+    if model is not None and not any(
+        type(hook).__module__.startswith("autopack.") for hook in hooks
+    ):
         logger.warning(
             "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock "
             "transformers may let documents of a row see each other. Call autopack.enable(model) "

@@ -91,7 +91,9 @@ def pack(
     planned["max_documents"] = max_documents
     columns = drop_columns, first_position, mask_first_label, groups
     packing = packing_of("autopack.pack")(max_length, planned, *columns)
-    if not any(derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")):
+    if not any(
+        derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")
+    ):
         return _pack(dataset, packing, buffer_size, num_proc)
     made = {}
     for name, split in dataset.items():
@@ -120,7 +122,9 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
     if derives_from(dataset, "Dataset", "datasets"):
         rows = packing.rows(Documents.of_dataset(dataset, packing.drop_columns))
         return _write(dataset, packing, rows, num_proc)
-    if not isinstance(dataset, (list, tuple)) or not all(isinstance(example, Mapping) for example in dataset):
+    if not isinstance(dataset, (list, tuple)) or not all(
+        isinstance(example, Mapping) for example in dataset
+    ):
         raise no_examples(
             "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings, "
             f"found {type(dataset).__name__}; pass list(...) of other collections of examples"
@@ -157,7 +161,11 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.
-    folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
+    folder = (
+        os.path.dirname(files[0]["filename"])
+        if files and caches
+        else get_temporary_cache_files_directory()
+    )
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
     return datasets.Dataset.from_dict({"row": np.arange(len(rows.plan))}).map(
         rows,

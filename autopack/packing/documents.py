@@ -49,7 +49,11 @@ class Documents:
         self.table, self.pictures = table, pictures or {}
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
         names = carried(table.column_names, drop_columns)
-        names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
+        names = [
+            name
+            for name in names
+            if name != IDS and not pa.types.is_null(table.schema.field(name).type)
+        ]
         if not len(self.chosen):
             raise no_examples("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding,
@@ -67,7 +71,10 @@ class Documents:
         if MASK in self.per_token:
             self.per_token.remove(MASK)
             self._remove_padding()
-        way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
+        way = (
+            "leave empty documents out, as by dataset.filter(lambda example: "
+            "len(example['input_ids']) > 0)"
+        )
         self._refuse(self._sizes == 0, IDS, f"found no tokens; {way}")
 
     @classmethod
@@ -120,9 +127,15 @@ class Documents:
             if isinstance(found, pa.Array) and found.null_count:
                 token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
                 index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-                reason = "found a token without a value; fill it, or name the column in drop_columns"
+                reason = (
+                    "found a token without a value; fill it, or name the column in drop_columns"
+                )
                 raise invalid(index, name, reason, "column ")
-            made[name] = found.to_numpy() if isinstance(found, pa.Array) and _is_number(found.type) else found
+            made[name] = (
+                found.to_numpy()
+                if isinstance(found, pa.Array) and _is_number(found.type)
+                else found
+            )
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
@@ -132,7 +145,12 @@ class Documents:
         return self._parts(name, rows, rows - first, np.ones_like(rows), inside_lists=False)
 
     def _parts(
-        self, name: str, rows: np.ndarray, begins: np.ndarray, lengths: np.ndarray, inside_lists: bool
+        self,
+        name: str,
+        rows: np.ndarray,
+        begins: np.ndarray,
+        lengths: np.ndarray,
+        inside_lists: bool,
     ) -> pa.Array:
         """Return parts of a column's arrays, or of the values of their lists, in the batches that
         have these rows, end to end."""
@@ -141,17 +159,23 @@ class Documents:
         if inside_lists:
             arrays = {number: _as_list(column).values for number, column in arrays.items()}
             if all(_is_number(array.type) and not array.null_count for array in arrays.values()):
-                arrays = {number: array.to_numpy() for number, array in arrays.items()}  # faster to cut
+                # faster to cut
+                arrays = {number: array.to_numpy() for number, array in arrays.items()}
         places = zip(numbers, begins.tolist(), (begins + lengths).tolist(), strict=True)
         parts = [arrays[number][begin:end] for number, begin, end in places]
-        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
+        return (
+            np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
+        )
 
     def numbered(self, name: str) -> np.ndarray:
         """Return a number per document, equal for equal values of a column; -1 for a missing
         value."""
         if name not in self.table.column_names:
             raise wrong_numbers(
-                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another",
+                (
+                    f"groups: found no column {name!r} in {list(self.table.column_names)}; name "
+                    "another"
+                ),
             )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
@@ -170,9 +194,15 @@ class Documents:
     def _lengths(self, name: str) -> np.ndarray:
         """Return the number of values of each row in a column of lists, and note where they
         start."""
-        offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
+        offsets = [
+            _as_list(batch.column(name)).offsets.to_numpy().astype(np.int64)
+            for batch in self.batches
+        ]
         if any(batch.column(name).null_count for batch in self.batches):
-            absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
+            absent = [
+                batch.column(name).is_null().to_numpy(zero_copy_only=False)
+                for batch in self.batches
+            ]
             self._refuse(
                 np.concatenate(absent),
                 name,
@@ -200,7 +230,10 @@ class Documents:
         if pa.types.is_null(value):
             return False  # empty lists throughout, of whatever they are in other data
         index = int(wrong.argmax())
-        reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
+        reason = (
+            f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, "
+            "wanted one per token"
+        )
         way = "name the column in drop_columns"
         if holds_media(name):
             way += ", keep the pictures themselves, and give PackingCollator an image_processor"
@@ -212,7 +245,9 @@ class Documents:
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
             offsets = lists.offsets.to_numpy().astype(np.int64)
-            mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
+            mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(
+                zero_copy_only=False
+            )
             bounds, real = offsets - offsets[0], np.append(np.flatnonzero(mask), 0)
             at = np.searchsorted(real[:-1], bounds)  # real tokens before each row
             begins[rows], lengths[rows] = real[at[:-1]] - bounds[:-1], np.diff(at)
@@ -221,7 +256,10 @@ class Documents:
         self._refuse(
             odd > 0,
             MASK,
-            "found values that are not 0 or 1, as segment ids of a packed row are; pack the documents themselves",
+            (
+                "found values that are not 0 or 1, as segment ids of a packed row are; pack the "
+                "documents themselves"
+            ),
         )
         hole = (lengths > 0) & (ends - begins != lengths)
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
@@ -236,7 +274,9 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     wanted = [name for name in names if name == IDS or name not in drop_columns]
     check_columns(wanted, "drop_columns")
     if missing := [name for name in drop_columns if name not in names]:
-        raise unusable(f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others")
+        raise unusable(
+            f"drop_columns: found no column {missing[0]!r} in {list(names)}; name others"
+        )
     if packed := [name for name in wanted if name in OF_ROWS]:
         raise unusable(
             f"found a column {packed[0]!r}, so the examples are packed rows; pack the documents "
@@ -248,7 +288,9 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
 def _is_list(kind: pa.DataType) -> bool:
     """Return True for a type of lists, also of a fixed size, or of datasets' arrays."""
     kind = getattr(kind, "storage_type", kind)
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -264,7 +306,11 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 def _as_list(array: pa.Array) -> pa.Array:
     """Return an arrow list with offsets, of any list layout."""
     array = getattr(array, "storage", array)
-    return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
+    return (
+        array.cast(pa.large_list(array.type.value_type))
+        if pa.types.is_fixed_size_list(array.type)
+        else array
+    )
 
 
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -276,7 +322,9 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def from_columns(
-    values: Mapping[str, Sequence[Any]], drop_columns: Collection[str] = (), read: str | bool = False
+    values: Mapping[str, Sequence[Any]],
+    drop_columns: Collection[str] = (),
+    read: str | bool = False,
 ) -> pa.Table:
     """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls."""
     made = {}
@@ -288,7 +336,8 @@ def from_columns(
             made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise unusable(
-                f"column {name!r}: found values that make no column ({error}); fix them, or name it in drop_columns"
+                f"column {name!r}: found values that make no column ({error}); fix them, or name "
+                "it in drop_columns"
             ) from error
     return pa.table(made)
 

@@ -80,7 +80,9 @@ def as_documents(example: Any, ignored: Collection[str]) -> Any:
         return others
     if IDS in others:
         raise unusable(f"{IDS!r}: found beside {PROMPT!r}; name one of them in drop_keys")
-    given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None}
+    given = {
+        name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None
+    }
     if [*given] not in ([COMPLETIONS], [*ANSWERS]):
         raise unusable(
             f"{PROMPT!r}: wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r} beside it; "
@@ -108,7 +110,10 @@ def _tokens(name: str, value: Any) -> np.ndarray:
         return found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind != "i":
         raise unusable(
-            f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}",
+            (
+                f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape "
+                f"{found.shape}"
+            ),
         )
     return found
 
@@ -146,15 +151,24 @@ def read_example(
         for key, value in given.items()
         if key in (*LABEL_KEYS, *OF_EXAMPLES) or not is_text(value)
     }
-    media = {key: values for key, values in arrays.items() if key in SEEN or is_media(key, values, tokens)}
+    media = {
+        key: values
+        for key, values in arrays.items()
+        if key in SEEN or is_media(key, values, tokens)
+    }
     if is_row:
-        arrays = {k: values[0] if values.ndim and len(values) == 1 else values for k, values in arrays.items()}
+        arrays = {
+            k: values[0] if values.ndim and len(values) == 1 else values
+            for k, values in arrays.items()
+        }
     declared = {key: arrays.pop(key) for key in OF_EXAMPLES if key in arrays}
     wanted = "one value per token" + " or one number per document" * numbers_each
     wanted += "; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each)
     for key, values in declared.items():
         if key != LENGTHS and values.shape != ids.shape:
-            raise unusable(f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}")
+            raise unusable(
+                f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}"
+            )
     real, starts = _declared(declared, tokens)
     read = Example({IDS: ids[real]}, starts)
     if POSITIONS in declared:
@@ -165,14 +179,18 @@ def read_example(
     for key, values in arrays.items():
         of_each = np.atleast_1d(values)
         if key in media:
-            read.media[key] = of_tokens(key, media[key], tokens)[real] if key in SEEN else media[key]
+            read.media[key] = (
+                of_tokens(key, media[key], tokens)[real] if key in SEEN else media[key]
+            )
         elif key == LOSS_WEIGHTS and weighs:
-            raise unusable(f"{key!r}: found beside the option loss_weights=; give one of them, or drop it")
+            raise unusable(
+                f"{key!r}: found beside the option loss_weights=; give one of them, or drop it"
+            )
         elif key == DOCUMENT_WEIGHT and weighs:
             if not are_weights(of_each, documents):
                 raise unusable(
-                    f"{key!r}: found {of_each.tolist()}, wanted a finite number of at least 0 for each of "
-                    f"{documents} document(s)"
+                    f"{key!r}: found {of_each.tolist()}, wanted a finite number of at least 0 for "
+                    f"each of {documents} document(s)"
                 )
             read.per_document[key] = of_each
         elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
@@ -190,7 +208,9 @@ def read_example(
         elif values.shape[:1] == ids.shape and values.ndim <= 2:
             read.columns[key] = values[real]
         else:
-            raise unusable(f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}")
+            raise unusable(
+                f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}"
+            )
     return read
 
 
@@ -202,7 +222,9 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     Return None for anything else, also for examples to refuse: they are reported one by one.
     """
     first = examples[0] if examples else None
-    if type(first) is not dict or any(type(e) is not dict or e.keys() != first.keys() for e in examples):
+    if type(first) is not dict or any(
+        type(e) is not dict or e.keys() != first.keys() for e in examples
+    ):
         return None
     names = [name for name in first if name not in ignored]
     if IDS not in names or not {*names} <= {IDS, MASK, "labels"}:
@@ -227,7 +249,8 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
 
 
 def _flat(values: list[Any]) -> np.ndarray | None:
-    """Return lists, arrays or tensors of one dimension end to end; None for what cannot be joined."""
+    """Return lists, arrays or tensors of one dimension end to end; None for what cannot be
+    joined."""
     # Several sorts, lists in the lists, and sorts of other libraries:
     with suppress(AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         if {*map(type, values)} == {list}:
@@ -248,14 +271,16 @@ def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np
         ones = np.flatnonzero(mask)
         if not (mask >= 0).all() or not ones.size:
             raise unusable(
-                f"{MASK!r}: found values from {mask.min()} to {mask.max()}; wanted 0 at padding and "
-                "1 at one token or more"
+                f"{MASK!r}: found values from {mask.min()} to {mask.max()}; wanted 0 at padding "
+                "and 1 at one token or more"
             )
         real = slice(int(ones[0]), int(ones[-1]) + 1)
         mask = mask[real]
         if len(mask) != ones.size:
             hole = real.start + int(np.argmin(mask))
-            raise unusable(f"{MASK!r}: found a zero between ones, at token {hole}; take such tokens out")
+            raise unusable(
+                f"{MASK!r}: found a zero between ones, at token {hole}; take such tokens out"
+            )
         if mask.max() > 1:
             declared[MASK] = np.flatnonzero(np.diff(mask)) + 1
     for way in TABLE:
@@ -263,15 +288,25 @@ def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np
             declared[way.name] = np.flatnonzero(way.starts(columns[way.name][None, real])[0])[1:]
     if LENGTHS in columns:
         lengths, tokens = np.atleast_1d(columns[LENGTHS]), real.stop - real.start
-        if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:
+        if (
+            lengths.ndim != 1
+            or lengths.dtype.kind != "i"
+            or (lengths < 1).any()
+            or lengths.sum() != tokens
+        ):
             found = f"found {lengths.tolist()}; wanted lengths that sum to {tokens}"
-            cut = f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it has max_length=None)"
+            cut = (
+                f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it "
+                "has max_length=None)"
+            )
             raise unusable(f"{LENGTHS!r}: {found + (cut if lengths.sum() > tokens else '')}")
         declared[LENGTHS] = np.cumsum(lengths)[:-1]
     if POSITIONS in columns:
         positions = columns[POSITIONS][real]
         if positions.dtype.kind != "i" or positions.min() < 0:
-            raise unusable(f"{POSITIONS!r}: wanted ints >= 0, found {positions.dtype} from {positions.min()}")
+            raise unusable(
+                f"{POSITIONS!r}: wanted ints >= 0, found {positions.dtype} from {positions.min()}"
+            )
         step = np.diff(positions)
         if not declared and (step > 1).any():
             at = int(np.argmax(step > 1))
@@ -290,7 +325,9 @@ def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np
     return real, np.concatenate([[0], inner])
 
 
-def _targets(key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
+def _targets(
+    key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool
+) -> np.ndarray:
     """Return labels that are not per token, as (documents of the example, ...).
 
     With `is_packed` they come as a list.
@@ -341,7 +378,10 @@ def joined(examples: list[Example], first_position: int) -> Example:
     def together(name: str) -> dict[str, np.ndarray]:
         given = [getattr(example, name) for example in examples]
         found = {key: np.concatenate([values[key] for values in given]) for key in given[0]}
-        return {key: v.astype(np.float32, copy=False) if v.dtype.kind == "f" else v for key, v in found.items()}
+        return {
+            key: v.astype(np.float32, copy=False) if v.dtype.kind == "f" else v
+            for key, v in found.items()
+        }
 
     lengths = np.concatenate([example.lengths for example in examples])
     return Example(together("columns"), np.cumsum(lengths) - lengths, together("per_document"))

@@ -31,7 +31,8 @@ def units_of(
     A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
     """
     groups = groups[pieces.documents]
-    groups = np.where(groups == ALONE, ALONE - 1 - np.arange(len(groups)), groups)  # a group for each
+    # a group for each
+    groups = np.where(groups == ALONE, ALONE - 1 - np.arange(len(groups)), groups)
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(groups[order]) != 0))
     sizes = np.diff(starts, append=len(order))
@@ -43,7 +44,9 @@ def units_of(
         rests = lengths[starts[number] : starts[number] + sizes[number]] - prefixes[number]
         # Documents that are nothing but the prefix take no room, and one of them may fill a row
         # with it.
-        parts = next_fit(np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests))
+        parts = next_fit(
+            np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests)
+        )
         begins = np.union1d(begins, starts[number] + parts[:-1])
     # In the order in which they come, which some strategies keep.
     turn = np.argsort(np.minimum.reduceat(order, begins), kind="stable")

@@ -12,7 +12,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import LONGEST, does_not_fit, is_int, no_examples, unusable, wrong_numbers
+from autopack.packing.checks import (
+    LONGEST,
+    does_not_fit,
+    is_int,
+    no_examples,
+    unusable,
+    wrong_numbers,
+)
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 
@@ -74,7 +81,10 @@ class Pieces(NamedTuple):
         """Return these pieces in this order; offsets made by `zeros` stay one number in memory."""
         given = (column for column in self if column is not None)
         return Pieces(
-            *(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given),
+            *(
+                np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order]
+                for c in given
+            ),
         )
 
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
@@ -94,11 +104,11 @@ def to_numpy(value: Any) -> Any:
 
 def numbers(key: str, value: Any) -> np.ndarray:
     """Return a list, array or tensor as an array of int64, float32 or bool. Raises
-    `InvalidPacking`.
-    """
+    `InvalidPacking`."""
     try:
         if isinstance(value, (list, tuple)):
-            with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
+            # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
+            with suppress(TypeError):
                 return np.asarray(array.array("q", value))
         found = np.asarray(to_numpy(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -117,7 +127,9 @@ def is_text(value: Any) -> bool:
     """Return True if a value is text or a mapping, or lists of them."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
-    return isinstance(value, (str, bytes, Mapping)) or (isinstance(value, np.ndarray) and value.dtype.kind in "US")
+    return isinstance(value, (str, bytes, Mapping)) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "US"
+    )
 
 
 def bounds_of(sizes: Any) -> np.ndarray:
@@ -166,12 +178,14 @@ def read(lengths: Any, copy: bool = True) -> np.ndarray:
 
 def ints(name: str, given: Any) -> np.ndarray:
     """Return an argument as (documents,) ints, Python's if one needs more than 64 bits. Raises
-    `InvalidPacking`.
-    """
-    if isinstance(given, (str, bytes, dict)) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
+    `InvalidPacking`."""
+    if isinstance(given, (str, bytes, dict)) or not (
+        hasattr(given, "__iter__") or hasattr(given, "__array__")
+    ):
         raise wrong_numbers(f"{name}: wanted one int per document, found {type(given).__name__}")
     if isinstance(given, Sequence):
-        given = given[:]  # of a column of datasets a list, which numpy would read one number at a time
+        # of a column of datasets a list, which numpy would read one number at a time
+        given = given[:]
     elif not hasattr(given, "__array__"):
         given = list(given)
     try:
@@ -225,4 +239,6 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     of_over = int(lengths[over].sum())
     if overflow == "drop":
         return pieces, Counts(count, tokens, dropped=number, dropped_tokens=of_over)
-    return pieces, Counts(count, tokens, truncated=number, truncated_tokens=of_over - number * max_length)
+    return pieces, Counts(
+        count, tokens, truncated=number, truncated_tokens=of_over - number * max_length
+    )

@@ -33,7 +33,9 @@ def pictures_in(value: Any) -> Iterator[Any]:
     if isinstance(value, (list, tuple)) or (is_array and (value.ndim > 3 or value.dtype == object)):
         for part in value:
             yield from pictures_in(part)
-    elif value is not None and not (is_array and 0 in value.shape):  # as datasets formats an empty list
+    elif value is not None and not (
+        is_array and 0 in value.shape
+    ):  # as datasets formats an empty list
         yield value
 
 
@@ -45,7 +47,10 @@ def has_pictures(name: str, values: Any) -> bool:
     found = pictures_in(values)
     if name not in PICTURES:
         return any(map(is_picture, found))
-    return any(is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES) for each in found)
+    return any(
+        is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
+        for each in found
+    )
 
 
 def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
@@ -108,7 +113,11 @@ def along_diagonal(
                 masks[number] = masks[number][:, keep]
                 _keep(examples[number], keep)
         before = np.zeros(shape[0], int)
-        width = np.bincount([rows[n] for n in masks], [m.shape[1] for m in masks.values()]).astype(int).max()
+        width = (
+            np.bincount([rows[n] for n in masks], [m.shape[1] for m in masks.values()])
+            .astype(int)
+            .max()
+        )
         rest = np.max([mask.shape[2:] for mask in masks.values()], axis=0).astype(int)
         whole = np.zeros((*shape, width, *rest), np.int64)
         for number, mask in masks.items():
@@ -182,7 +191,9 @@ def join(
     examples = _going_on(examples)
     names = list(dict.fromkeys(name for media in examples for name in media))
     if not by_row:
-        return {name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names}
+        return {
+            name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names
+        }
     found = {}
     for name in names:
         of_rows: list[list[np.ndarray]] = [[] for _ in range(count)]
@@ -206,19 +217,28 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
     """Return arrays in one, padded to the largest on all axes but the first."""
     shapes = {value.shape[1:] for value in values}
     if len({len(shape) for shape in shapes}) > 1:
-        raise unusable(f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch")
+        raise unusable(
+            f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch"
+        )
     if len(shapes) > 1:
         largest = np.max([*shapes], axis=0)
-        values = [np.pad(value, [(0, 0), *((0, int(n)) for n in largest - value.shape[1:])]) for value in values]
+        values = [
+            np.pad(value, [(0, 0), *((0, int(n)) for n in largest - value.shape[1:])])
+            for value in values
+        ]
     return np.concatenate(values)
 
 
 def read_pictures(
-    processor: Any, pictures: Sequence[list[Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
+    processor: Any,
+    pictures: Sequence[list[Any]],
+    rows: Sequence[int],
+    count: int,
+    by_row: bool,
+    tensors: str,
 ) -> dict[str, Any]:
     """Return an image processor's media of the pictures of each example of a batch, without its
-    values per token.
-    """
+    values per token."""
     if not any(pictures):
         return {}
     made: list[Any] = [[] for _ in range(count)]

@@ -28,7 +28,10 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None
     """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     folder.prepare()
     blocks, of_blocks, schema = _measured(data, packing)
-    firsts, lengths = bounds_of([len(of_block) for of_block in of_blocks]), np.concatenate(of_blocks)
+    firsts, lengths = (
+        bounds_of([len(of_block) for of_block in of_blocks]),
+        np.concatenate(of_blocks),
+    )
     whole = packing.plan(lengths)
     works = []
     for first, end in pairwise(edges_of(whole, num_shards)):
@@ -37,7 +40,10 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None
         works.append((replace(part, documents=places), numbers, lengths[numbers]))
     parts = _spread(blocks, firsts, [numbers for _, numbers, _ in works], schema.names)
     del blocks  # so that Ray may forget those that have been spread
-    task, names = ray.remote(write_shard), [NAME.format(number, len(works)) for number in range(len(works))]
+    task, names = (
+        ray.remote(write_shard),
+        [NAME.format(number, len(works)) for number in range(len(works))],
+    )
     about = folder, mark_of(packing, len(works), whole), packing, schema
     of_shards = zip(names, works, parts, strict=True)
     tasks = [task.remote(*about, name, *work, *held) for name, work, held in of_shards]
@@ -83,7 +89,9 @@ def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray],
                 stack.callback(setattr, options, "preserve_order", options.preserve_order)
                 options.preserve_order = True
             given = data.materialize().to_arrow_refs()
-        for block, measured in zip(given, [task.remote(block, packing) for block in given], strict=True):
+        for block, measured in zip(
+            given, [task.remote(block, packing) for block in given], strict=True
+        ):
             found, schema = _result(measured, before)
             if len(found):
                 blocks.append(block)
@@ -112,7 +120,8 @@ def _spread(
     moved: list[list[Any]] = []
     for number, block in enumerate(blocks):
         chosen = [
-            numbers[cut[number] : cut[number + 1]] - firsts[number] for numbers, cut in zip(needed, cuts, strict=True)
+            numbers[cut[number] : cut[number + 1]] - firsts[number]
+            for numbers, cut in zip(needed, cuts, strict=True)
         ]
         parts: Any = task.remote(block, names, chosen)
         moved.append(parts if len(needed) > 1 else [parts])

@@ -59,8 +59,8 @@ class Shards:
 
     def __repr__(self) -> str:
         return (
-            f"Shards({self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files, "
-            f"fill {self.fill:.4f}, padding {self.padding:,})"
+            f"Shards({self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} "
+            f"files, fill {self.fill:.4f}, padding {self.padding:,})"
         )
 
 
@@ -107,12 +107,18 @@ class Folder:
         found = self.names()
         if wanted in found:
             raise ValueError(
-                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again",
+                (
+                    f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it "
+                    "again"
+                ),
             )
         for name in found:
             if wanted is None or NAMED.fullmatch(name) is None:
                 raise ValueError(
-                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one",
+                    (
+                        f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an "
+                        "empty one"
+                    ),
                 )
         if found and self.mark(found[0]) != marked:
             raise ValueError(
@@ -145,7 +151,10 @@ class Folder:
         first = next(made)  # plans without rows have been refused
         schema = first.schema.with_metadata({**(metadata or {}), SET: marked})
         try:
-            with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
+            with (
+                self.system.open_output_stream(f"{self.base}/{hidden}") as sink,
+                pq.ParquetWriter(sink, schema) as to,
+            ):
                 for table in chain([first], made):
                     to.write_table(table)
             self.publish(hidden, name)
@@ -181,7 +190,9 @@ def edges_of(plan: Plan, count: int | None) -> np.ndarray:
     if not len(plan):
         raise nothing_left(plan.counts)
     if count is not None and count > len(plan):
-        raise ValueError(f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}")
+        raise ValueError(
+            f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}"
+        )
     count = count or max(1, min(len(plan), round(int(plan.lengths.sum()) / SHARD_TOKENS)))
     return np.arange(count + 1, dtype=np.int64) * len(plan) // count
 

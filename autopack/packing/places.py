@@ -50,7 +50,9 @@ class Places:
         """Raise `InvalidPacking` if the `positions`, (columns of all rows,), of an example run on
         into the next document."""
         last, width = self.tokens[self.ends - 1], self.real.shape[1]
-        following = np.append(self.starts, self.real.size)[np.searchsorted(self.starts, last, side="right")]
+        following = np.append(self.starts, self.real.size)[
+            np.searchsorted(self.starts, last, side="right")
+        ]
         step = np.append(positions, 0)[following] - positions[last]
         in_row = following // width == last // width  # examples that something follows in their row
         runs_on = np.flatnonzero(in_row & ((step == 1) | (step == following - last)))
@@ -81,7 +83,11 @@ def place(
     columns = sums(lengths, documents)
     most: int | np.ndarray = count  # of a row that begins with each example
     if max_documents is not None:
-        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(count)
+        most = (
+            np.searchsorted(documents, documents[:-1] + max_documents, side="right")
+            - 1
+            - np.arange(count)
+        )
     bounds = next_fit(columns, max_length or int(columns.sum()), most)
     used = sums(columns, bounds)
     if rows and len(used) > rows:
@@ -110,4 +116,6 @@ def place(
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     ends = np.cumsum(lengths)[documents[1:] - 1]
-    return Places(real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
+    return Places(
+        real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends
+    )

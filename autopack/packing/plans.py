@@ -70,16 +70,25 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(
+            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        )
 
     def __repr__(self) -> str:
         did = "".join(f", {name} {value:,}" for name, value in self.counts.overflow.items())
         pieces, documents = len(self.documents), self.counts.documents
-        what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
+        what = (
+            f"{documents:,} documents"
+            if pieces == documents
+            else f"{pieces:,} pieces of {documents:,} documents"
+        )
         rows = f"{len(self):,} rows of {self.max_length:,} tokens"
         if self.shared is not None:
             rows += f" to compute, beside {int(self.shared.sum()):,} that others begin with as well"
-        return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
+        return (
+            f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding "
+            f"{self.padding:,}{did})"
+        )
 
     def pieces(self, row: int) -> slice:
         """Return the pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
@@ -161,9 +170,13 @@ class Plan:
         except (InvalidPacking, OSError, MemoryError):
             raise
         except Exception as error:  # of numpy, zipfile, zlib and json
-            raise other_data(f"{path}: wanted a plan that Plan.save wrote, found {error!r}") from error
+            raise other_data(
+                f"{path}: wanted a plan that Plan.save wrote, found {error!r}"
+            ) from error
         if any(contradicts):
-            raise other_data(f"{path}: the arrays of this plan contradict each other; make the plan again")
+            raise other_data(
+                f"{path}: the arrays of this plan contradict each other; make the plan again"
+            )
         return found
 
 
@@ -218,7 +231,10 @@ def plan(
         raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
     if cost is not None and strategy == "sequential":
         raise ValueError(
-            f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out",
+            (
+                f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: "
+                "leave one out"
+            ),
         )
     max_length, ranks, seed = int(max_length), int(ranks), int(seed)
     found = read(lengths, copy=False)

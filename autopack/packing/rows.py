@@ -96,10 +96,15 @@ class WrittenRows:
                 breaks,
                 plan,
                 POSITIONS,
-                "found positions that restart; pack the documents themselves, or name the column in drop_columns",
+                (
+                    "found positions that restart; pack the documents themselves, or name the "
+                    "column in drop_columns"
+                ),
             )
         else:
-            positions = np.repeat((self.packing.first_position - starts).astype(np.int32), plan.lengths)
+            positions = np.repeat(
+                (self.packing.first_position - starts).astype(np.int32), plan.lengths
+            )
             values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
         columns = {name: _lists(tokens[plan.bounds], array) for name, array in values.items()}
         for name in documents.per_document:
@@ -207,7 +212,9 @@ class Packing:
         They depend on the buffer alone, so that a resumed stream makes the same rows again.
         """
         count = len(next(iter(batch.values())))
-        with reworded(partial("in a buffer of {} examples, counted from its start: {}".format, count)):
+        with reworded(
+            partial("in a buffer of {} examples, counted from its start: {}".format, count)
+        ):
             columns = {name: batch[name] for name in batch}
             for name, values in columns.items():
                 if name not in self.drop_columns and all(value is None for value in values):

@@ -95,11 +95,15 @@ class PackedBatchSampler:
         prefixes: Any = None,
     ) -> None:
         if overflow == "split":
-            raise ValueError(f"{overflow=} cuts documents, which indices cannot say: use autopack.pack")
+            raise ValueError(
+                f"{overflow=} cuts documents, which indices cannot say: use autopack.pack"
+            )
         check_ints(rows_per_batch=rows_per_batch)
         if isinstance(cost, str):
             if cost != "auto":
-                raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
+                raise ValueError(
+                    f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None"
+                )
             cost = None if strategy == "sequential" else CostModel()
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
         plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them
@@ -117,7 +121,11 @@ class PackedBatchSampler:
     def _draw(self, epoch: int) -> None:
         """Make the plan of this epoch, and its rounds: one row for each rank."""
         is_ordered = self._options["strategy"] == "sequential"
-        seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
+        seeds = (
+            np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
+            .generate_state(2, np.uint64)
+            .tolist()
+        )
         ranks = self.num_replicas
         self.epoch, self._start, self._step = epoch, 0, 0
         options = self._options | self._grouped
@@ -130,10 +138,16 @@ class PackedBatchSampler:
         if not is_ordered:
             self._rounds = self._rounds[permutation(whole, seeds[1])]
         if over:
-            self._rounds = np.concatenate([self._rounds, np.resize(np.roll(rows, over), (1, ranks))])
-        self.repeated = int(np.diff(self.plan.bounds)[self._rounds].sum()) - len(self.plan.documents)
+            self._rounds = np.concatenate(
+                [self._rounds, np.resize(np.roll(rows, over), (1, ranks))]
+            )
+        self.repeated = int(np.diff(self.plan.bounds)[self._rounds].sum()) - len(
+            self.plan.documents
+        )
         if self.repeated:
-            message = "%d documents make too few rows for %d ranks: the last step repeats %d documents"
+            message = (
+                "%d documents make too few rows for %d ranks: the last step repeats %d documents"
+            )
             logger.warning(message, len(self._lengths), ranks, self.repeated)
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
 
@@ -144,7 +158,8 @@ class PackedBatchSampler:
         return rounds.reshape(self.num_replicas, -1) if self._options["cost"] is None else rounds.T
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in a whole epoch; of all ranks for accelerate."""
+        """Return the number of this rank's batches in a whole epoch; of all ranks for
+        accelerate."""
         return self._steps * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -183,7 +198,9 @@ class PackedBatchSampler:
         check_ints(epoch=epoch)
         if epoch != self.epoch:
             if self._start:
-                message = "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
+                message = (
+                    "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
+                )
                 logger.warning(message, epoch, self.epoch, self._start)
             self._draw(int(epoch))
 
@@ -208,10 +225,17 @@ class PackedBatchSampler:
                 f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
             ) from error
         ours = self._made_of()
-        pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
-        if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
+        pairs = {
+            key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}
+        }
+        if differ := [
+            f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now
+        ]:
             raise other_data(
-                f"the state is of another sampler: {'; '.join(differ)}; make this one with the same",
+                (
+                    f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
+                    "same"
+                ),
             )
         self.set_epoch(epoch)
         if step > self._steps:
@@ -290,11 +314,18 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return distributed.get_world_size(), distributed.get_rank()
         try:
-            num_replicas, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", -1))
+            num_replicas, rank = (
+                int(os.environ.get("WORLD_SIZE", 1)),
+                int(os.environ.get("RANK", -1)),
+            )
         except ValueError as error:
-            raise ValueError(f"WORLD_SIZE and RANK of the environment: wanted ints; {error}") from error
+            raise ValueError(
+                f"WORLD_SIZE and RANK of the environment: wanted ints; {error}"
+            ) from error
         if rank < 0 and num_replicas > 1:
-            raise ValueError(f"WORLD_SIZE={num_replicas} is set and RANK is not: pass num_replicas and rank")
+            raise ValueError(
+                f"WORLD_SIZE={num_replicas} is set and RANK is not: pass num_replicas and rank"
+            )
         rank = max(rank, 0)
     check_ints(num_replicas=num_replicas, rank=rank)
     if rank >= num_replicas:

@@ -96,7 +96,9 @@ def pack_shards(
     else:
         found = f"found {type(dataset).__name__}"
         if derives_from(dataset, "DatasetDict", "datasets"):
-            found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
+            found += (
+                "; pass one split at a time, such as dataset['train'], each with a path of its own"
+            )
         if derives_from(dataset, "IterableDataset", "datasets"):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
@@ -115,18 +117,26 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     folder = Folder(path)
     found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:
-        raise bad_file(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+        raise bad_file(
+            f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}"
+        )
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
         raise bad_file(
-            f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a folder",
+            (
+                f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set "
+                "in a folder"
+            ),
         )
     if missing := [name for name in wanted if name not in found]:
         raise bad_file(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are missing; write those"
+            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are "
+            "missing; write those"
         )
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
-        raise bad_file(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+        raise bad_file(
+            f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew"
+        )
     return [folder.address(name) for name in wanted]

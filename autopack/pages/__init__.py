@@ -1,3 +1,2 @@
 """HTML of what is found: the pieces that notebooks show, and the pages that commands write of the
-same pieces.
-"""
+same pieces."""

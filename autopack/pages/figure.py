@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 INK, LINE, PAPER = "#22303c", "#dde2e7", "#ffffff"
 PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 STYLE: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    ),
+    **dict.fromkeys(
+        ("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False
+    ),
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
@@ -39,9 +43,10 @@ STYLE: dict[Any, Any] = {
 """Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that
-are no text.
-"""
-NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
+are no text."""
+NO_FIGURES = (
+    "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
+)
 MOST = 10.0
 """Influence from which on colours are the darkest."""
 WIDTH = 6
@@ -81,7 +86,9 @@ class Bars:
         places, values = range(len(self.rows)), np.array([row.value for row in self.rows])
         form: dict[str, Any] = {"color": [row.color for row in self.rows]}
         if any(row.interval for row in self.rows):
-            ends = [row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)]
+            ends = [
+                row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)
+            ]
             form |= {"xerr": abs(np.transpose(ends) - values), "ecolor": INK, "capsize": 4}
         bars = axes.barh(places, values, 0.66, **form)
         axes.bar_label(bars, [row.said for row in self.rows], padding=6)
@@ -105,7 +112,9 @@ class Histogram:
 
     def draw(self, axes: Axes) -> None:
         most = np.max(self.lengths)
-        axes.hist(self.lengths, bins=60, range=(0, most), color=PACKED, edgecolor=PAPER, linewidth=0.4)
+        axes.hist(
+            self.lengths, bins=60, range=(0, most), color=PACKED, edgecolor=PAPER, linewidth=0.4
+        )
         axes.axvline(np.mean(self.lengths), color=INK, lw=1, ls="--")
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -171,7 +180,10 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
     Raises `NeedsMatplotlib` where it is not installed.
     """
     columns = min(len(charts), 3)
-    rows, title = math.ceil(len(charts) / columns), _filled(title.splitlines(), 10 * WIDTH * columns)
+    rows, title = (
+        math.ceil(len(charts) / columns),
+        _filled(title.splitlines(), 10 * WIDTH * columns),
+    )
     height = rows * (0.3 + max(chart.height for chart in charts)) + 0.25 * len(title.splitlines())
     library = _matplotlib()
     with library.rc_context(STYLE):
@@ -227,15 +239,17 @@ class Sections(NamedTuple):
 
 class Report(ABC):
     """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its
-    sections.
-    """
+    sections."""
 
     @abstractmethod
     def _sections(self) -> Sections: ...
 
     def __str__(self) -> str:
         head, tables, _, notes = self._sections()
-        shown = ("\n".join([*filter(None, [each.caption]), *parts.text_table(*each[:2])]) for each in tables)
+        shown = (
+            "\n".join([*filter(None, [each.caption]), *parts.text_table(*each[:2])])
+            for each in tables
+        )
         return "\n\n".join([_filled(head, 100), *shown, _filled(notes, 100, "  ")])
 
     __repr__ = __str__
@@ -274,7 +288,11 @@ def _matplotlib() -> Any:
 
 def _filled(lines: Iterable[str], width: int, hang: str = "") -> str:
     """Return lines as a text whose lines are no longer than so many characters."""
-    form: dict[str, Any] = {"subsequent_indent": hang, "break_on_hyphens": False, "break_long_words": False}
+    form: dict[str, Any] = {
+        "subsequent_indent": hang,
+        "break_on_hyphens": False,
+        "break_long_words": False,
+    }
     return "\n".join(textwrap.fill(line, width, **form) for line in lines)
 
 

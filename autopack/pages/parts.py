@@ -1,6 +1,5 @@
 """Pieces of HTML, made by templates that escape every text (jinja2 comes with torch), and tables as
-text.
-"""
+text."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def _part(name: str, *values: Any, **options: Any) -> str:
 
 table = partial(_part, "table")
 """A table of a head, rows, sides and a caption; `sides` has a character per column, < for texts and
-> for numbers. A row may end early.
-"""
+> for numbers. A row may end early."""
 lines = partial(_part, "lines")
 """A paragraph for each text; all may be `strong`."""
 figure = partial(_part, "figure")

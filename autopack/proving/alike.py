@@ -28,7 +28,10 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     depth = next((n for name in rules.DEPTH if isinstance(n := text.get(name), int)), 8)
     deeper = [n for n in (4, 6, 8) if n <= depth]
     depths = [0] if _layers(config) else [rules.LAYERS, *deeper]
-    parts = [config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))]
+    parts = [
+        config,
+        *(value for value in vars(config).values() if isinstance(value, PretrainedConfig)),
+    ]
     ends = any(_chosen(part, False) != _chosen(part, True) for part in parts)
     for with_last in (False, True)[: 1 + ends]:
         yield from (_shrunk(config, depth, with_last) for depth in depths)
@@ -40,11 +43,19 @@ def _shrunk(config: PretrainedConfig, depth: int, with_last: bool) -> Pretrained
     It has `depth` layers where no list chooses them; `with_last` is as in `_chosen`.
     """
     given = _behaviour(config, range(depth), with_last)
-    parts = {name: value.model_type for name, value in vars(config).items() if getattr(value, "model_type", "")}
+    parts = {
+        name: value.model_type
+        for name, value in vars(config).items()
+        if getattr(value, "model_type", "")
+    }
     found = configs.of_class(type(config), given, parts)
     # What a class derives from other fields, or takes under another name, it may have lost.
     for name, value in given.items():
-        if name in vars(found) and not isinstance(value, (list, tuple, Mapping)) and vars(found)[name] != value:
+        if (
+            name in vars(found)
+            and not isinstance(value, (list, tuple, Mapping))
+            and vars(found)[name] != value
+        ):
             vars(found)[name] = value
     for name, token in (("pad_token_id", 0), ("decoder_start_token_id", 2)):
         if vars(config).get(name) is not None and vars(found).get(name) is None:
@@ -74,10 +85,13 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
         elif name in _OF_EMBEDDINGS and value not in (None, of_layers) and inner == rules.HIDDEN:
             vars(found)[name] = rules.HIDDEN // 2
         elif name not in vars(found) and type(found) is type(config):
-            vars(found)[name] = value  # of an older release, or put there by its user: code may read it
+            # of an older release, or put there by its user: code may read it
+            vars(found)[name] = value
 
 
-def _behaviour(config: PretrainedConfig, without_lists: Sequence[int], with_last: bool) -> dict[str, Any]:
+def _behaviour(
+    config: PretrainedConfig, without_lists: Sequence[int], with_last: bool
+) -> dict[str, Any]:
     """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`."""
     given: dict[str, Any] = {}
     per_layer, chosen = _per_layer(config), _chosen(config, with_last) or without_lists
@@ -89,7 +103,9 @@ def _behaviour(config: PretrainedConfig, without_lists: Sequence[int], with_last
                 given[name] = _behaviour(value, chosen, with_last)
             else:
                 own = {n: v for n, v in vars(value).items() if n not in vars(PretrainedConfig())}
-                given[name] = {n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)}
+                given[name] = {
+                    n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)
+                }
         elif name in per_layer:
             given[name] = [_sized(name, value[index]) for index in chosen]
         elif name == "id2label":
@@ -97,7 +113,9 @@ def _behaviour(config: PretrainedConfig, without_lists: Sequence[int], with_last
                 given["num_labels"] = min(len(value), 3)
         elif not _is_left_to_the_type(name, value):
             is_rope = isinstance(value, Mapping) and {"rope_type", "type"} & set(value)
-            given[name] = _rope(value, vars(config).get("partial_rotary_factor")) if is_rope else value
+            given[name] = (
+                _rope(value, vars(config).get("partial_rotary_factor")) if is_rope else value
+            )
     share = vars(config).get("partial_rotary_factor")
     if isinstance(share, float) and int(rules.HEAD_DIM * share) % 2 == 0:
         given["partial_rotary_factor"] = share
@@ -120,14 +138,22 @@ def _sized(name: str, value: Any) -> Any:
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
     """Return True for a field whose value a tiny model of the type chooses itself."""
-    if name.startswith("_") or name in ("transformers_version", "architectures", "model_type", "dtype", "torch_dtype"):
+    if name.startswith("_") or name in (
+        "transformers_version",
+        "architectures",
+        "model_type",
+        "dtype",
+        "torch_dtype",
+    ):
         return True
     if configuration.is_neutral(name, value):
         # An activation is a module of its own.
         return not isinstance(value, str) or configuration.is_label(name)
     if value is None or isinstance(value, (bool, str)) or value == 0:
         return name == "pad_token_id" and value is not None
-    return (name in rules.FIELDS and (of_type or value != 1)) or (of_type and configuration.is_size(name))
+    return (name in rules.FIELDS and (of_type or value != 1)) or (
+        of_type and configuration.is_size(name)
+    )
 
 
 def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
@@ -136,7 +162,10 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
     It covers a `share` of the channels of a head.
     """
     share = value.get("partial_rotary_factor", share)
-    found = {name: _rope(part, share) if isinstance(part, Mapping) else part for name, part in value.items()}
+    found = {
+        name: _rope(part, share) if isinstance(part, Mapping) else part
+        for name, part in value.items()
+    }
     for name, factor in (("short_factor", 1.0), ("long_factor", 1.5)):
         if isinstance(found.get(name), (list, tuple)):
             found[name] = [factor] * (int(rules.HEAD_DIM * (1.0 if share is None else share)) // 2)
@@ -150,7 +179,9 @@ def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}
-    lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
+    lists = {
+        name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))
+    }
     return {
         name: value
         for name, value in lists.items()
@@ -167,28 +198,39 @@ def _layers(config: PretrainedConfig) -> list[Any]:
     if not lists:
         return []
     depth = max(map(len, lists.values()))
-    return [tuple(repr(value[index]) for value in lists.values() if len(value) == depth) for index in range(depth)]
+    return [
+        tuple(repr(value[index]) for value in lists.values() if len(value) == depth)
+        for index in range(depth)
+    ]
 
 
 def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
-    """Return the fewest layers in a row that have all pairs of neighbours; empty without such lists.
+    """Return the fewest layers in a row that have all pairs of neighbours; empty without such
+    lists.
 
-    They begin with a layer like the first. Where other fields name layers by their numbers, they are
-    the first ones. Some classes see to it
-    that the last layer is of a certain kind: that is added `with_last`.
-    """
+    They begin with a layer like the first. Where other fields name layers by their numbers, they
+    are the first ones. Some classes see to it that the last layer is of a certain kind: that is
+    added `with_last`."""
     layers = _layers(config)
     if not layers:
         return []
     every, depth = set(pairwise(layers)), len(layers)
     firsts = [0] if _numbers_layers(config) else [a for a in range(depth) if layers[a] == layers[0]]
-    runs = (range(a, a + count) for count in range(min(rules.LAYERS, depth), depth + 1) for a in firsts)
+    runs = (
+        range(a, a + count) for count in range(min(rules.LAYERS, depth), depth + 1) for a in firsts
+    )
     found = [*next(run for run in runs if set(pairwise(layers[run.start : run.stop])) == every)]
     return [*found, depth - 1] if with_last and layers[found[-1]] != layers[-1] else found
 
 
 def _numbers_layers(config: PretrainedConfig) -> bool:
     """Return True if a list of a configuration may hold the numbers of layers."""
-    lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
-    others = (value for name, value in lists.items() if name not in _per_layer(config) and "token_id" not in name)
+    lists = {
+        name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))
+    }
+    others = (
+        value
+        for name, value in lists.items()
+        if name not in _per_layer(config) and "token_id" not in name
+    )
     return any(value and all(type(each) is int for each in value) for value in others)

@@ -1,8 +1,7 @@
 """Make and run objects as in a fresh process: without modes in force where users enable models.
 
-Users build and enable models under a default device, DeepSpeed's `zero.Init`, autocast, modes of torch,
-inside of transforms. A tiny model for measurements must not be made so.
-"""
+Users build and enable models under a default device, DeepSpeed's `zero.Init`, autocast, modes of
+torch, inside of transforms. A tiny model for measurements must not be made so."""
 
 from __future__ import annotations
 
@@ -32,10 +31,9 @@ def is_apart() -> bool:
 def apart(function: Callable[[], _T]) -> _T:
     """Call a function without default devices, modes, autocast, transforms, ZeRO-3.
 
-    It runs in a thread of its own, for torch keeps nearly all of these by thread. Its exceptions are
-    raised here. An interrupt waits until it has ended. Raises `UnsupportedModel` where constructors of
-    the whole process make parameters without values.
-    """
+    It runs in a thread of its own, for torch keeps nearly all of these by thread. Its exceptions
+    are raised here. An interrupt waits until it has ended. Raises `UnsupportedModel` where
+    constructors of the whole process make parameters without values."""
     context = contextvars.copy_context()
 
     def run() -> _T:
@@ -43,8 +41,8 @@ def apart(function: Callable[[], _T]) -> _T:
         with _without_zero():
             if nn.LayerNorm(1).weight.is_meta:
                 raise UnsupportedModel(
-                    "models are made without weights here (init_empty_weights), the tiny copy too by "
-                    "which this one is proven. Enable it outside of that context",
+                    "models are made without weights here (init_empty_weights), the tiny copy too "
+                    "by which this one is proven. Enable it outside of that context",
                     code="not-proven",
                 )
             return context.run(function)

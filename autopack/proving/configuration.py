@@ -202,7 +202,11 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
     leaves = list(_leaves(value))
     if not leaves:
         yield "[]"
-    elif _PICKED.fullmatch(field) and field != "no_rope_layers" and all(type(leaf) is int for leaf in leaves):
+    elif (
+        _PICKED.fullmatch(field)
+        and field != "no_rope_layers"
+        and all(type(leaf) is int for leaf in leaves)
+    ):
         yield "[...]"
     else:
         words = [_word(leaf) for leaf in leaves]

@@ -14,7 +14,9 @@ from autopack.inspection.foreign import is_own
 from autopack.proving.twin import Kinds, own_class
 
 T = TypeVar("T")
-_NAMES = frozenset(("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "architectures"))
+_NAMES = frozenset(
+    ("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "architectures")
+)
 """Fields of a configuration that tell its origin."""
 
 _answers: dict[Hashable, Any] = {}
@@ -33,9 +35,11 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
     values = [value for _, _, attributes in kinds.values() for _, value in attributes]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    if any(isinstance(part, CodeType) for part in parts):  # of closures, which may hold different things
+    # of closures, which may hold different things
+    if any(isinstance(part, CodeType) for part in parts):
         return None
-    served = tuple(map(id, registry.families()))  # a family that is registered later serves otherwise
+    # a family that is registered later serves otherwise
+    served = tuple(map(id, registry.families()))
     functions = tuple(value for _, _, value in code.places)
     return repr(_fields(model.config)), frozenset(kinds.items()), tuple(losses), functions, served
 
@@ -59,6 +63,8 @@ def _fields(config: Any) -> Any:
     """Return a configuration as lists of names and values, inner configurations included."""
     if hasattr(config, "to_diff_dict") or isinstance(config, Mapping):
         fields = config.items() if isinstance(config, Mapping) else vars(config).items()
-        told = sorted(((str(name), _fields(value)) for name, value in fields if name not in _NAMES), key=str)
+        told = sorted(
+            ((str(name), _fields(value)) for name, value in fields if name not in _NAMES), key=str
+        )
         return [type(config), told]
     return [_fields(part) for part in config] if isinstance(config, (list, tuple)) else config

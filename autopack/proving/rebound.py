@@ -34,7 +34,9 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
             return known[id(value)]
         if id(value) in parts:
             held = type(value).__name__
-            raise NoTwin(f"what is on {type(module).__name__} holds a {held}, which is a part of it")
+            raise NoTwin(
+                f"what is on {type(module).__name__} holds a {held}, which is a part of it"
+            )
         if isinstance(value, MethodType):
             return MethodType(of(value.__func__), of(value.__self__))
         if isinstance(value, partial):
@@ -45,14 +47,17 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
     def copied(function: FunctionType) -> FunctionType:
         for name in names_in(function.__code__) & function.__globals__.keys():
             if id(function.__globals__[name]) in parts:
-                raise NoTwin(f"what is on {type(module).__name__} names a part of it as the global {name}")
+                raise NoTwin(
+                    f"what is on {type(module).__name__} names a part of it as the global {name}"
+                )
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if any(of(part) is not part for part in given):
             raise NoTwin(f"what is on {type(module).__name__} has a part of it as a default")
         if not function.__closure__:
             return function
         closed = function.__closure__
-        cells = [cell if cell == CellType() else CellType() for cell in closed]  # one may not be filled yet
+        # one may not be filled yet
+        cells = [cell if cell == CellType() else CellType() for cell in closed]
         held = function.__code__, function.__globals__, function.__name__
         found = FunctionType(*held, function.__defaults__, tuple(cells))
         known[id(function)] = found  # it may hold itself

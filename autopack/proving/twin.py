@@ -118,7 +118,10 @@ def _missing(wanted: configuration.Words, found: configuration.Words) -> str | N
             known = found.get(model_type, {}).get(field, set())
             left = sorted(word for word in words if not configuration.is_met(word, known))
             if left:
-                return f"{field} of {model_type!r} is {', '.join(left)}, not {', '.join(sorted(known)) or 'there'}"
+                return (
+                    f"{field} of {model_type!r} is {', '.join(left)}, not "
+                    f"{', '.join(sorted(known)) or 'there'}"
+                )
     return None
 
 
@@ -131,13 +134,19 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
                 _check_size(cls, config)
             try:
                 model = of_class(cls, config, _implementations(like.config), torch.float32)
-            except (ValueError, TypeError, KeyError):  # older releases take one implementation for all parts
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+            ):  # older releases take one implementation for all parts
                 one = getattr(like.config, "_attn_implementation", None) or "eager"
                 model = of_class(cls, config, one, torch.float32)
     except Exception as error:  # a constructor may raise anything
         raise tiny.CannotBuild(str(config.model_type), error) from error
     if type(model) is not cls:
-        raise tiny.CannotBuild(str(config.model_type), f"its constructor makes a {type(model).__name__}")
+        raise tiny.CannotBuild(
+            str(config.model_type), f"its constructor makes a {type(model).__name__}"
+        )
     _check_count(model)
     experts = getattr(like.config, "_experts_implementation", None)
     if experts is not None and hasattr(model, "set_experts_implementation"):
@@ -152,9 +161,14 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
 
 
 def _implementations(config: Any) -> Any:
-    """Return the attention implementation of a configuration; of its parts too, if one has another."""
+    """Return the attention implementation of a configuration; of its parts too, if one has
+    another."""
     whole = getattr(config, "_attn_implementation", None) or "eager"
-    parts = {n: p._attn_implementation for n, p in vars(config).items() if getattr(p, "_attn_implementation", None)}
+    parts = {
+        n: p._attn_implementation
+        for n, p in vars(config).items()
+        if getattr(p, "_attn_implementation", None)
+    }
     return {"": whole, **parts} if {*parts.values()} - {whole} else whole
 
 
@@ -184,7 +198,8 @@ def _check_size(cls: Any, config: Any) -> None:
         with torch.device("meta"):
             model = cls(config)
     except Exception:
-        return  # it asks for values as it is made; the real one will say what is wrong, if anything is
+        # it asks for values as it is made; the real one will say what is wrong, if anything is
+        return
     _check_count(model)
 
 
@@ -209,19 +224,27 @@ class Kinds:
         cls = own_class(module)
         # `fully_shard` and parametrizations derive a class from that of the module, which is no
         # wrapper then.
-        wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(cls, "peft")
+        wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(
+            cls, "peft"
+        )
         if not wraps:
             self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
         for child_name, child in module.named_children():
-            self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
+            self._walk(
+                child, f"{name}.{child_name}" if name else child_name, above if wraps else cls
+            )
 
     def without(self, known: Kinds) -> list[str]:
         """Return the names of the outermost modules whose kind is not `known`."""
         found: list[str] = []
         for name, kind in self.by_name.items():
-            if kind in known.all or any(name == other or name.startswith(f"{other}.") for other in found):
+            if kind in known.all or any(
+                name == other or name.startswith(f"{other}.") for other in found
+            ):
                 continue
-            holds_functions = any(not isinstance(word, (bool, str, type(None))) for _, word in kind[2])
+            holds_functions = any(
+                not isinstance(word, (bool, str, type(None))) for _, word in kind[2]
+            )
             if not _is_token_wise(kind[1]) or holds_functions:
                 found.append(name)
                 if not name:

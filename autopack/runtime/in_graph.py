@@ -59,13 +59,16 @@ class Joint:
         if self.shape is not None:
             return _empty(parts[0], self.shape)
         if self.join is None and parts[0].dim() == 0:
-            return parts[0].clone()  # a view could not be changed in place, as Trainer changes the loss
+            # a view could not be changed in place, as Trainer changes the loss
+            return parts[0].clone()
         return join(parts)
 
 
 def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
     """Return a value with all parts of a type changed, in tuples and lists too."""
-    return tree_map_only(kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list))
+    return tree_map_only(
+        kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list)
+    )
 
 
 def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
@@ -73,7 +76,11 @@ def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, An
 
     Each of these outputs is in the graph of all later ones.
     """
-    found = _tied(results) if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else {}
+    found = (
+        _tied(results)
+        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        else {}
+    )
     for result in results:
         waits = result.shape is not None
         if result not in found:
@@ -91,7 +98,9 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_t
     `loss` takes the place of theirs.
     """
     results: dict[tuple[int, ...], Joint] = {}
-    parts = {name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"}
+    parts = {
+        name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"
+    }
     found = {name: _merged(name, each, merge, results) for name, each in parts.items()}
     if loss is not None:
         found["loss"] = results.setdefault((id(loss),), Joint([loss]))
@@ -100,7 +109,9 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_t
     return whole.to_tuple() if as_tuple else whole
 
 
-def _merged(name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]) -> Any:
+def _merged(
+    name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]
+) -> Any:
     """Return the parts of several runs as a result, and add it to `results`."""
     if isinstance(parts[0], tuple | list):
         return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
@@ -119,7 +130,9 @@ def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
-    first = next((number for number, result in enumerate(tied) if result.join is not None), len(tied))
+    first = next(
+        (number for number, result in enumerate(tied) if result.join is not None), len(tied)
+    )
     tied = tied[first:]
     found: dict[Joint, torch.Tensor] = {}
     if len(tied) < 2:
@@ -165,9 +178,14 @@ class _Sent:
             return None
         if self.refuse is not None:
             self.refuse()
-        given = [torch.zeros_like(zero) if p is None else p for p, zero in zip(parts, self.zeros, strict=True)]
+        given = [
+            torch.zeros_like(zero) if p is None else p
+            for p, zero in zip(parts, self.zeros, strict=True)
+        ]
         before, self._task = self.taken(), torch._C._current_graph_task_id()
-        self._parts = given if before is None else [a + b for a, b in zip(before, given, strict=True)]
+        self._parts = (
+            given if before is None else [a + b for a, b in zip(before, given, strict=True)]
+        )
         return self.joined(given)
 
     def taken(self) -> list[torch.Tensor] | None:
@@ -219,14 +237,20 @@ class _Place(torch.autograd.Function):
         gradients: dict[_Sent, torch.Tensor | None] = {}
         if wanted and (before is None or any(bool(part.any()) for part in found)):
             edges = [edge for other in wanted for edge in other.edges]
-            options = {"retain_graph": True, "create_graph": torch.is_grad_enabled(), "allow_unused": True}
+            options = {
+                "retain_graph": True,
+                "create_graph": torch.is_grad_enabled(),
+                "allow_unused": True,
+            }
             parts = list(torch.autograd.grad(stands, edges, found, **options))
             for other in wanted:
                 gradients[other] = other.add([parts.pop(0) for _ in other.edges])
         return None, None, None, *found, *(gradients.get(other) for other, _ in earlier)
 
 
-def _split(way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+def _split(
+    way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor
+) -> list[torch.Tensor]:
     """Return the gradients of a result's parts."""
     if way.join is None:
         return [gradient]
@@ -236,7 +260,9 @@ def _split(way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -
     with torch.enable_grad():
         leaves = [stand.detach().requires_grad_() for stand in stands]
         whole = way.join(leaves)
-        return list(torch.autograd.grad(whole, leaves, gradient, create_graph=again, materialize_grads=True))
+        return list(
+            torch.autograd.grad(whole, leaves, gradient, create_graph=again, materialize_grads=True)
+        )
 
 
 class _Waiting(torch.Tensor):
@@ -246,7 +272,9 @@ class _Waiting(torch.Tensor):
     """
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         tree_map_only(cls, _fill, (args, kwargs))
         return function(*args, **(kwargs or {}))
 

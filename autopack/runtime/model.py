@@ -31,8 +31,7 @@ from autopack.runtime.tally import Tally
 @dataclass(frozen=True)
 class Around:
     """A third-party forward around a model: its name, and the module and function it runs in, if
-    known.
-    """
+    known."""
 
     name: str
     place: str | None
@@ -56,7 +55,11 @@ class Neighbours:
 def in_a_group() -> bool:
     """Return True if this process is one of several that work together."""
     distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 @dataclass(frozen=True)
@@ -119,17 +122,20 @@ class Traits:
     @property
     def counts_padding(self) -> bool:
         """True if tokens get something else behind padding: a state runs over it, or columns are
-        counted.
-        """
+        counted."""
         return self.recurs or self.reads_padding or self.counts_columns
 
     @classmethod
-    def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
+    def of(
+        cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]
+    ) -> Traits:
         """Return the properties of a model of this anatomy by its family."""
         ways = {way for mixer in anatomy.mixers if (way := family.way_of(mixer)) is not None}
         attends = bool(anatomy.attention) or any(way.attends for way in ways)
         # A recurrent mixer may begin anew where positions do.
-        told_positions = any("position_ids" in parameters_of(type(mixer)).names for mixer in anatomy.mixers)
+        told_positions = any(
+            "position_ids" in parameters_of(type(mixer)).names for mixer in anatomy.mixers
+        )
         adjusted = any(family.adjustment_of(module) is not None for module in anatomy.attention)
         of_ways = "reads_encoder_tokens masks_without_cache reads_padding recurs".split()
         of_types = "counts_images image_of_each unpads_images".split()
@@ -138,7 +144,9 @@ class Traits:
         return cls(
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
-            whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
+            whole_model_reason=next(
+                (way.whole_model_reason for way in ways if way.whole_model_reason), None
+            ),
             leaves_out=frozenset(name for way in ways for name in way.leaves_out),
             adjusted=adjusted,
             counts_columns=adjusted or any(way.counts for way in ways),
@@ -158,9 +166,12 @@ class Traits:
 
     def refused(self, with_media: bool) -> Mapping[str, str]:
         """Return the arguments that packed calls may not bring, with or without media, and the
-        reasons.
-        """
-        return self.refused_arguments if with_media else {**self.refused_arguments, **self.refused_without_images}
+        reasons."""
+        return (
+            self.refused_arguments
+            if with_media
+            else {**self.refused_arguments, **self.refused_without_images}
+        )
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
@@ -251,13 +262,14 @@ class EnabledModel:
         """
         # levels of the entries that have been observed to return one result per row
         self.pooling: set[int] = set()
-        self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
+        self.widths = frozenset(
+            size for weight in anatomy.entries[0].parameters() for size in weight.shape
+        )
         """The sizes that vectors of the model may have."""
         self.active = False  # whether it is enabled now; a handle outlives that
         self.neighbours: Neighbours
         """Facts of other libraries for its calls, written when it is attached, or again when it has
-        changed.
-        """
+        changed."""
         # the trainer whose data were last found to reach the model whole
         self.fed_by: weakref.ref[Any] | None = None
         self.harness: SiteLease | None = None
@@ -270,7 +282,8 @@ class EnabledModel:
         """Its state when that was found out; None for a copy, at which nobody has looked yet."""
         self.live: Any = None
         """The checks of its calls (`autopack.watching.live.Live`)."""
-        self.is_audited = False  # calls of the auditor and of checks are nothing to tell the user of
+        # calls of the auditor and of checks are nothing to tell the user of
+        self.is_audited = False
         self.around: Around | None = None
         """The forward of third-party code around it that `enable` was given, which nothing proves.
         """
@@ -280,12 +293,10 @@ class EnabledModel:
         self.unknown_code: str | None = None
         self.kind: Hashable | None = None
         """Key of what twins say of models like it; None for one whose third-party code has no such
-        key.
-        """
+        key."""
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call
-        has found them.
-        """
+        has found them."""
         self.twin_says: Callable[..., str | None] | None = None
         """Returns the reason why calls of a kind would get something else, or None; it runs a twin.
 
@@ -295,7 +306,8 @@ class EnabledModel:
         self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
         """Answers of twins about the model as it is, by such a kind."""
         self._renew = renew
-        self._settler: object | None = None  # the thread that looks at it, marks it and proves it now
+        # the thread that looks at it, marks it and proves it now
+        self._settler: object | None = None
         self.link = Link(self)  # what its marks and hooks know it by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -304,8 +316,12 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        of_process = {"groups": (), **dict.fromkeys(("fingerprint", "fed_by", "kind", "harness", "_settler"))}
-        anew = {"logged": set(), "tally": replace(self.tally, _first=None)}  # the seconds were another's
+        of_process = {
+            "groups": (),
+            **dict.fromkeys(("fingerprint", "fed_by", "kind", "harness", "_settler")),
+        }
+        # the seconds were another's
+        anew = {"logged": set(), "tally": replace(self.tally, _first=None)}
         return {**self.__dict__, **of_process, **anew}
 
     def follow_code(self) -> None:
@@ -356,13 +372,14 @@ class EnabledModel:
 
     def ask_twin(self, *question: Any) -> str | None:
         """Return the twin's reason why calls of a kind (see `twin_says`) would get something else,
-        or None.
-        """
+        or None."""
         if self.is_settling or self.twin_says is None:
             return None
         if question not in self.said_by_twins:
             with self.settling():
-                self.said_by_twins[question] = self.twin_says(self.anatomy.entries[0], self, *question)
+                self.said_by_twins[question] = self.twin_says(
+                    self.anatomy.entries[0], self, *question
+                )
         return self.said_by_twins[question]
 
     @property
@@ -373,19 +390,28 @@ class EnabledModel:
 
     def is_called_from(self, place: str, function: str = ".*") -> bool:
         """Return True if a running function of a module under `place` holds this model."""
-        return not torch.compiler.is_compiling() and any(map(self._is_held_by, callers(place, function)))
+        return not torch.compiler.is_compiling() and any(
+            map(self._is_held_by, callers(place, function))
+        )
 
     def _is_held_by(self, caller: Any) -> bool:
-        """Return True if the caller is the model, has it as a part, or keeps either as its `model`."""
+        """Return True if the caller is the model, has it as a part, or keeps either as its
+        `model`."""
         held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
         if not isinstance(held, nn.Module):
             return False
         entries = self.anatomy.entries
-        return any(held is entry for entry in entries) or any(part is entries[0] for part in held.modules())
+        return any(held is entry for entry in entries) or any(
+            part is entries[0] for part in held.modules()
+        )
 
     def implementations(self) -> tuple[str, ...]:
         """Return the attention implementations that this model's attention modules ask for now."""
         modules: Any = self.anatomy.attention
-        configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None}.values()
-        named = {c._attn_implementation or "eager" for c in configs if hasattr(c, "_attn_implementation")}
+        configs = {
+            id(c): c for m in modules if (c := getattr(m, "config", None)) is not None
+        }.values()
+        named = {
+            c._attn_implementation or "eager" for c in configs if hasattr(c, "_attn_implementation")
+        }
         return tuple(sorted(named))

@@ -24,7 +24,10 @@ from autopack.layout.host import upload
 
 logger = logging.getLogger(__name__)
 
-LOOKS = "whether its results at padding are read is found out in this call, by the gradient that they get"
+LOOKS = (
+    "whether its results at padding are read is found out in this call, by the gradient that they "
+    "get"
+)
 LOOKS_AT_STATE = "whether a module keeps state of all columns is found out in this call"
 _BLIND = "nobody can tell whether its results at padding are read: they get no gradient"
 
@@ -41,8 +44,10 @@ class PaddingRead:
         self.looks = 0  # batches that ran as they came, to find it out
         self.due_at = 1  # the number of the padded batch from which on the next one does
         self.answered = False  # whether a gradient has come back to one that ran as it came
-        self.writes: str | None = None  # the module that keeps state, and what it writes, where one does
-        self.where: str | None = None  # the part of its output that is read at padding, where one is
+        # the module that keeps state, and what it writes, where one does
+        self.writes: str | None = None
+        # the part of its output that is read at padding, where one is
+        self.where: str | None = None
         self._looked_at: list[weakref.ref[torch.Tensor]] = []
         """The tokens of batches that ran as they came: checkpoints repeat them in backward."""
 
@@ -56,7 +61,9 @@ class PaddingRead:
         gradient comes back to a model that is not `trained`.
         """
         if self.where is not None:
-            return f"{self.where} of its output was read at padding: a gradient came back to it there"
+            return (
+                f"{self.where} of its output was read at padding: a gradient came back to it there"
+            )
         if has_labels or not torch.is_grad_enabled():
             return None
         if not trained and not tokens.requires_grad:
@@ -123,7 +130,9 @@ class PaddingRead:
 
     def _forget(self, tokens: torch.Tensor | None) -> None:
         """Forget a batch whose gradients have come, and batches that no longer exist."""
-        self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
+        self._looked_at = [
+            ref for ref in self._looked_at if ref() is not None and ref() is not tokens
+        ]
 
     def refuse(self, name: str) -> None:
         """Raise `UnsupportedModel`: something beside the labels' loss has read padding."""
@@ -137,7 +146,12 @@ class PaddingRead:
         )
 
     def _arrived(
-        self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor | None
+        self,
+        name: str,
+        padding: torch.Tensor,
+        axis: int,
+        refuses: bool,
+        gradient: torch.Tensor | None,
     ) -> None:
         """Note if a gradient is not zero at padding: then code outside reads it."""
         # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
@@ -154,7 +168,8 @@ class PaddingRead:
             self.where = name
             logger.warning(
                 "Code behind the model reads its output at padding (%s), so padded batches keep "
-                "their padding from now on. If that code should not read padding, mask it out there.",
+                "their padding from now on. If that code should not read padding, mask it out "
+                "there.",
                 name,
             )
 

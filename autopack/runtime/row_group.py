@@ -1,6 +1,5 @@
 """Processes that share rows: each has an equal part of the columns of every row, in the order of
-their ranks.
-"""
+their ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +54,11 @@ class RowGroup:
         return {"_group": None}
 
     def __repr__(self) -> str:
-        return "a group of another process" if self._group is None else f"a group of {self.ranks} processes"
+        return (
+            "a group of another process"
+            if self._group is None
+            else f"a group of {self.ranks} processes"
+        )
 
     @property
     def group(self) -> Group:

@@ -90,7 +90,11 @@ class RankRuns:
 
         If a rank that has to has an `obstacle`, every rank raises `UnsupportedModel`.
         """
-        while self.count < self._total if self._total is not None else _any_rank_goes_on(self._groups, False, obstacle):
+        while (
+            self.count < self._total
+            if self._total is not None
+            else _any_rank_goes_on(self._groups, False, obstacle)
+        ):
             self.count += 1
             yield
 
@@ -100,7 +104,9 @@ def largest_over_ranks(groups: Sequence[Group], values: Sequence[int]) -> list[i
     found = list(values)
     for group in groups:
         # Where a group can do so on the CPU, no device is waited for.
-        devices = dict(each.split(":") for each in torch.distributed.get_backend_config(group).split(","))
+        devices = dict(
+            each.split(":") for each in torch.distributed.get_backend_config(group).split(",")
+        )
         where = torch.device("cpu" if "cpu" in devices else next(iter(devices)))
         asked = torch.tensor(found, device=where)
         torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX, group)
@@ -135,11 +141,15 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
     numbers: list[tuple[nn.Module, dict[str, Any]]] = []  # or None: some routers keep counts there
     for part in module.modules():
         own = ((n, v) for n, v in vars(part).items() if v is None or isinstance(v, int | float))
-        numbers.append((part, {name: value for name, value in own if not name.startswith(_OF_ZERO)}))
+        numbers.append(
+            (part, {name: value for name, value in own if not name.startswith(_OF_ZERO)})
+        )
     with drawing_nothing(module):
         try:
             for part, buffers in held:
-                copies = {name: None if b is None else b.detach().clone() for name, b in buffers.items()}
+                copies = {
+                    name: None if b is None else b.detach().clone() for name, b in buffers.items()
+                }
                 put_into(part._buffers, copies)
             yield
         finally:
@@ -159,11 +169,16 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
     if isinstance(kept, dict):
         alike = [each for each in idle if isinstance(each, dict)]
         return type(kept)(
-            **{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()},
+            **{
+                key: with_idle(part, [each.get(key) for each in alike])
+                for key, part in kept.items()
+            },
         )
     if type(kept) in (tuple, list):
         alike = [each for each in idle if isinstance(each, type(kept))]
-        of_place = ([each[place] for each in alike if place < len(each)] for place in range(len(kept)))
+        of_place = (
+            [each[place] for each in alike if place < len(each)] for place in range(len(kept))
+        )
         return type(kept)(map(with_idle, kept, of_place))
     return kept
 
@@ -178,5 +193,8 @@ class _Idle(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        zeros = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.idle)
+        zeros = (
+            torch.zeros((), dtype=dtype, device=device).expand(shape)
+            for shape, dtype, device in ctx.idle
+        )
         return gradient, *zeros

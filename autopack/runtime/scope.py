@@ -51,7 +51,8 @@ class Mark:
     A part that takes no tokens (a vision tower) does not, nor does attention within each token or
     media.
     """
-    reads_encoder: bool = False  # whether it is cross-attention, which reads what the encoder has made
+    # whether it is cross-attention, which reads what the encoder has made
+    reads_encoder: bool = False
     reads_images: bool = False  # whether it is attention from text to images
 
     @property
@@ -92,14 +93,18 @@ class Scope:
     """The facts about one forward of one enabled model that sites may read."""
 
     model: EnabledModel
-    layout: PackedLayout | None = None  # where its documents lie; None for a call that packs nothing
+    # where its documents lie; None for a call that packs nothing
+    layout: PackedLayout | None = None
     memory: PackedLayout | None = None
-    """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
-    images: SeenImages | None = None  # which images each document reads, where text attends to images across
+    """The layout of the encoder's states in a decoder: document i of `layout` reads document i of
+    it."""
+    # which images each document reads, where text attends to images across
+    images: SeenImages | None = None
     want_weights: bool = False  # whether attention weights are asked for
     as_batch: bool = False
     """True if documents are rows of a batch with its longest row's values (dynamic rope)."""
-    stock: bool = False  # whether the model runs as it would without autopack, whatever the call declares
+    # whether the model runs as it would without autopack, whatever the call declares
+    stock: bool = False
     refusal: str | None = None
     """The reason why nothing in this forward may mix tokens, or None.
 
@@ -119,18 +124,30 @@ class Activation:
     """A scope in force, from the entry that put it in force to the exit that ends it."""
 
     def __init__(
-        self, scope: Scope, outer: Activation | None, level: int, plan: Any = None, frame: FrameType | None = None
+        self,
+        scope: Scope,
+        outer: Activation | None,
+        level: int,
+        plan: Any = None,
+        frame: FrameType | None = None,
     ):
         self.scope = scope
         self.outer = outer  # what was in force before, and will be again
         self.plan = plan
-        """The entry's plan of the call (`autopack.calls.call.CallPlan`); None in a recomputation."""
-        self.level = level  # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
-        self.passed: tuple[int, ...] = (level,)  # levels of the entries that are being passed now, the outermost first
-        self.deepest = level  # the deepest level that has been entered, whether or not it has been left
-        self.foreign = plan is not None and plan.call.entry.foreign is not None  # whether its code is a third party's
-        self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
-        self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.met_inside`)
+        """The entry's plan of the call (`autopack.calls.call.CallPlan`); None in a
+        recomputation."""
+        # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
+        self.level = level
+        # levels of the entries that are being passed now, the outermost first
+        self.passed: tuple[int, ...] = (level,)
+        # the deepest level that has been entered, whether or not it has been left
+        self.deepest = level
+        # whether its code is a third party's
+        self.foreign = plan is not None and plan.call.entry.foreign is not None
+        # the layouts of packed rows that were declared further in alone
+        self.inside: list[PackedLayout] = []
+        # whether labels have come to the site of the loss (`autopack.calls.met_inside`)
+        self.met_loss = False
         self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
         self.mixing: tuple[PackedLayout, set[str]] | None = None
         """The layout of the mixer that runs now at its operations, and those that it has called."""
@@ -166,9 +183,10 @@ def _calling_frame() -> FrameType | None:
 class Ambient(threading.local):
     """The scope in force in this thread."""
 
-    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so
-    # that no graph depends on whether it has been.
-    __slots__ = ()  # for Dynamo of torch 2.4, which takes what it reads of another kind of thread-local for a class
+    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every
+    # thread, so that no graph depends on whether it has been. for Dynamo of torch 2.4, which takes
+    # what it reads of another kind of thread-local for a class
+    __slots__ = ()
 
     def __init__(self) -> None:
         self.activation: Activation | None = None
@@ -211,7 +229,11 @@ def of_model(model: EnabledModel) -> Activation | None:
 def close(model: EnabledModel, level: int) -> Activation | None:
     """Leave the entry of `level`. Leaving the first one ends the activation, and returns it."""
     activation = ambient.activation
-    if activation is None or activation.scope.model is not model or activation.passed[-1:] != (level,):
+    if (
+        activation is None
+        or activation.scope.model is not model
+        or activation.passed[-1:] != (level,)
+    ):
         return None  # an entry that raised has put nothing in force
     activation.passed = activation.passed[:-1]
     if activation.passed:
@@ -234,9 +256,8 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
 
 @contextmanager
 def stock(model: EnabledModel) -> Iterator[None]:
-    """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call
-    on.
-    """
+    """Run an enabled model in this thread as it would run without autopack: entries and sites hand
+    every call on."""
     with in_force(Scope(model, stock=True)):
         yield
 
@@ -259,10 +280,9 @@ def without_layout() -> AbstractContextManager[None]:
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
     """Return the scope of `module`'s forward, or None if it belongs to no enabled model.
 
-    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another
-    model's. With `one_token` the module has one token per row, which needs no scope: two documents would be
-    two tokens.
-    """
+    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with
+    another model's. With `one_token` the module has one token per row, which needs no scope: two
+    documents would be two tokens."""
     mark = module.__dict__.get(MARK)
     if mark is None or not mark.mixes:
         return None
@@ -287,15 +307,16 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
         f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached "
         "without passing that model's entry, so its documents are unknown. Call the model itself, "
         "not one of its layers or the forward of a class that it is derived from; for gradient "
-        "checkpointing use `model.gradient_checkpointing_enable()` or torch's checkpoint wrappers, "
-        "since other ways do not carry the layout into backward; or call `autopack.disable(model)` "
-        "first.",
+        "checkpointing use `model.gradient_checkpointing_enable()` or torch's checkpoint "
+        "wrappers, since other ways do not carry the layout into backward; or call "
+        "`autopack.disable(model)` first.",
         code="past-the-entry",
     )
 
 
 class ArrivalHook:
-    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its site.
+    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its
+    site.
 
     It holds nothing.
     """
@@ -303,20 +324,28 @@ class ArrivalHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Raise `UnsupportedModel` if a mixing module has run in a packed forward, past its site.
 
-        Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites until
-        it is called.
-        """
+        Raises `OutsideForward` if it has run in none, as its site would have: a copy has no sites
+        until it is called."""
         activation, mark = ambient.activation, module.__dict__.get(MARK)
         if mark is None or torch.compiler.is_compiling():
             return
         if activation is None:
             states = output[0] if isinstance(output, tuple) else output
-            if mark.model is None or not isinstance(states, torch.Tensor) or states.ndim < 3 or states.shape[-2] != 1:
+            if (
+                mark.model is None
+                or not isinstance(states, torch.Tensor)
+                or states.ndim < 3
+                or states.shape[-2] != 1
+            ):
                 raise _outside(module, mark)
             return
         if activation.scope.layout is None:
             return
-        if activation.scope.model is mark.link.model and mark not in activation.arrived and not _is_compiled(module):
+        if (
+            activation.scope.model is mark.link.model
+            and mark not in activation.arrived
+            and not _is_compiled(module)
+        ):
             raise UnsupportedModel(
                 f"{type(module).__name__} has run in a packed forward without reaching the place "
                 "where autopack keeps documents apart, so it may have mixed them. Its code took a "
@@ -328,15 +357,20 @@ class ArrivalHook:
 def _is_compiled(module: nn.Module) -> bool:
     """Return True if its class's compiled forward ran, in which arrival leaves no trace."""
     method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
-    return getattr(method, "__self__", None) is module and getattr(method, "__func__", None) is type(module).forward
+    return (
+        getattr(method, "__self__", None) is module
+        and getattr(method, "__func__", None) is type(module).forward
+    )
 
 
 _FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
-"""Attributes of transformers' modules and of torch's wrappers; both take a function and its arguments."""
+"""Attributes of transformers' modules and of torch's wrappers; both take a function and its
+arguments."""
 
 
 class _Rebound:
-    """A checkpointed function that runs in the scope of the forward in which it was first called."""
+    """A checkpointed function that runs in the scope of the forward in which it was first
+    called."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope):
         self.function = function
@@ -351,13 +385,15 @@ class _Rebound:
             )
         activation = ambient.activation
         if activation is not None and activation.scope is self.scope:
-            return self.function(*args, **kwargs)  # in the forward itself; changing nothing lets Dynamo trace it
+            # in the forward itself; changing nothing lets Dynamo trace it
+            return self.function(*args, **kwargs)
         # A recomputation has its own frame and may have its own thread.
         with in_force(self.scope):
             return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Checkpoint functions of others look at the layer whose method they get (`__self__`, LLaMA-Factory).
+        # Checkpoint functions of others look at the layer whose method they get (`__self__`,
+        # LLaMA-Factory).
         if name == "function":
             raise AttributeError(name)
         return getattr(self.function, name)
@@ -371,8 +407,11 @@ class BoundCheckpoint:
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         activation, bound = ambient.activation, function
-        if activation is not None and isinstance(function, partial):  # stays one, for third-party code that opens it
-            bound = partial(_Rebound(function.func, activation.scope), *function.args, **function.keywords)
+        # stays one, for third-party code that opens it
+        if activation is not None and isinstance(function, partial):
+            bound = partial(
+                _Rebound(function.func, activation.scope), *function.args, **function.keywords
+            )
         elif activation is not None:
             bound = _Rebound(function, activation.scope)
         return self.autopack_original(bound, *args, **kwargs)
@@ -392,7 +431,9 @@ def unbind_checkpointing(modules: list[nn.Module]) -> None:
             held[name] = function.autopack_original
 
 
-def _checkpoint_functions(modules: list[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
+def _checkpoint_functions(
+    modules: list[nn.Module],
+) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
     for module in modules:
         for name in _FUNCTIONS:
             if (function := module.__dict__.get(name)) is not None:

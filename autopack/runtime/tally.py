@@ -1,6 +1,5 @@
 """Counts, on the host, of the calls of one enabled model, their outcomes, and findings of their
-checks.
-"""
+checks."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ class Volume(NamedTuple):
     tokens: int = 0  # real tokens of them, and those that were shared
     documents: int = 0
     skipped: int = 0  # columns of padding that came and did not run
-    shared: int = 0  # real tokens that did not run, since another row of the batch began with the same ones
+    # real tokens that did not run, since another row of the batch began with the same ones
+    shared: int = 0
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
@@ -42,7 +42,9 @@ class Volume(NamedTuple):
         """
         columns, lengths = int(layout.bounds[-1]), layout.sizes
         if layout.is_padding is None:
-            padding = others = _single_at_the_end(lengths == 1, layout.bounds[1:] % layout.columns == 0)
+            padding = others = _single_at_the_end(
+                lengths == 1, layout.bounds[1:] % layout.columns == 0
+            )
         else:
             padding, others = int(lengths[layout.is_padding].sum()), int(layout.is_padding.sum())
         return cls(1, layout.rows, columns, columns - padding, len(lengths) - others)
@@ -95,7 +97,9 @@ class Volume(NamedTuple):
     @property
     def amount(self) -> str:
         """The number of tokens that ran and of their columns, in words."""
-        shared = f", {self.shared:,} of them computed with those of another row," if self.shared else ""
+        shared = (
+            f", {self.shared:,} of them computed with those of another row," if self.shared else ""
+        )
         return f"{self.tokens:,} real tokens{shared} in {self.columns:,} columns"
 
     @property
@@ -161,7 +165,10 @@ class Tally:
             self._first, self._latest = other._first, other._latest
         elif other._first is not None:
             self._first = min(self._first[0], other._first[0]), self._first[1] + other._first[1]
-            self._latest = max(self._latest[0], other._latest[0]), self._latest[1] + other._latest[1]
+            self._latest = (
+                max(self._latest[0], other._latest[0]),
+                self._latest[1] + other._latest[1],
+            )
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -191,11 +198,16 @@ class Tally:
         if not self.training.calls:
             return None
         rate = self.tokens_per_second
-        return str(self.training) + ("" if rate is None else f", {rate:,.0f} real tokens per second")
+        return str(self.training) + (
+            "" if rate is None else f", {rate:,.0f} real tokens per second"
+        )
 
     def counted(self) -> dict[str, Any]:
         """Return the counts so far, by attribute; a later count does not change them."""
-        return {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        return {
+            name: value.copy() if isinstance(value, Counter) else value
+            for name, value in vars(self).items()
+        }
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -225,14 +237,18 @@ class Tally:
             parts.append(f"{number_of(count, 'call')} ran as without autopack: {reason}")
         if self.unmasked:
             parts.append(
-                "batches that look padded came without an attention_mask, and were computed as they came",
+                (
+                    "batches that look padded came without an attention_mask, and were computed as "
+                    "they came"
+                ),
             )
         return "; ".join(parts) or "no padded batch yet"
 
 
 @dataclass
 class Checked:
-    """Findings of checks of calls so far, and the largest and the kinds of calls that were checked."""
+    """Findings of checks of calls so far, and the largest and the kinds of calls that were
+    checked."""
 
     every: int = 0
     """Number of training calls from one check to the next; 0 for none but those of the schedule."""
@@ -299,7 +315,10 @@ class Checked:
             found += f", worst relative error {self.worst:.1e}"
         found += f", {self.leaks} leaking" if self.leaks else ""
         return "; ".join(
-            [found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())],
+            [
+                found,
+                *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common()),
+            ],
         )
 
 

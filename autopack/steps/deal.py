@@ -20,7 +20,12 @@ Rows = list[list[int]]
 
 
 def deal(
-    lengths: Sequence[int], homes: Sequence[int], ranks: int, most: int, cost: CostModel, moves: bool = True
+    lengths: Sequence[int],
+    homes: Sequence[int],
+    ranks: int,
+    most: int,
+    cost: CostModel,
+    moves: bool = True,
 ) -> list[Rows]:
     """Return the micro-batches of every rank: equally many, of at most `most` tokens each.
 
@@ -33,7 +38,9 @@ def deal(
         at = _near(_balanced(cost(sizes), longest_first, ranks), at, sizes, ranks)
     of_rank = [[number for number in longest_first if at[number] == rank] for rank in range(ranks)]
     # A document of more tokens takes one micro-batch, however long it is.
-    fewest = max(1, *(-(-int(np.minimum(sizes[numbers], most).sum()) // most) for numbers in of_rank))
+    fewest = max(
+        1, *(-(-int(np.minimum(sizes[numbers], most).sum()) // most) for numbers in of_rank)
+    )
     for rows in count(fewest):
         found = [_rows(sizes, numbers, rows, most) for numbers in of_rank]
         dealt = [each for each in found if each is not None]

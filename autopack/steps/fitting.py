@@ -1,6 +1,5 @@
 """Find how many tokens of a micro-batch fit into the memory of a device, from the peak of a step
-that ran.
-"""
+that ran."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ AUTO = "auto"
 """Value of `max_tokens` that asks for what fits."""
 SHARE = 0.8
 """Share of the memory that is planned for: rows of other documents take a little more, and
-allocators have gaps.
-"""
+allocators have gaps."""
 
 
 class Memory:
@@ -22,7 +20,9 @@ class Memory:
 
     def __init__(self, device: torch.device):
         self.device = device
-        if device.type == "cpu" or not hasattr(torch.get_device_module(device), "max_memory_allocated"):
+        if device.type == "cpu" or not hasattr(
+            torch.get_device_module(device), "max_memory_allocated"
+        ):
             raise ValueError(
                 "max_tokens='auto' measures the memory of a device, which torch does not count on "
                 f"{device.type}. Give a number of tokens."

@@ -88,7 +88,9 @@ def step_of(
     micro_batches = []
     for numbers in dealt[ranks.own]:
         joined = join([held[number] for number in numbers] or [least], columns)
-        micro_batches.append(MicroBatch(joined, len(numbers), sum(every[number] for number in numbers)))
+        micro_batches.append(
+            MicroBatch(joined, len(numbers), sum(every[number] for number in numbers))
+        )
     costs = [float(cost([every[number] for row in rows for number in row]).sum()) for rows in dealt]
     return Step(micro_batches, max(costs) * len(costs) / sum(costs))
 
@@ -101,7 +103,9 @@ def _exchanged(
     like: Sequence[Example],
 ) -> dict[int, Example]:
     """Return the documents that other ranks held and this one runs."""
-    away = {n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank}
+    away = {
+        n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank
+    }
     sent = {number: _on_host(held[number]) for number in away if number in held}
     device = next(value.device for value in like[0][0].values() if isinstance(value, torch.Tensor))
     found = {}
@@ -116,12 +120,18 @@ def _exchanged(
 def _on_host(example: Example) -> Example:
     """Return an example on the CPU, without the batch that it was cut from."""
     # A slice would bring the whole batch that it is a view of.
-    return tuple({n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
+    return tuple(
+        {n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()}
+        for row in example
+    )
 
 
 def _moved(example: Example, device: torch.device) -> Example:
     """Return an example on another device."""
-    return tuple({n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in example)
+    return tuple(
+        {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()}
+        for row in example
+    )
 
 
 def micro_batches(

@@ -51,9 +51,14 @@ class StepCutter:
     steps that it cannot cut as they are, with a warning.
     """
 
-    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False):
+    def __init__(
+        self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
+    ):
         self._memory = Memory(trainer.args.device) if max_tokens == AUTO else None
-        self.asked, self.max_tokens = max_tokens, 0 if self._memory is not None else check_most(max_tokens)
+        self.asked, self.max_tokens = (
+            max_tokens,
+            0 if self._memory is not None else check_most(max_tokens),
+        )
         self.steps, self.micro_batches, self.tokens, self.slowest = 0, 0, 0, 0.0
         self._trainer, self._enabled = trainer, enabled
         self._numbers_from_the_first = _numbers_from_the_first(enabled)
@@ -73,7 +78,9 @@ class StepCutter:
         for name in _SEAMS:
             if vars(self._trainer).get(name) == getattr(self, f"_{name}"):
                 vars(self._trainer).pop(name)
-                vars(self._trainer).update({n: value for n, value in self._before.items() if n == name})
+                vars(self._trainer).update(
+                    {n: value for n, value in self._before.items() if n == name}
+                )
 
     def __repr__(self) -> str:
         if not self.steps:
@@ -93,7 +100,9 @@ class StepCutter:
         self._batches = batches
         return batches, items
 
-    def _training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def _training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Train on the micro-batches of a whole step, in the call for its last batch."""
         if not any(inputs is each for each in self._batches):
             return self._original["training_step"](model, inputs, num_items_in_batch)
@@ -120,7 +129,9 @@ class StepCutter:
                 with contextlib.nullcontext() if last or always else accelerator.no_sync(model):
                     self._share = self._share_of(each)
                     state._set_sync_gradients(last)  # by which DeepSpeed is told to step
-                    total = total + self._original["training_step"](model, each.batch, num_items_in_batch)
+                    total = total + self._original["training_step"](
+                        model, each.batch, num_items_in_batch
+                    )
         except BaseException:  # half of a step counts for nothing
             model.zero_grad()
             raise
@@ -134,7 +145,9 @@ class StepCutter:
             longest = max(each.tokens for each in cut_anew.micro_batches)
             fit = tokens_that_fit(held, self._memory.peak(), longest, self._memory.total())
             self.max_tokens = min(Ranks().gathered(fit))
-            logger.info("autopack cuts steps by max_tokens=%s, which fits into memory", self.max_tokens)
+            logger.info(
+                "autopack cuts steps by max_tokens=%s, which fits into memory", self.max_tokens
+            )
         return total
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +155,11 @@ class StepCutter:
         found = self._original["compute_loss"](*args, **kwargs)
         if self._share == 1.0:
             return found
-        return (found[0] * self._share, *found[1:]) if isinstance(found, tuple) else found * self._share
+        return (
+            (found[0] * self._share, *found[1:])
+            if isinstance(found, tuple)
+            else found * self._share
+        )
 
     # --- The step
 
@@ -176,21 +193,28 @@ class StepCutter:
             self._adds_up = self._rule(model, columns, examples, items, ranks)
         if self._memory is not None and self.steps < _MEASURED:
             # As many as the columns of a batch as it came, which fits.
-            self.max_tokens = max(ranks.gathered(max(math.prod(shape_of(batch)) for batch in batches)))
+            self.max_tokens = max(
+                ranks.gathered(max(math.prod(shape_of(batch)) for batch in batches))
+            )
         sizes = set().union(*(each for _, each in of_ranks))
         self._per_batch = sizes.pop() if len(sizes) == 1 else None
         if self._per_batch is None and not self._adds_up:
             # Of batches of several sizes, an epoch's last ones, documents have several weights.
             tokens = [sum(length_of(example, columns) for example in each) for each in found]
             parts = zip(found, tokens, strict=True)
-            return Step([MicroBatch(join(each, columns), len(each), count) for each, count in parts], 1.0)
-        moves = not self._adds_up or bool(getattr(trainer.args, "average_tokens_across_devices", False))
-        return step_of(examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves)
+            return Step(
+                [MicroBatch(join(each, columns), len(each), count) for each, count in parts], 1.0
+            )
+        moves = not self._adds_up or bool(
+            getattr(trainer.args, "average_tokens_across_devices", False)
+        )
+        return step_of(
+            examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves
+        )
 
     def _share_of(self, part: MicroBatch) -> float:
         """Return the factor of a loss: a mean counts as many documents as there are, a sum counts
-        itself.
-        """
+        itself."""
         if self._adds_up:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
@@ -215,14 +239,21 @@ class StepCutter:
         with self._unnoticed() as begin:
             parts = [*([each] for each in chosen), chosen]
             try:
-                *alone, together = (self._loss(begin, model, join(part, columns), items) for part in parts)
+                *alone, together = (
+                    self._loss(begin, model, join(part, columns), items) for part in parts
+                )
             except Exception as error:  # of a loss that wants another number of documents
                 # ranks that gather parameters wait elsewhere, and end with this one
                 if not self._enabled.groups:
                     ranks.gathered((False, False))
-                said = f"its loss raises {type(error).__name__} for documents in other batches than its own"
+                said = (
+                    f"its loss raises {type(error).__name__} for documents in other batches than "
+                    "its own"
+                )
                 raise _not_cut(self._trainer, f"{said}: {error}") from error
-        tolerance = _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
+        tolerance = (
+            _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
+        )
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
         of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1
         sums = items is not None and _is_close(together, sum(alone), tolerance)
@@ -239,7 +270,9 @@ class StepCutter:
             "alone, so it matters which documents share a batch",
         )
 
-    def _loss(self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any) -> float:
+    def _loss(
+        self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any
+    ) -> float:
         """Return the loss of a batch without gradients."""
         begin()
         with torch.no_grad(), self._trainer.compute_loss_context_manager():
@@ -248,10 +281,17 @@ class StepCutter:
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
         """Run without dropout, in the weights' own precision, and leave all counts unchanged."""
-        kept = {name: copy.deepcopy(value) for name, value in vars(self._trainer).items() if name in _COUNTS}
+        kept = {
+            name: copy.deepcopy(value)
+            for name, value in vars(self._trainer).items()
+            if name in _COUNTS
+        }
         base = self._enabled.anatomy.entries[0]
         try:
-            with preserved(base, self._enabled) as begin, in_their_own_precision(self._trainer.model.modules()):
+            with (
+                preserved(base, self._enabled) as begin,
+                in_their_own_precision(self._trainer.model.modules()),
+            ):
                 yield begin
         finally:
             vars(self._trainer).update(kept)
@@ -265,13 +305,22 @@ class StepCutter:
         parallel = getattr(accelerator, "parallelism_config", None)
         why = (adapter_of(trainer) or TRANSFORMERS).why_not_cut(trainer)
         if not hasattr(trainer, "get_batch_samples"):
-            why = "this release collects no batches of a step beforehand; transformers 4.46 and later do"
+            why = (
+                "this release collects no batches of a step beforehand; transformers 4.46 and "
+                "later do"
+            )
         elif own.partition(".")[0] != "transformers":
             why = f"it makes its batches itself ({own})"
         elif getattr(trainer, "is_deepspeed_enabled", False) and not says_when_to_step():
-            why = "DeepSpeed counts the micro-batches of a step itself; update accelerate to 1.8 or later"
+            why = (
+                "DeepSpeed counts the micro-batches of a step itself; update accelerate to 1.8 or "
+                "later"
+            )
         elif args.n_gpu > 1:
-            why = "torch.nn.DataParallel divides batches by rows; start one process per device with torchrun"
+            why = (
+                "torch.nn.DataParallel divides batches by rows; start one process per device with "
+                "torchrun"
+            )
         elif parallel is not None and parallel.total_size != parallel.data_parallel_size:
             why = "ranks of it share rows or layers"
         elif self._enabled.anatomy.has_row_dependent_rotary:
@@ -281,10 +330,17 @@ class StepCutter:
 
     def _refuse_padding(self, columns: Columns) -> None:
         """Raise `UnsupportedModel` for left padding of a model that numbers tokens by columns."""
-        if columns.on_the_left and "position_ids" not in columns.per and not self._numbers_from_the_first:
+        if (
+            columns.on_the_left
+            and "position_ids" not in columns.per
+            and not self._numbers_from_the_first
+        ):
             raise _not_cut(
                 self._trainer,
-                "its batches are padded on the left, which moves its model's positions. Pad on the right",
+                (
+                    "its batches are padded on the left, which moves its model's positions. Pad on "
+                    "the right"
+                ),
             )
 
 
@@ -303,8 +359,8 @@ def cut_steps(
         return StepCutter(trainer, enabled, max_tokens, lenient)
     if found.asked != max_tokens:
         raise ValueError(
-            f"the trainer is enabled with max_tokens={found.asked!r}; call autopack.disable(trainer) before "
-            f"enabling it with max_tokens={max_tokens!r}"
+            f"the trainer is enabled with max_tokens={found.asked!r}; call "
+            f"autopack.disable(trainer) before enabling it with max_tokens={max_tokens!r}"
         )
     return None
 
@@ -317,8 +373,7 @@ def cutter_of(trainer: Any) -> StepCutter | None:
 
 def _numbers_from_the_first(enabled: EnabledModel) -> bool:
     """Return True if padding on the left changes nothing: positions skip it, or only their
-    differences count.
-    """
+    differences count."""
     traits, model = enabled.traits, enabled.anatomy.entries[0]
     if traits.counts_padding:
         return False

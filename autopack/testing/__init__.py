@@ -10,10 +10,9 @@ __all__ = ["assert_packing_exact", "assert_step_exact"]
 def assert_packing_exact(model: Any, **options: Any) -> None:
     """Raise `AssertionError` unless every document of a packed row gets what it gets alone.
 
-    It shows the report, which names the worst call and the module in which that begins. `options` are
-    those of `autopack.audit`, such as `modes=("use_cache=False",)` for a model that is called in no
-    other way.
-    """
+    It shows the report, which names the worst call and the module in which that begins. `options`
+    are those of `autopack.audit`, such as `modes=("use_cache=False",)` for a model that is called
+    in no other way."""
     __tracebackhide__ = True
     from autopack.auditing.auditor import audit
 

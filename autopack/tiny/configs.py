@@ -40,7 +40,10 @@ def types_for(task: str) -> list[str]:
     """
     registered = getattr(modeling_auto, TASKS[task])._extra_content
     return sorted(
-        {*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)},
+        {
+            *getattr(modeling_auto, f"{TASKS[task]}_NAMES"),
+            *(added.model_type for added in registered),
+        },
     )
 
 
@@ -59,7 +62,10 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 
 
 def of_class(
-    config_class: type[PretrainedConfig], overrides: dict[str, Any], parts: dict[str, str], task: str = ""
+    config_class: type[PretrainedConfig],
+    overrides: dict[str, Any],
+    parts: dict[str, str],
+    task: str = "",
 ) -> PretrainedConfig:
     """Return a tiny configuration of any class, transformers' own or another, as `config` does of a
     type.
@@ -68,11 +74,15 @@ def of_class(
     class refuses them.
     """
     model_type = config_class.model_type
-    own = known("configs", model_type) | (known("causal", model_type) if task == "causal-lm" else {})
+    own = known("configs", model_type) | (
+        known("causal", model_type) if task == "causal-lm" else {}
+    )
     typed: dict[str, Any] = {name: {"model_type": part_type} for name, part_type in parts.items()}
     try:
         tiny = config_class(**_arguments(config_class(**typed), own, overrides))
-        if task == "seq2seq" or (task != "causal-lm" and getattr(tiny, "is_encoder_decoder", False)):
+        if task == "seq2seq" or (
+            task != "causal-lm" and getattr(tiny, "is_encoder_decoder", False)
+        ):
             for name, token in (("decoder_start_token_id", 2), ("pad_token_id", 0)):
                 if getattr(tiny, name, None) is None:
                     setattr(tiny, name, token)
@@ -92,7 +102,9 @@ def known(what: str, model_type: str) -> dict[str, Any]:
     return copy.deepcopy(dict(next(filter(None, found), {})))
 
 
-def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+def _arguments(
+    default: PretrainedConfig, own: dict[str, Any], overrides: dict[str, Any]
+) -> dict[str, Any]:
     """Return the keyword arguments that make a tiny configuration of the class of `default`.
 
     `own` are the fields of its type beyond the general rules; the caller's overrides win over them.
@@ -112,7 +124,9 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
     return {name: value for name, value in arguments.items() if value != DERIVED}
 
 
-def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+def _routed(
+    default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]
+) -> dict[str, Any]:
     """Return overrides by stored field names, with fields of the text part in a dict of its own."""
     text = next((name for name in ("text_config", "decoder") if name in parts), None)
     given: dict[str, Any] = {}
@@ -170,7 +184,11 @@ def _kinds(present: dict[str, Any]) -> dict[str, Any]:
 
 def _per_layer(fields: dict[str, Any]) -> dict[str, Sequence[Any]]:
     """Return the fields that list one value per layer."""
-    return {name: fields[name] for name in rules.PER_LAYER if isinstance(fields.get(name), (list, tuple))}
+    return {
+        name: fields[name]
+        for name in rules.PER_LAYER
+        if isinstance(fields.get(name), (list, tuple))
+    }
 
 
 def _depth_name(present: dict[str, Any]) -> str | None:
@@ -190,7 +208,9 @@ def _fit_depth(
     if name is None:
         return
     sources = (given, own, _per_layer(arguments), arguments)
-    depths = (source.get(name) or next(map(len, _per_layer(source).values()), None) for source in sources)
+    depths = (
+        source.get(name) or next(map(len, _per_layer(source).values()), None) for source in sources
+    )
     depth = next(filter(None, depths), None)
     if depth is None:
         return
@@ -208,7 +228,12 @@ def _token_ids(present: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(present):
         value = present[name]
         low = type(value) is int and 0 <= value < rules.ORDINARY.start
-        if name in ("bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"):
+        if name in (
+            "bos_token_id",
+            "eos_token_id",
+            "decoder_start_token_id",
+            "forced_eos_token_id",
+        ):
             if value is not None and not low:
                 ids[name] = 1 if name == "bos_token_id" else 2
         elif name == "pad_token_id" or low or type(value) is not int:

@@ -50,7 +50,10 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     config, form = model.config, form_of(model) or ""
     pictures: list[dict[str, Any]] = []
     if form == _BESIDE:
-        pictures, parts = [_picture(model, seed, generator)], [part for part in parts if isinstance(part, int)]
+        pictures, parts = (
+            [_picture(model, seed, generator)],
+            [part for part in parts if isinstance(part, int)],
+        )
 
     def add() -> int:
         pictures.append(_picture(model, len(pictures) + seed, generator))
@@ -63,26 +66,41 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
             return Document(decoded, (_picture(model, seed, generator),))
     fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
     ids_of_placeholders = (getattr(config, name, None) for name in fields)
-    placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
+    placeholder = next(
+        (value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1
+    )
     around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
     found = list(runs(config, parts, seed, placeholder, around, add))
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
-    names = [name for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask") if name in named]
+    names = [
+        name
+        for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask")
+        if name in named
+    ]
     per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
     if "token_type_ids" in named and form == "square after a prefix":
-        per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
-    return Document({**per_token, **decoded}, tuple(pictures), _seen(form, whole[0] == placeholder, pictures))
+        per_token["token_type_ids"] = (
+            torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]
+        ).long()[None]
+    return Document(
+        {**per_token, **decoded}, tuple(pictures), _seen(form, whole[0] == placeholder, pictures)
+    )
 
 
-def _seen(form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _seen(
+    form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]
+) -> dict[str, torch.Tensor]:
     """Return a mask as processors write it: a token sees the last image before it."""
     if form not in SEEN or not pictures:
         return {}
     number = places.long().cumsum(0)[:, None] - 1
     seen = (number == torch.arange(len(pictures)))[None].long()
     if "aspect_ratio_mask" in pictures[0]:
-        seen = seen[..., None] * torch.cat([picture["aspect_ratio_mask"] for picture in pictures], dim=1)[:, None]
+        seen = (
+            seen[..., None]
+            * torch.cat([picture["aspect_ratio_mask"] for picture in pictures], dim=1)[:, None]
+        )
     return {SEEN[form]: seen}
 
 
@@ -101,7 +119,11 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     form, vision, odd = form_of(model), _vision(model), number % 2
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     channels = next(
-        (getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)),
+        (
+            getattr(vision, n)
+            for n in ("in_channels", "in_chans", "num_channels")
+            if hasattr(vision, n)
+        ),
         3,
     )
     size = getattr(getattr(vision, "sam_config", vision), "image_size", None)
@@ -126,8 +148,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # grid: (patches, channels * pixels), and the grid of each image
             # grid of squares: as grid, (patches, channels, height, width)
             merge = _merge(vision)
-            depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
-            of_patch = (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
+            depth = (
+                getattr(vision, "temporal_patch_size", None)
+                or getattr(vision, "patch_temporal", None)
+                or 1
+            )
+            of_patch = (
+                (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
+            )
             found: dict[str, Any] = {"pixel_values": pixels(2 * merge**2 * many, *of_patch)}
             found["image_grid_thw"] = one(1, merge * many, 2 * merge)
             merged = "image_merge_sizes" in inspect.signature(type(model).forward).parameters
@@ -138,10 +166,15 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         case "grid of tokens":
             # (tokens, height, width, channels), and the grid of each image
             side = patch * _merge(vision)
-            return {"pixel_values": pixels(2 * many, side, side, channels), "image_grid_thw": one(1, many, 2)}
+            return {
+                "pixel_values": pixels(2 * many, side, side, channels),
+                "image_grid_thw": one(1, many, 2),
+            }
         case "patches in time":
             # (patches, times, height, width, channels)
-            return {"pixel_values": pixels(1 + many, vision.temporal_patch_size, patch, patch, channels)}
+            return {
+                "pixel_values": pixels(1 + many, vision.temporal_patch_size, patch, patch, channels)
+            }
         case "row of patches":
             # (1, channels, height, patches * width), and the size of each image in patches
             high, wide = 2 * _SIDE, 2 * _SIDE * many
@@ -158,9 +191,15 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # square and instructions: as square, and tokens for each image, with a mask of padding
             # frames and instructions: the same, of (videos, frames, channels, height, width)
             frames = square(1, 2) if form == _FRAMES else square(1)
-            ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
+            ids = torch.randint(
+                rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator
+            )
             mask = (torch.arange(4) < 2 + many).long()[None]
-            return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
+            return {
+                "pixel_values": frames,
+                "qformer_input_ids": ids,
+                "qformer_attention_mask": mask,
+            }
         case "square and crops" | "views":
             # square and crops: as square, the crops of all images, and how many each image has
             # views: (images, channels, height, width), and smaller views of each, one after the
@@ -179,7 +218,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         case "two resolutions":
             # as square, and the same image at a higher resolution
             fine = model.config.high_res_vision_config.image_size
-            return {"pixel_values": square(1), "high_res_pixel_values": pixels(1, channels, fine, fine)}
+            return {
+                "pixel_values": square(1),
+                "high_res_pixel_values": pixels(1, channels, fine, fine),
+            }
         case "sized":
             # (images, channels, height, width), padded, and the size of each image
             image, width = square(1), size if odd else size // 2
@@ -203,7 +245,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             return {"pixel_values": square(1, 1)}
         case "nested, masked":
             # as nested, and which images a row has
-            return {"pixel_values": square(1, 1), "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
+            return {
+                "pixel_values": square(1, 1),
+                "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
+            }
         case "flat patches":
             # (1, patches, channels * pixels), of all images
             return {"pixel_values": flat(1, 1 + many)}
@@ -212,19 +257,35 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             # tells the placeholders flattened patches, masked: the same, and which patches are none
             # of padding
             high, wide, of_patch = _SIDE, _SIDE + odd, vision.patch_embed_hidden_size
-            patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)  # zeros are padding
+            # zeros are padding
+            patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)
             where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
-            patches[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, of_patch)], dim=2)
-            more = {} if form == "flattened patches" else {"attention_mask": (patches.sum(dim=-1) != 0).long()}
+            patches[:, : high * wide] = torch.cat(
+                [where[None], pixels(1, high * wide, of_patch)], dim=2
+            )
+            more = (
+                {}
+                if form == "flattened patches"
+                else {"attention_mask": (patches.sum(dim=-1) != 0).long()}
+            )
             return {"flattened_patches": patches, **more}
         case "numbered patches":
             # (crops, patches, channels * pixels), and which of all are pooled for each placeholder
             crops, (high, wide) = 1 + many, (side // patch for side in vision.image_size)
-            windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
+            windows = (
+                torch.arange(high * wide)
+                .reshape(high // 2, 2, wide // 2, 2)
+                .transpose(1, 2)
+                .reshape(-1, 4)
+            )
             numbers = torch.cat([windows + high * wide * crop for crop in range(crops)])
             numbers[-1, -1] = -1  # padding
             grids = one(high // 2, wide // 2, high // 2 * (crops - 1), wide // 2)
-            found = {"pixel_values": flat(crops, high * wide), NUMBERS: numbers, "image_grids": grids}
+            found = {
+                "pixel_values": flat(crops, high * wide),
+                NUMBERS: numbers,
+                "image_grids": grids,
+            }
             return {**found, "image_num_crops": torch.tensor([crops])}
         case "spatial patches":
             # (images, patches, channels * pixels), which are none of padding, and how many lie side
@@ -273,7 +334,9 @@ _OF_FRAMES = {
 }
 _AS_IMAGES = frozenset("glm46v glm4v glm4v_moe glm_ocr glmga".split())
 """Types whose videos have the placeholders of images; token types tell the two apart."""
-_WHOLE = frozenset("ernie4_5_vl_moe qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker".split())
+_WHOLE = frozenset(
+    "ernie4_5_vl_moe qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker".split()
+)
 """Types whose frames stand one behind the other; others have text between frames, and a run of
 placeholders for each."""
 _IN_SPANS = frozenset({"glm5_next"})
@@ -300,7 +363,9 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
             ids.append(token)
         elif place == 0 or before[place - 1] != token:
             run = [video] * next(counts)
-            ids += [config.video_start_token_id, *run, config.video_end_token_id] if in_spans else run
+            ids += (
+                [config.video_start_token_id, *run, config.video_end_token_id] if in_spans else run
+            )
     whole = torch.tensor([ids])
     types = {name: 2 * (whole == video).long() for name in document.tokens if name != "input_ids"}
     assert types.keys() <= {"mm_token_type_ids", "token_type_ids"}, types.keys()

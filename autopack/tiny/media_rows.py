@@ -41,7 +41,9 @@ class Document:
     @property
     def predicted(self) -> torch.Tensor:
         """The decoder's input tokens if there are any, or else the model's, (1, tokens)."""
-        return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
+        return self.tokens[
+            "decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"
+        ]
 
 
 def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
@@ -49,7 +51,11 @@ def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
 
     None means that no family knows it, and no documents can be made.
     """
-    forms = ((form, types) for family in families() for form, types in getattr(family.tiny, media).items())
+    forms = (
+        (form, types)
+        for family in families()
+        for form, types in getattr(family.tiny, media).items()
+    )
     return next((form for form, types in forms if model.config.model_type in types), None)
 
 
@@ -82,27 +88,35 @@ def runs(
 def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, int]:
     """Return a model's features of an image, a video or a sound by itself, and their number."""
     holders = (getattr(model, "model", None), model)
-    function: Any = next(f for m in holders if (f := getattr(m, f"get_{medium}_features", None)) is not None)
+    function: Any = next(
+        f for m in holders if (f := getattr(m, f"get_{medium}_features", None)) is not None
+    )
     known = inspect.signature(function).parameters
     named = known if known.keys() & given.keys() else given  # one of somebody's that hands all on
     # MOSS asks for a mask that it does not read
     taken = {name: given.get(name) for name in named if name in given or name == "padding_mask"}
-    layers = [name for name in named if name.startswith("vision_feature") and hasattr(model.config, name)]
+    layers = [
+        name for name in named if name.startswith("vision_feature") and hasattr(model.config, name)
+    ]
     with torch.no_grad():
         output = function(**taken, **{name: getattr(model.config, name) for name in layers})
     found = getattr(output, "pooler_output", None)
     found = getattr(output, "last_hidden_state", output) if found is None else found
     if getattr(output, "deepstack_features", None) is not None and found is None:
-        found = output.deepstack_features[0][1]  # all that there is: features to be added in several layers
+        # all that there is: features to be added in several layers
+        found = output.deepstack_features[0][1]
     return output, sum(
-        part.numel() // part.shape[-1] for part in (found if isinstance(found, list | tuple) else [found])
+        part.numel() // part.shape[-1]
+        for part in (found if isinstance(found, list | tuple) else [found])
     )
 
 
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
-    """Return the arguments of a row of these documents, with nothing that declares where one ends."""
+    """Return the arguments of a row of these documents, with nothing that declares where one
+    ends."""
     arguments: dict[str, Any] = {
-        name: torch.cat([document.tokens[name] for document in documents], dim=1) for name in documents[0].tokens
+        name: torch.cat([document.tokens[name] for document in documents], dim=1)
+        for name in documents[0].tokens
     }
     pictures = [picture for document in documents for picture in document.images]
     form = form_of(model) or ""
@@ -129,8 +143,7 @@ def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 def _joined(values: list[Any], along: int) -> Any:
     """Return values in order: lists, or tensors with zeros behind those that are smaller than
-    others.
-    """
+    others."""
     if isinstance(values[0], list):
         return [*chain.from_iterable(values)]
     if along:
@@ -165,7 +178,9 @@ def packed(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, A
     arguments = row(model, documents)
     if model.config.is_encoder_decoder:
         halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-        masks = {mask: numbered(documents, name) for mask, name in halves.items() if name in arguments}
+        masks = {
+            mask: numbered(documents, name) for mask, name in halves.items() if name in arguments
+        }
         return {**arguments, **masks}
     first = first_position(model.config)
     where = torch.cat([torch.arange(first, first + len(document)) for document in documents])

@@ -64,8 +64,7 @@ def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch
 @contextmanager
 def as_new(seed: int) -> Iterator[None]:
     """Draw from a generator of its own, and make parameters in float32; both are as they were
-    afterwards.
-    """
+    afterwards."""
     default_dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
@@ -78,14 +77,20 @@ def as_new(seed: int) -> Iterator[None]:
 
 
 def of_config(
-    config: PretrainedConfig, task: str, attn_implementation: str | dict[str, str] | None, dtype: torch.dtype
+    config: PretrainedConfig,
+    task: str,
+    attn_implementation: str | dict[str, str] | None,
+    dtype: torch.dtype,
 ) -> PreTrainedModel:
     """Return a model of the class that the task's mapping names, of the part of a composite
-    configuration for it.
-    """
+    configuration for it."""
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
-    fitting = (part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class))
+    fitting = (
+        part
+        for part in (config, *vars(config).values())
+        if isinstance(part, model_class.config_class)
+    )
     own = next(fitting, config)
     return of_class(model_class, own, attn_implementation, dtype)
 

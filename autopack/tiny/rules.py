@@ -14,7 +14,8 @@ LAYERS = 2
 POSITIONS = 512
 
 _WINDOWS = (
-    "sliding_window sliding_window_size attention_window attention_window_size window_size local_attention_window_len"
+    "sliding_window sliding_window_size attention_window attention_window_size window_size "
+    "local_attention_window_len"
 )
 _CHUNKS = "attention_chunk_size mamba_chunk_size chunk_size"
 SPANS = f"{_WINDOWS} {_CHUNKS}".split()
@@ -29,8 +30,8 @@ _VALUES = f"""
 {HIDDEN} input_embedding_size
 {HIDDEN} output_embedding_size attention_hidden_size
 16 hidden_size_per_layer_input
-96 intermediate_size intermediate_size_mlp dense_intermediate_size ffn_hidden_size ffn_dim decoder_ffn_dim
-96 encoder_ffn_dim n_inner dff d_inner dim_ff feed_forward_size mlp_dim
+96 intermediate_size intermediate_size_mlp dense_intermediate_size ffn_hidden_size ffn_dim
+96 decoder_ffn_dim encoder_ffn_dim n_inner dff d_inner dim_ff feed_forward_size mlp_dim
 32 moe_intermediate_size expert_ffn_hidden_size
 32 shared_expert_intermediate_size shared_experts_intermediate_size
 32 moe_shared_expert_intermediate_size shared_intermediate_size
@@ -43,7 +44,8 @@ _VALUES = f"""
 {HEADS} decoder_attention_heads encoder_attention_heads
 {HEADS} num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads
 2 num_key_value_heads swa_num_key_value_heads num_kv_heads kv_n_heads num_query_groups
-{HEAD_DIM} head_dim swa_head_dim attention_head_size kv_channels d_head dim_head query_pre_attn_scalar
+{HEAD_DIM} head_dim swa_head_dim attention_head_size kv_channels d_head dim_head
+{HEAD_DIM} query_pre_attn_scalar
 8 rotary_dim
 # latent attention: value heads narrower than query and key heads
 24 q_lora_rank
@@ -58,8 +60,8 @@ _VALUES = f"""
 4 {_WINDOWS}
 8 {_CHUNKS}
 2 sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers full_attention_interval
-{POSITIONS} max_position_embeddings n_positions n_ctx max_seq_len max_target_positions max_source_positions
-{POSITIONS} context_length model_max_length
+{POSITIONS} max_position_embeddings n_positions n_ctx max_seq_len max_target_positions
+{POSITIONS} max_source_positions context_length model_max_length
 # experts
 4 num_experts n_routed_experts num_local_experts moe_num_experts
 2 num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k

@@ -51,13 +51,22 @@ def document(
         return _placeholders(model, made[-1])
 
     owners = (config, getattr(config, "audio_config", None))
-    found = (getattr(each, name, None) for each in owners for name in ("audio_token_id", "audio_token_index"))
+    found = (
+        getattr(each, name, None)
+        for each in owners
+        for name in ("audio_token_id", "audio_token_index")
+    )
     placeholder = next((value for value in found if isinstance(value, int)), rules.VOCAB - 1)
-    around = [("audio_start_token_id", "audio_end_token_id"), ("audio_bos_token_id", "audio_eos_token_id")]
+    around = [
+        ("audio_start_token_id", "audio_end_token_id"),
+        ("audio_bos_token_id", "audio_eos_token_id"),
+    ]
     whole = torch.cat([*runs(config, parts, seed, placeholder, around, add)], dim=1)
     named = inspect.signature(type(model).forward).parameters
     per_token = {"input_ids": whole}
-    per_token |= {n: torch.zeros_like(whole) for n in ("mm_token_type_ids", "token_type_ids") if n in named}
+    per_token |= {
+        n: torch.zeros_like(whole) for n in ("mm_token_type_ids", "token_type_ids") if n in named
+    }
     if "mm_token_type_ids" in per_token:
         per_token["mm_token_type_ids"] = 3 * (whole == placeholder).long()
     return Document(per_token, tuple(made))
@@ -82,7 +91,9 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
     return int(mask.sum()) if form == "frames without a mask" and mask is not None else count
 
 
-def _sound(model: Any, number: int, frames: int | None, generator: torch.Generator) -> dict[str, Any]:
+def _sound(
+    model: Any, number: int, frames: int | None, generator: torch.Generator
+) -> dict[str, Any]:
     """Return the arguments of one sound; sounds of different numbers differ in length."""
     form, config = form_of(model, "sounds"), model.config
     names = ("audio_config", "encoder_config", "sound_config", "asr_config")
@@ -104,9 +115,15 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
         case "window" | "whole window":
             # window: (sounds, bins, frames), as many frames as the encoder has positions for, and a
             # mask of frames whole window: the same without a mask: silence is a part of it
-            whole = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
+            whole = 2 * (
+                getattr(part, "max_source_positions", None) or part.max_position_embeddings
+            )
             found = {"input_features": values(1, bins, whole)}
-            return found if form == "whole window" or not mask_name else found | {mask_name: mask(whole).long()}
+            return (
+                found
+                if form == "whole window" or not mask_name
+                else found | {mask_name: mask(whole).long()}
+            )
         case "bins and frames" | "bins and frames in chunks":
             # bins and frames: (sounds, bins, frames), padded, and a mask of frames
             # bins and frames in chunks: the same, padded to whole chunks of the encoder
@@ -137,11 +154,17 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
             whole = _whole(length, part.subsampling_factor if hasattr(part, "asr_config") else 1)
             # its processor gives a frame more than it counts
             whole += getattr(part, "model_type", "") == "parakeet_encoder"
-            return {"input_features": values(1, whole, bins) * mask(whole)[..., None], mask_name: mask(whole)}
+            return {
+                "input_features": values(1, whole, bins) * mask(whole)[..., None],
+                mask_name: mask(whole),
+            }
         case "samples" | "samples of a channel":
             # samples: (sounds, samples), padded to whole tokens, and a mask of samples
             # samples of a channel: the same, (sounds, 1, samples)
-            per_token = getattr(part, "samples_per_token", None) or config.acoustic_tokenizer_encoder_config.hop_length
+            per_token = (
+                getattr(part, "samples_per_token", None)
+                or config.acoustic_tokenizer_encoder_config.hop_length
+            )
             length = length * per_token // 8 - 3
             whole = _whole(length, per_token)
             samples = values(1, whole) * mask(whole)
@@ -162,7 +185,14 @@ def _bins(part: Any) -> int:
     """Return the number of values of a frame."""
     if isinstance(channels := getattr(part, "subsampling_conv_channels", None), list):
         return int(channels[0])  # Gemma 4 takes the two for one number
-    names = ("num_mel_bins", "n_mel_bins", "input_feat_size", "audio_embed_dim", "input_size", "feature_size")
+    names = (
+        "num_mel_bins",
+        "n_mel_bins",
+        "input_feat_size",
+        "audio_embed_dim",
+        "input_size",
+        "feature_size",
+    )
     parts = (part, getattr(part, "asr_config", None))
     found = (getattr(each, name, None) for each in parts for name in names)
     return next(

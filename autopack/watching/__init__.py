@@ -1,1 +1,2 @@
-"""Checks of calls while a model is used: other documents are replaced, and nothing else may move."""
+"""Checks of calls while a model is used: other documents are replaced, and nothing else may
+move."""

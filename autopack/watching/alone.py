@@ -39,8 +39,7 @@ from autopack.watching.schedule import CannotTell, is_padded, sides_of
 
 _OWN, _TOGETHER = 1, 3
 """Runs of each rank that gathers parameters together with others: as its call came, and all, the
-others of stock.
-"""
+others of stock."""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
 Compared = Iterator[tuple[str, torch.Tensor, torch.Tensor, int]]
@@ -50,7 +49,9 @@ A value without axes is a loss.
 """
 
 
-def difference_to_stock(call: Call, losses: bool = False, packs: bool = True, together: bool = False) -> Difference:
+def difference_to_stock(
+    call: Call, losses: bool = False, packs: bool = True, together: bool = False
+) -> Difference:
     """Return the largest difference between a call and stock. Raises `CannotTell`.
 
     Of packed rows these are the last and the first document alone, with `losses` their losses too,
@@ -69,7 +70,9 @@ def difference_to_stock(call: Call, losses: bool = False, packs: bool = True, to
                 if padded
                 else _compare_packed(call, runs, output, sides, losses)
             )
-            alike = (each for each in compared if each[1].shape == each[2].shape and each[2].numel())
+            alike = (
+                each for each in compared if each[1].shape == each[2].shape and each[2].numel()
+            )
             found = [_difference(call, *each, bound_in_use(dtypes)) for each in alike]
         if not found:
             raise CannotTell("no field of its output has a counterpart in a document alone")
@@ -154,7 +157,9 @@ def _comparable_sides(call: Call) -> Sides:
         return sides_of(call)
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None or call.entry.head is not None or has_media:
-        raise CannotTell("only packed text of models with a result per token is compared with stock")
+        raise CannotTell(
+            "only packed text of models with a result per token is compared with stock"
+        )
     if call.entry.uses_positions and not _has_usual_positions(call, layout):
         raise CannotTell("its documents have positions of their own")
     return Sides(sides_of(call).halves[:1])
@@ -162,7 +167,8 @@ def _comparable_sides(call: Call) -> Sides:
 
 def _stock_ignores_padding(call: Call) -> bool:
     """Return True if padding changes no token's results in stock."""
-    if isinstance(call, PairCall):  # by flash kernels upstream lets a decoder see the padding of its encoder
+    # by flash kernels upstream lets a decoder see the padding of its encoder
+    if isinstance(call, PairCall):
         return not any(map(releases.is_flash, call.model.implementations()))
     if call.declared.real is None:
         return True
@@ -174,7 +180,9 @@ def _stock_ignores_padding(call: Call) -> bool:
 def _has_usual_positions(call: Call, layout: PackedLayout) -> bool:
     """Return True if positions of every document begin where the model's own begin."""
     starts = layout.first_positions
-    begins = starts is None or bool((starts[real_documents(layout)] == call.entry.first_position).all())
+    begins = starts is None or bool(
+        (starts[real_documents(layout)] == call.entry.first_position).all()
+    )
     return begins and layout.largest_positions is None
 
 
@@ -186,7 +194,9 @@ def _arguments_alone(call: Call, number: int) -> dict[str, Any]:
     frame = Frame(*batch.shape, shared=True)
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        counted = name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
+        counted = (
+            name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
+        )
         if name in _NOT_ALONE and not counted:
             continue
         if frame.unit_of(name, value) not in (Of.TOKEN, Of.CALL):
@@ -216,7 +226,11 @@ def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
     The call leaves these terms out of its loss.
     """
     found = dict(call.arguments)
-    if not isinstance(call, PairCall) and call.entry.shifts_labels and call.declared.labelled_after_padding:
+    if (
+        not isinstance(call, PairCall)
+        and call.entry.shifts_labels
+        and call.declared.labelled_after_padding
+    ):
         real = torch.from_numpy(call.padding.real)
         behind = torch.nn.functional.pad(~real[:, :-1], (1, 0)) & real
         for name, hidden in (("labels", behind), ("shift_labels", ~real)):

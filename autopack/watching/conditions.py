@@ -1,6 +1,5 @@
 """The conditions of a check: the same random numbers in each run, nothing left behind, and the
-precision of a model.
-"""
+precision of a model."""
 
 from __future__ import annotations
 
@@ -51,7 +50,9 @@ class Runs:
             except Exception:  # of a row without its padding some types make no cache
                 return self({**arguments, "use_cache": False})
 
-    def beside_itself(self, worst: Difference, before: Fields, arguments: dict[str, Any]) -> Difference:
+    def beside_itself(
+        self, worst: Difference, before: Fields, arguments: dict[str, Any]
+    ) -> Difference:
         """Return a difference, with its tolerance widened if two equal runs differ as well.
 
         Atomic additions, and draws from a generator that nobody knows, differ from run to run.
@@ -59,7 +60,11 @@ class Runs:
         if worst.excess <= 1:
             return worst
         again, name = fields_of(self(arguments)), worst.name
-        moved = how_far(name, before[name], again[name]).excess if name in before and name in again else 0.0
+        moved = (
+            how_far(name, before[name], again[name]).excess
+            if name in before and name in again
+            else 0.0
+        )
         if moved == math.inf:
             raise CannotTell(f"{name} differs from run to run")
         return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
@@ -104,15 +109,19 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
     """Collect the dtypes in which layers run in this thread meanwhile, by their weights and
-    autocast.
-    """
+    autocast."""
     dtypes: set[torch.dtype] = set()
 
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
         weight = dict(module._parameters).get("weight")
         for tensor in (weight, given.get(0)):
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
-                dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.is_floating_point()
+                and weight is not None
+            ):
+                # by the rule of layers, which is the same
+                dtypes.add(torches.taken_by_sdpa(tensor))
 
     with listening(note):
         yield dtypes

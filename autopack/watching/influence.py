@@ -66,7 +66,8 @@ def by_gradients(call: Call) -> Difference:
 
 
 def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[Difference, bool]:
-    """Return the leak that a run in a mode shows, and whether no media have a part in its results."""
+    """Return the leak that a run in a mode shows, and whether no media have a part in its
+    results."""
     held = [(parameter, parameter.grad) for parameter in call.module.parameters()]
     try:
         with unnoticed(call, share=False), torch.inference_mode(False), torch.enable_grad():
@@ -83,7 +84,11 @@ def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[D
 class _Throughout(TorchFunctionMode):
     """A mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
-    _cuts = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+    _cuts = (
+        torch.Tensor.detach,
+        torch.detach,
+        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+    )
     _ends = (
         torch.Tensor.item,
         torch.Tensor.tolist,
@@ -116,7 +121,9 @@ class _Run:
     """A run of a call whose results have gradients by its media and by its embedded tokens."""
 
     def __init__(self, call: Call, sides: Sides, mode: AbstractContextManager[Any]):
-        given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {"return_dict": True}
+        given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
+            "return_dict": True
+        }
         self._leaves: list[torch.Tensor] = []
         given |= {name: _followed(given[name], self._leaves) for name in media.given(given)}
         self._media = len(self._leaves)
@@ -125,7 +132,9 @@ class _Run:
             output = call.module(**given)
         self._sides, self._parameters = sides, _of_others(call.module)
         shape = sides.halves[0].owner.shape
-        known = ((n, v) for n, v in fields_of(output).items() if v.requires_grad and v.shape[:2] == shape)
+        known = (
+            (n, v) for n, v in fields_of(output).items() if v.requires_grad and v.shape[:2] == shape
+        )
         self.name, states = next(known, ("", None))
         if states is None:
             raise CannotTell("no result of it that has something for each token has a gradient")
@@ -139,11 +148,13 @@ class _Run:
 
     def worst(self) -> Difference:
         """Return where documents meet the most: at tokens or media, or in gradients of third-party
-        modules.
-        """
+        modules."""
         count = self._sides.count
         # Any two documents lie apart in some bit of their numbers.
-        halves = [[n for n in range(count) if n >> bit & 1] for bit in range(max(count - 1, 0).bit_length())]
+        halves = [
+            [n for n in range(count) if n >> bit & 1]
+            for bit in range(max(count - 1, 0).bit_length())
+        ]
         met = max(map(self._shared, halves), default=0.0)
         field, than = f"{self.name}, by what is another document's,", "than it gets alone"
         if met > MET:
@@ -172,13 +183,18 @@ class _Run:
 
     def _shared(self, chosen: list[int]) -> float:
         """Return the largest part of a gradient that chosen and other documents share at one
-        number.
-        """
-        both = [torch.stack(pair).abs() for pair in self._by_halves(chosen, self._leaves) if pair[0].numel()]
+        number."""
+        both = [
+            torch.stack(pair).abs()
+            for pair in self._by_halves(chosen, self._leaves)
+            if pair[0].numel()
+        ]
         most = max((float(each.max()) for each in both), default=0.0)
         shared = max((float(each.amin(0).max()) for each in both), default=0.0)
         if not most or not math.isfinite(most + shared):
-            raise CannotTell("its gradients are no numbers" if most else "nothing of it has a gradient")
+            raise CannotTell(
+                "its gradients are no numbers" if most else "nothing of it has a gradient"
+            )
         return shared / most
 
     def _not_added_up(self, chosen: list[int]) -> float:
@@ -198,7 +214,9 @@ class _Run:
 def _of_others(model: nn.Module) -> list[torch.Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
     others = [part for part in model.modules() if not is_own(class_of(part))]
-    held = [p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))]
+    held = [
+        p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))
+    ]
     trained: list[torch.Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
     return trained if sum(p.numel() for p in trained) <= _MOST else []
 

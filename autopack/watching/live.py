@@ -1,6 +1,5 @@
 """Check calls of one model while it is used: nothing but a document's own tokens may change what it
-gets.
-"""
+gets."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ _SHARES = (1e-4, 1 - 1e-4)
 
 
 class _Mine(threading.local):
-    """The state of a thread: `checking` while it runs calls of a check, which are not the user's."""
+    """The state of a thread: `checking` while it runs calls of a check, which are not the
+    user's."""
 
     checking = False
 
@@ -80,8 +80,11 @@ class Live:
             self.checked.grow(*shape)
             return
         self.checked.leaks += 1
-        if is_padded(call) and (beyond or not self._padded):  # none of its kind has run without its padding
-            reason = f"it was not exact without its padding when its first batch was checked: {leak}"
+        # none of its kind has run without its padding
+        if is_padded(call) and (beyond or not self._padded):
+            reason = (
+                f"it was not exact without its padding when its first batch was checked: {leak}"
+            )
             call.model.proof = replace(call.model.proof, padded=reason)
             logger.warning("padded batches of %s stay as they come: %s", call.name, leak)
             return
@@ -98,14 +101,17 @@ class Live:
 
     def _check_together(self, call: Call, packs: bool) -> None:
         """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at
-        different calls.
-        """
+        different calls."""
         checked = self.checked
         checked.calls += 1
-        if checked.calls & (checked.calls - 1) and not (checked.every and checked.calls % checked.every == 0):
+        if checked.calls & (checked.calls - 1) and not (
+            checked.every and checked.calls % checked.every == 0
+        ):
             return
         turn = checked.calls.bit_length()  # the same on all ranks
-        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs, together=True)]
+        ways: list[Callable[[], Difference]] = [
+            partial(replaced, call, turn, packs=packs, together=True)
+        ]
         if call.model.groups and call.part is None:  # stock knows no parts of rows
             ways.append(partial(difference_to_stock, call, packs=packs, together=True))
         leak, reasons = self._tried(call, ways, CannotTell)
@@ -146,15 +152,16 @@ class Live:
         self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
     ) -> tuple[Leak | None, list[str]]:
         """Return the first leak that is found, and the reason why each way says nothing, empty if
-        it does.
-        """
+        it does."""
         leak, reasons = None, []
         with _checking():
             for way in ways:
                 try:
                     found = way()
                 except survived as error:
-                    raised = f"running it again raised {type(error).__name__}: {error}".partition("\n")[0]
+                    raised = f"running it again raised {type(error).__name__}: {error}".partition(
+                        "\n"
+                    )[0]
                     reasons.append(str(error) if isinstance(error, CannotTell) else raised)
                 else:
                     leak = leak or self._leak_of(call, found)
@@ -176,13 +183,14 @@ class Live:
             return None
         row, columns = sides_of(call).halves[0].place_of(found.document)
         numbers = (found.error, found.tolerance, self.checked.calls)
-        return Leak(call.name, found.document, row, columns, found.name, *numbers, found.than, found.module)
+        return Leak(
+            call.name, found.document, row, columns, found.name, *numbers, found.than, found.module
+        )
 
 
 def _refuse_backward_hooks(call: Call) -> None:
     """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may
-    change gradients.
-    """
+    change gradients."""
     if not call.model.is_checked_closely or is_padded(call):
         return
     for name, module in call.module.named_modules():
@@ -191,8 +199,8 @@ def _refuse_backward_hooks(call: Call) -> None:
         if hook is not None:
             raise UnsupportedModel(
                 f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its "
-                "parameters, so its gradients cannot be checked. Take it off, or run the documents "
-                "one per row.",
+                "parameters, so its gradients cannot be checked. Take it off, or run the "
+                "documents one per row.",
                 code="not-exact",
             )
 
@@ -213,6 +221,7 @@ def _checking() -> Iterator[None]:
 
 
 def _is_recorded(call: Call) -> bool:
-    """Return True if the call is recorded, run again in backward, stands for many or has no values."""
+    """Return True if the call is recorded, run again in backward, stands for many or has no
+    values."""
     recorded = torches.is_recorded() or torch._C._current_graph_task_id() != -1
     return recorded or isinstance(call.inputs, FakeTensor) or getattr(call.inputs, "is_meta", False)

@@ -61,7 +61,9 @@ def replaced(
                 break
             if not (noise and draws):
                 again = [partial(runs, arguments) for arguments in (call.arguments, changed)]
-                return replace(worst, module=first_that_moves(call.module, again, sides, touched) or "")
+                return replace(
+                    worst, module=first_that_moves(call.module, again, sides, touched) or ""
+                )
     return worst
 
 
@@ -98,7 +100,12 @@ def _worst(
 
 
 def _compared(
-    sides: Sides, gone: Fields, name: str, value: torch.Tensor, other: torch.Tensor, touched: np.ndarray
+    sides: Sides,
+    gone: Fields,
+    name: str,
+    value: torch.Tensor,
+    other: torch.Tensor,
+    touched: np.ndarray,
 ) -> Difference | None:
     """Return how far a field has moved; moved values of no document are True in `gone`."""
 
@@ -123,7 +130,10 @@ def _compared(
 
 def routes(model: nn.Module) -> bool:
     """Return True if tokens choose experts."""
-    return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
+    return any(
+        "experts" in module._modules or "Expert" in type(module).__name__
+        for module in model.modules()
+    )
 
 
 def halves_of(count: int, turn: int) -> list[np.ndarray]:
@@ -156,7 +166,9 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
         for name in _names_of_tokens(call, side):
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
-                where = torch.from_numpy(np.append(touched, False)[side.owner] & ~_shared(call, side))
+                where = torch.from_numpy(
+                    np.append(touched, False)[side.owner] & ~_shared(call, side)
+                )
                 where = where.to(value.device).reshape(*where.shape, *[1] * (value.dim() - 2))
                 new = _others(value, where, special.to(value.device), generator)
                 changed = changed or not torch.equal(new, value)
@@ -175,8 +187,7 @@ def _names_of_tokens(call: Call, side: Side) -> list[str]:
 
 def _shared(call: Call, side: Side) -> np.ndarray:
     """Return which tokens rows may share, bool (R, C): beginnings in common, with the first token
-    that differs.
-    """
+    that differs."""
     shared = np.zeros(side.owner.shape, dtype=bool)
     if call.prefixes is not None and len(call.prefixes.columns) == len(side.real):
         columns = call.prefixes.columns

@@ -37,8 +37,7 @@ def layout_of(call: Call) -> PackedLayout | None:
 
 def pair_halves(call: Call) -> tuple[Half, ...]:
     """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any
-    other.
-    """
+    other."""
     pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
     return () if pair is None else pair.halves
 
@@ -60,15 +59,24 @@ def sides_of(call: Call) -> Sides:
         sides = [Side(_documents_of_tokens(layout))]
     elif halves := pair_halves(call):
         prefixes = ("decoder_", "")  # of an encoder that takes no tokens there is no half
-        sides = [Side(_documents_of_half(half), prefix) for half, prefix in zip(halves[::-1], prefixes, strict=False)]
+        sides = [
+            Side(_documents_of_half(half), prefix)
+            for half, prefix in zip(halves[::-1], prefixes, strict=False)
+        ]
     elif real is not None:
         sides = [Side(np.where(real, np.arange(len(real))[:, None], -1))]
     else:
         raise CannotTell("its documents are declared further in")
     given = map(call.arguments.get, LAST_LOGITS)
-    asked = next((v for v in given if isinstance(v, torch.Tensor) or (type(v) is int and v != 0)), None)
+    asked = next(
+        (v for v in given if isinstance(v, torch.Tensor) or (type(v) is int and v != 0)), None
+    )
     if asked is not None:
-        columns = host_values(asked).reshape(-1) if isinstance(asked, torch.Tensor) else slice(-asked, None)
+        columns = (
+            host_values(asked).reshape(-1)
+            if isinstance(asked, torch.Tensor)
+            else slice(-asked, None)
+        )
         sides.append(Side(sides[0].owner[:, columns], sides[0].prefix))
     return Sides(sides)
 
@@ -81,7 +89,8 @@ def _documents_of_tokens(layout: PackedLayout) -> np.ndarray:
 
 
 def _documents_of_half(half: Half) -> np.ndarray:
-    """Return the document of each token of an encoder or decoder, (rows, columns); -1 for padding."""
+    """Return the document of each token of an encoder or decoder, (rows, columns); -1 for
+    padding."""
     owner = np.full(half.places.real.shape, -1)
     owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
     return owner
@@ -94,7 +103,9 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     Tokens and media are read on the host only for code that is checked `closely`.
     """
     padded = is_padded(call)
-    kinds: set[Any] = {(padded, name) for name, value in call.arguments.items() if value is not None}
+    kinds: set[Any] = {
+        (padded, name) for name, value in call.arguments.items() if value is not None
+    }
     kinds.add(("mode", call.module.training, torch.is_grad_enabled()))
     inputs = call.inputs
     if call.prefixes is not None:
@@ -108,7 +119,9 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     tokens: set[int] = set()
     if closely:
         ids = call.arguments.get("input_ids")
-        tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
+        tokens = (
+            set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
+        )
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
     of_media = _sizes_of_media(call) if closely else (0, 0)
     return (*_sizes_of_rows(call), max(tokens, default=0), *of_media), kinds
@@ -146,5 +159,7 @@ def _sizes_of_media(call: Call) -> tuple[int, int]:
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
     # Of images of which only the sum of all has a size, a grid of whole numbers says how large each
     # is.
-    grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
+    grids = [
+        int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()
+    ]
     return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)

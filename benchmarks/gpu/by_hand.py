@@ -1,4 +1,5 @@
-"""What somebody writes who packs without a library: an attention function of torch's `varlen_attn` for transformers."""
+"""What somebody writes who packs without a library: an attention function of torch's `varlen_attn`
+for transformers."""
 
 from __future__ import annotations
 
@@ -24,14 +25,17 @@ def attend(
     max_length_q: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of states (rows, heads, columns, head size) within the documents that the bounds say."""
+    """Causal attention of states (rows, heads, columns, head size) within the documents that the
+    bounds say."""
     assert cu_seq_lens_q is not None
     assert max_length_q is not None
     rows, size = query.shape[0], query.shape[-1]
     # Under autocast rotary embeddings leave queries and keys in float32.
     flat = (states.to(value.dtype).transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     scale = size**-0.5 if scaling is None else scaling
-    return torches.attend_varlen(*flat, cu_seq_lens_q, max_length_q, scale, (-1, 0)).unflatten(0, (rows, -1)), None
+    return torches.attend_varlen(*flat, cu_seq_lens_q, max_length_q, scale, (-1, 0)).unflatten(
+        0, (rows, -1)
+    ), None
 
 
 @contextlib.contextmanager

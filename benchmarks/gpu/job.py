@@ -1,4 +1,5 @@
-"""One part of a run: what it is given, and how it is run so that nothing of it can end the others."""
+"""One part of a run: what it is given, and how it is run so that nothing of it can end the
+others."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ class LeftOut(Exception):
 
 @dataclass
 class Job:
-    """What a part is given: the device, whether shapes are tiny, until when it may run, and where its result goes.
+    """What a part is given: the device, whether shapes are tiny, until when it may run, and where
+    its result goes.
 
-    `found` is the part's result as far as it has come; what is recorded by `record` outlives a part that dies.
-    """
+    `found` is the part's result as far as it has come; what is recorded by `record` outlives a part
+    that dies."""
 
     machine: Machine
     small: bool
@@ -56,7 +58,11 @@ class Job:
             put(self.path, json.dumps(outcome, default=str))
 
     def _so_far(self) -> dict[str, Any]:
-        return {"problems": self.problems, "seconds": time.monotonic() - self.started, "result": self.found}
+        return {
+            "problems": self.problems,
+            "seconds": time.monotonic() - self.started,
+            "result": self.found,
+        }
 
     def outcome(self, status: str, **more: Any) -> dict[str, Any]:
         """What is recorded of the part."""

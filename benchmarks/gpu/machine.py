@@ -17,12 +17,22 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
-_PACKAGES = ("torch", "transformers", "triton", "fla-core", "flash-attn", "causal-conv1d", "mamba-ssm", "numpy")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "triton",
+    "fla-core",
+    "flash-attn",
+    "causal-conv1d",
+    "mamba-ssm",
+    "numpy",
+)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A CUDA device, or a CPU on which stand-ins compute what its kernels do; times of the latter mean nothing."""
+    """A CUDA device, or a CPU on which stand-ins compute what its kernels do; times of the latter
+    mean nothing."""
 
     device: str
 
@@ -89,7 +99,11 @@ def _short(filename: str) -> str:
     path = Path(filename)
     if path.is_relative_to(ROOT):
         return str(path.relative_to(ROOT))
-    return str(Path(*path.parts[path.parts.index("site-packages") + 1 :]) if "site-packages" in path.parts else path)
+    return str(
+        Path(*path.parts[path.parts.index("site-packages") + 1 :])
+        if "site-packages" in path.parts
+        else path
+    )
 
 
 def _version(package: str) -> str | None:
@@ -111,6 +125,8 @@ def _driver() -> str | None:
         return None
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.split()[0]
     except (subprocess.SubprocessError, IndexError):
         return None

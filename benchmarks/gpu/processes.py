@@ -13,11 +13,18 @@ from benchmarks.gpu.machine import ROOT
 
 
 def run_bounded(command: Sequence[str], seconds: float) -> tuple[int | None, list[str]]:
-    """Run a command from the repository's root; its status, None if it had to be stopped, and its lines of output."""
-    # A file and a group: who waits for the end of a pipe waits for the compilers that a stopped process leaves behind.
+    """Run a command from the repository's root; its status, None if it had to be stopped, and its
+    lines of output."""
+    # A file and a group: who waits for the end of a pipe waits for the compilers that a stopped
+    # process leaves behind.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             status: int | None = process.wait(timeout=max(seconds, 0.1))

@@ -13,7 +13,11 @@ KINDS = {"forward": "forward, no gradients", "step": "training step"}
 
 def line(name: str, outcome: dict[str, Any]) -> str:
     """What became of a part, in one line."""
-    why = outcome.get("reason") or (outcome.get("error") or {}).get("message") or "; ".join(outcome["problems"])
+    why = (
+        outcome.get("reason")
+        or (outcome.get("error") or {}).get("message")
+        or "; ".join(outcome["problems"])
+    )
     took = f" in {outcome['seconds']:.0f} s" if "seconds" in outcome else ""
     return f"{name:<22} {outcome['status']}{took}{f': {_cut(why)}' if why else ''}"
 
@@ -21,14 +25,20 @@ def line(name: str, outcome: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> str:
     """All parts in words."""
     parts = result["parts"]
-    lines = [f"{result['origin']['date']}, {result['settings']['minutes']:g} minutes at most", *_environment(parts), ""]
+    lines = [
+        f"{result['origin']['date']}, {result['settings']['minutes']:g} minutes at most",
+        *_environment(parts),
+        "",
+    ]
     lines += [line(name, outcome) for name, outcome in parts.items()]
     failed = [name for name, outcome in parts.items() if outcome["status"] == FAILED]
     lines += ["", f"FAILED: {'; '.join(failed)}" if failed else "No part failed."]
     for name, outcome in parts.items():
         try:
             section = list(_section(name, outcome["result"]))
-        except Exception as error:  # of a part that ended in the middle, say: the others are to be shown
+        except (
+            Exception
+        ) as error:  # of a part that ended in the middle, say: the others are to be shown
             section = [f"cannot be shown: {type(error).__name__}: {error}"]
         problems = [f"  ! {_cut(problem)}" for problem in outcome["problems"]]
         if section or problems:
@@ -47,7 +57,15 @@ def _environment(parts: dict[str, Any]) -> Iterator[str]:
         memory = f", {found['memory, GiB']:.0f} GiB" if "memory, GiB" in found else ""
         driver = f", driver {found['driver']}, CUDA {found['cuda']}" if "driver" in found else ""
         yield f"{found['name']}{memory}{driver}, Python {found['python']}"
-        names = ("torch", "transformers", "triton", "fla-core", "flash-attn", "causal-conv1d", "mamba-ssm")
+        names = (
+            "torch",
+            "transformers",
+            "triton",
+            "fla-core",
+            "flash-attn",
+            "causal-conv1d",
+            "mamba-ssm",
+        )
         yield ", ".join(f"{name} {found.get(name) or 'absent'}" for name in names)
 
 
@@ -69,8 +87,8 @@ def _speed(found: dict[str, Any]) -> Iterator[str]:
         control = checked["control: documents that see each other"]
         errors = [error for error in checked["arms"].values() if isinstance(error, float)]
         yield (
-            f"{checked['measure']}: at most {max(errors, default=0):.1e} in all arms, allowed {checked['bound']:.1e}; "
-            f"{control:.1e} where documents see each other"
+            f"{checked['measure']}: at most {max(errors, default=0):.1e} in all arms, allowed "
+            f"{checked['bound']:.1e}; {control:.1e} where documents see each other"
         )
     for kind, title in KINDS.items():
         if kind in found:
@@ -83,7 +101,9 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
         yield f"{title}: left out, {found['left out']}"
         return
     more = (
-        f", {found['optimizer']}{', checkpointing' if found['checkpointing'] else ''}" if "optimizer" in found else ""
+        f", {found['optimizer']}{', checkpointing' if found['checkpointing'] else ''}"
+        if "optimizer" in found
+        else ""
     )
     yield f"{title}{more}, {found['rounds']} interleaved rounds"
     others = ("speed_of_padded", "speed of stock packed flash")

@@ -1,4 +1,5 @@
-"""A whole run: its parts one after the other, each in a process of its own on a GPU, and what is written of them."""
+"""A whole run: its parts one after the other, each in a process of its own on a GPU, and what is
+written of them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from benchmarks.gpu.processes import run_bounded
 from compat.finished import code_digest
 
 GRACE = 45
-"""Seconds after its time in which a part may still end by itself: it looks at the clock between types and rounds."""
+"""Seconds after its time in which a part may still end by itself: it looks at the clock between
+types and rounds."""
 LAST = 15
 """Seconds kept for the last report."""
 
@@ -27,8 +29,8 @@ LAST = 15
 class Run:
     """A run on a device: how long it may take, where it writes, and what has been found so far.
 
-    What an earlier run of the same code, device and settings has finished in `out` is kept and not measured again.
-    """
+    What an earlier run of the same code, device and settings has finished in `out` is kept and not
+    measured again."""
 
     machine: Machine
     out: Path
@@ -42,7 +44,10 @@ class Run:
         self.out.mkdir(parents=True, exist_ok=True)
         self.result: dict[str, Any] = {
             "benchmark": "gpu",
-            "origin": {**interleave.origin(), "code": code_digest(*sorted((ROOT / "benchmarks").rglob("*.py")))},
+            "origin": {
+                **interleave.origin(),
+                "code": code_digest(*sorted((ROOT / "benchmarks").rglob("*.py"))),
+            },
             "settings": {
                 "device": self.machine.device,
                 "small": self.small,
@@ -54,19 +59,27 @@ class Run:
         self.kept = self._finished_before()
 
     def _finished_before(self) -> dict[str, Any]:
-        """The parts that an earlier run has finished, by name; none of another code, device or setting."""
+        """The parts that an earlier run has finished, by name; none of another code, device or
+        setting."""
         path = self.out / "gpu.json"
         if not path.exists():
             return {}
         earlier = json.loads(path.read_text())
         if _identity(earlier) != _identity(self.result):
-            print(f"{path} is of other code, packages, devices or settings, and is written anew.", flush=True)
+            print(
+                f"{path} is of other code, packages, devices or settings, and is written anew.",
+                flush=True,
+            )
             return {}
         return {name: part for name, part in earlier["parts"].items() if part["status"] == OK}
 
     def unfinished(self) -> list[str]:
         """Names of the parts that there was no time for."""
-        return [name for name, outcome in self.result["parts"].items() if outcome.get("reason") == NO_TIME]
+        return [
+            name
+            for name, outcome in self.result["parts"].items()
+            if outcome.get("reason") == NO_TIME
+        ]
 
     def left(self) -> float:
         """Seconds that are left for parts."""
@@ -82,7 +95,12 @@ class Run:
                 continue
             seconds = min(60 * self.minutes * part.share, self.left())
             if seconds <= 0:
-                outcome: dict[str, Any] = {"status": LEFT_OUT, "reason": NO_TIME, "problems": [], "result": {}}
+                outcome: dict[str, Any] = {
+                    "status": LEFT_OUT,
+                    "reason": NO_TIME,
+                    "problems": [],
+                    "result": {},
+                }
             else:
                 print(f"{part.name} (up to {seconds:.0f} s) ...", flush=True)
                 outcome = self._one(part, seconds)
@@ -103,8 +121,17 @@ class Run:
         return outcome
 
     def _in_process(self, part: Part, seconds: float, path: Path) -> dict[str, Any]:
-        """Run a part in a process of its own: what it breaks of the device, and its memory, go with that process."""
-        command = [sys.executable, "-m", "benchmarks.gpu", "--device", self.machine.device, "--part", part.name]
+        """Run a part in a process of its own: what it breaks of the device, and its memory, go with
+        that process."""
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--device",
+            self.machine.device,
+            "--part",
+            part.name,
+        ]
         command += ["--seconds", str(seconds), "--seed", str(self.seed), "--outcome", str(path)]
         command += ["--small"] if self.small else []
         limit = min(seconds + GRACE, max(self.left(), 0) + LAST / 2)
@@ -112,13 +139,19 @@ class Run:
         found = json.loads(path.read_text()) if path.exists() else None
         if status == 0 and found is not None:
             return found
-        ended = f"its process ended with status {status}" if status is not None else f"stopped after {limit:.0f} s"
+        ended = (
+            f"its process ended with status {status}"
+            if status is not None
+            else f"stopped after {limit:.0f} s"
+        )
         told = {"type": "ended", "message": ended, "output": lines[-25:]}
         return {"problems": [], "result": {}, **(found or {}), "status": FAILED, "error": told}
 
     def failed(self) -> list[str]:
         """Names of the parts that failed."""
-        return [name for name, outcome in self.result["parts"].items() if outcome["status"] == FAILED]
+        return [
+            name for name, outcome in self.result["parts"].items() if outcome["status"] == FAILED
+        ]
 
     def write(self) -> None:
         """Write what there is: `gpu.json`, and `gpu.txt`, the same in words."""
@@ -128,7 +161,8 @@ class Run:
 
 
 def _identity(result: dict[str, Any]) -> list[Any]:
-    """What two runs have to share for the one to go on with the other: all but time, and how long it may take."""
+    """What two runs have to share for the one to go on with the other: all but time, and how long
+    it may take."""
     settings = {name: value for name, value in result["settings"].items() if name != "minutes"}
     names = ("code", "device", "python", "torch", "transformers")
     return [settings, *(result["origin"].get(name) for name in names)]

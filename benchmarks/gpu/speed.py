@@ -19,22 +19,23 @@ from benchmarks.gpu.job import Job, LeftOut
 
 DTYPE = torch.bfloat16
 FACTOR = 2
-"""Another kernel or another shape of matrices rounds otherwise, and so differs from float32 by another amount."""
+"""Another kernel or another shape of matrices rounds otherwise, and so differs from float32 by
+another amount."""
 FLOOR = 2**-7
 """One rounding of a bfloat16 of order 1: where alone happens to be lucky, packed need not be."""
 WITHOUT_REFERENCE = 0.1
-"""How far an arm may be from documents alone in bfloat16 where there is no float32: rounding adds up over the layers.
-The control, documents that see each other, is measured beside it."""
+"""How far an arm may be from documents alone in bfloat16 where there is no float32: rounding adds
+up over the layers. The control, documents that see each other, is measured beside it."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model of a size of `autopack bench`, and its batches; with a `prompt` of so many tokens before all documents of
-    a batch.
+    """A model of a size of `autopack bench`, and its batches; with a `prompt` of so many tokens
+    before all documents of a batch.
 
-    Its weights are in bfloat16, or with `autocast` in float32 and its calls under autocast to bfloat16. One that is
-    `lean` has layers that are recomputed, an optimizer that keeps nothing, and no copy in float32 to be held against.
-    """
+    Its weights are in bfloat16, or with `autocast` in float32 and its calls under autocast to
+    bfloat16. One that is `lean` has layers that are recomputed, an optimizer that keeps nothing,
+    and no copy in float32 to be held against."""
 
     llama: str
     documents: int
@@ -48,9 +49,14 @@ class Size:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """What is compared: of other types, and behind prompts, what needs no attention function by name."""
+        """What is compared: of other types, and behind prompts, what needs no attention function by
+        name."""
         if self.model_type != "llama" or self.prompt:
-            return tuple(arm for arm in ARMS if arm.implementation is None and arm.name != "stock packed sdpa")
+            return tuple(
+                arm
+                for arm in ARMS
+                if arm.implementation is None and arm.name != "stock packed sdpa"
+            )
         return ARMS
 
     @property
@@ -81,7 +87,9 @@ SIZES |= {
 }
 SMALL = {
     "groups of 8, 1B": Size("small", documents=8, batches=2, rounds=1, prompt=70),
-    "modernbert": Size("small", documents=3, batches=2, rounds=1, model_type="modernbert", task="masked-lm"),
+    "modernbert": Size(
+        "small", documents=3, batches=2, rounds=1, model_type="modernbert", task="masked-lm"
+    ),
     "mamba2": Size("small", documents=3, batches=2, rounds=1, model_type="mamba2"),
     "0.1B": Size("small", documents=3, batches=2, rounds=2),
     "0.1B, autocast": Size("small", documents=3, batches=2, rounds=1, autocast=True),
@@ -92,7 +100,8 @@ NO_MEMORY = "out of memory"
 
 
 def measure_size(job: Job, name: str) -> None:
-    """Check that the arms of a size compute the same, then time them: forward, and training steps."""
+    """Check that the arms of a size compute the same, then time them: forward, and training
+    steps."""
     size = (SMALL if job.small else SIZES).get(name)
     if size is None:
         raise LeftOut("not among the tiny sizes")
@@ -102,12 +111,17 @@ def measure_size(job: Job, name: str) -> None:
     job.record(size=asdict(size), parameters=count, dtype=dtype, **{"free, GiB": free})
     each = size.dtype.itemsize
     states = 0 if size.lean else 2 * each  # of the optimizer, two for a weight
-    needed = {"forward": count * each / 2**30 * 1.1 + 4, "step": count * (2 * each + states) / 2**30 * 1.1 + 8}
+    needed = {
+        "forward": count * each / 2**30 * 1.1 + 4,
+        "step": count * (2 * each + states) / 2**30 * 1.1 + 8,
+    }
     if free is not None and free < needed["forward"]:
         raise LeftOut(f"needs {needed['forward']:.0f} GiB of memory, and {free:.0f} are free")
     model = build(size, job.machine.device, job.seed)
     lengths = draw(size, job)
-    batches = [batch_of(size, each, job.seed + i, job.machine.device) for i, each in enumerate(lengths)]
+    batches = [
+        batch_of(size, each, job.seed + i, job.machine.device) for i, each in enumerate(lengths)
+    ]
     lengths = [batch.lengths for batch in batches]
     padded = sum(len(batch) * max(batch) for batch in lengths)
     job.record(lengths=lengths, **{"real tokens": sum(map(sum, lengths)), "padded tokens": padded})
@@ -116,7 +130,15 @@ def measure_size(job: Job, name: str) -> None:
         job.record(flash=kernels, checked=check(job, size, model, batches[0]))
         for kind in ("forward", "step"):
             if free is not None and free < needed[kind]:
-                job.record(**{kind: {"left out": f"needs {needed[kind]:.0f} GiB of memory, and {free:.0f} are free"}})
+                job.record(
+                    **{
+                        kind: {
+                            "left out": (
+                                f"needs {needed[kind]:.0f} GiB of memory, and {free:.0f} are free"
+                            )
+                        }
+                    }
+                )
                 continue
             # what forward leaves of the time is for the steps, which take three times as long
             until = time.monotonic() + job.left() * (0.3 if kind == "forward" else 1)
@@ -124,10 +146,13 @@ def measure_size(job: Job, name: str) -> None:
 
 
 def build(size: Size, device: str, seed: int) -> Any:
-    """Return a random model, made where it is to be and in its own precision: nothing of it is ever held twice."""
+    """Return a random model, made where it is to be and in its own precision: nothing of it is ever
+    held twice."""
     attention = "sdpa" if size.model_type == "llama" else None  # which some types do not have
     form: dict[str, Any] = {"attn": attention, "dtype": size.dtype, "device": device, "seed": seed}
-    model = subjects.build(size.model_type, size.llama, size.task, workload.LONGEST + size.prompt, **form)
+    model = subjects.build(
+        size.model_type, size.llama, size.task, workload.LONGEST + size.prompt, **form
+    )
     model.config.use_cache = False
     return model
 
@@ -145,7 +170,9 @@ def batch_of(size: Size, lengths: Sequence[int], seed: int, device: str) -> Batc
 
 def draw(size: Size, job: Job) -> list[list[int]]:
     """Return the lengths of the documents of every batch, as FLAN's."""
-    longest, scale = (SMALL_LONGEST, workload.LONGEST // SMALL_LONGEST) if job.small else (workload.LONGEST, 1)
+    longest, scale = (
+        (SMALL_LONGEST, workload.LONGEST // SMALL_LONGEST) if job.small else (workload.LONGEST, 1)
+    )
     count, shortest = size.documents * size.batches, 3 if job.small else workload.SHORTEST
     drawn = subjects.draw(workload.FLAN_LIKE, count, longest, job.seed, scale, shortest).tolist()
     return [drawn[first : first + size.documents] for first in range(0, count, size.documents)]
@@ -170,7 +197,9 @@ def check(job: Job, size: Size, model: Any, batch: Batch) -> dict[str, Any]:
     found["bound"], found["arms"] = bound, {}
     ids = torch.cat(list(batch.documents))[None]
     leaking = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    found["control: documents that see each other"] = worst(by_document(batch, ARMS[2], leaking), wanted)
+    found["control: documents that see each other"] = worst(
+        by_document(batch, ARMS[2], leaking), wanted
+    )
     del leaking
     contest = Contest(
         model,
@@ -196,7 +225,9 @@ def worst(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 def _off(contest: Contest, arm: Arm, batch: Batch, wanted: list[torch.Tensor]) -> float:
     with contest.state(arm):
-        return worst(by_document(batch, arm, contest.model(**contest.calls[arm.name][0]).logits), wanted)
+        return worst(
+            by_document(batch, arm, contest.model(**contest.calls[arm.name][0]).logits), wanted
+        )
 
 
 def _note(job: Job, outcome: Outcome) -> None:
@@ -205,17 +236,31 @@ def _note(job: Job, outcome: Outcome) -> None:
         job.problem(f"{outcome.arm.name} cannot be run: {outcome.failed}")
 
 
-def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, until: float) -> None:
-    """Run all arms in rounds until the time is over; an arm that fails or has no memory is recorded as such."""
+def race(
+    job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, until: float
+) -> None:
+    """Run all arms in rounds until the time is over; an arm that fails or has no memory is recorded
+    as such."""
     optimizer, more = None, {}
     if kind == "step":
         optimizer = make_optimizer(size, model)
         more = {"optimizer": size.optimizer, "checkpointing": size.lean}
         if size.lean:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
     model.train(kind == "step")
-    contest = Contest(model, size.arms, batches, partial(on, model, proven=size.prompt > 0), optimizer, calls=calls)
-    flash = next((outcome for outcome in contest.outcomes if outcome.arm == FLASH), contest.outcomes[0])
+    contest = Contest(
+        model,
+        size.arms,
+        batches,
+        partial(on, model, proven=size.prompt > 0),
+        optimizer,
+        calls=calls,
+    )
+    flash = next(
+        (outcome for outcome in contest.outcomes if outcome.arm == FLASH), contest.outcomes[0]
+    )
 
     def warm_up(outcome: Outcome) -> None:
         with contest.state(outcome.arm) as handle:
@@ -226,10 +271,14 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
                 outcome.note = f"{backend_of(outcome.arm)}; {handle.tally}"
 
     def report(number: int, laps: Any = None) -> None:
-        arms = {outcome.arm.name: outcome.as_dict(contest.outcomes[0]) for outcome in contest.outcomes}
+        arms = {
+            outcome.arm.name: outcome.as_dict(contest.outcomes[0]) for outcome in contest.outcomes
+        }
         for outcome in contest.outcomes:
             ratio = outcome.over(flash)
-            arms[outcome.arm.name]["speed of stock packed flash"] = None if ratio is None else asdict(ratio)
+            arms[outcome.arm.name]["speed of stock packed flash"] = (
+                None if ratio is None else asdict(ratio)
+            )
         job.record(**{kind: {"rounds": number, "arms": arms, **more}})
 
     for outcome in contest.outcomes:
@@ -243,7 +292,8 @@ def race(job: Job, size: Size, model: Any, batches: Sequence[Batch], kind: str, 
 
 
 def make_optimizer(size: Size, model: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that a size names, of a rate that hardly moves a bfloat16 weight: all arms find the same."""
+    """Return the optimizer that a size names, of a rate that hardly moves a bfloat16 weight: all
+    arms find the same."""
     if size.lean:
         return torch.optim.SGD(model.parameters(), lr=1e-9, foreach=False)
     return torch.optim.AdamW(model.parameters(), lr=1e-9, weight_decay=0.0, fused=True)

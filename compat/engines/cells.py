@@ -50,12 +50,25 @@ TYPES: dict[str, tuple[str, ...]] = {
     "fsdp2 reentrant checkpointing": ("llama", "deepseek_v4"),
     "fsdp2 bfloat16": ("llama", "xlnet"),
     "tensor parallel": ("llama", "qwen3", "gemma3_text"),
-    "shared rows": ("llama", "mistral", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "bloom", "mamba"),
-    **dict.fromkeys(
-        ("shared rows on 4", "shared rows fsdp2", "shared rows fsdp2 checkpointing"), ("llama", "gemma3_text")
+    "shared rows": (
+        "llama",
+        "mistral",
+        "gemma3_text",
+        "mixtral",
+        "deepseek_v3",
+        "gpt2",
+        "bloom",
+        "mamba",
     ),
-    **dict.fromkeys(("shared rows zero1", "shared rows zero3"), ("llama", "mistral", "gemma3_text")),
-    # Without Reformer, whose reversible layers bring DeepSpeed a gradient for each run, and BLT, which takes minutes.
+    **dict.fromkeys(
+        ("shared rows on 4", "shared rows fsdp2", "shared rows fsdp2 checkpointing"),
+        ("llama", "gemma3_text"),
+    ),
+    **dict.fromkeys(
+        ("shared rows zero1", "shared rows zero3"), ("llama", "mistral", "gemma3_text")
+    ),
+    # Without Reformer, whose reversible layers bring DeepSpeed a gradient for each run, and BLT,
+    # which takes minutes.
     "zero3": ("llama", "mamba", "bloom", "rwkv", "recurrent_gemma", *ALONE[:5], HEAD),
 }
 """The types that each engine is run with, unless others are asked for."""

@@ -1,4 +1,5 @@
-"""What the ranks of a cell train on, and what one process of stock code makes of the same documents, each alone."""
+"""What the ranks of a cell train on, and what one process of stock code makes of the same
+documents, each alone."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ SHARES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((6,), (8, 5, 10), (9, 7), (5, 7, 6, 9)),
     ((9, 6, 6), (12,), (6, 5, 7), (5, 8)),
 )
-"""Lengths of the documents of each rank, by step; a rank with one document brings a call that packs nothing.
+"""Lengths of the documents of each rank, by step; a rank with one document brings a call that packs
+nothing.
 
 None is so short that a part of a model is left out, which FSDP2 does not serve on several ranks.
 """
@@ -45,7 +47,8 @@ class Spec:
         return self.task == "sequence-classification"
 
     def build(self, seed: int = 0, **changes: Any) -> Any:
-        """The model, in training mode without dropout; parameters that no loss reaches are frozen, as DDP wants it."""
+        """The model, in training mode without dropout; parameters that no loss reaches are frozen,
+        as DDP wants it."""
         changes.setdefault("attn_implementation", "eager")
         model = tiny.build(self.type, task=self.task, seed=seed, **changes).train()
         model.config.use_cache = self.type != "blt"  # stock cannot make a cache for it in training
@@ -67,7 +70,9 @@ def _unused(spec: Spec, model: Any) -> set[str]:
     if spec not in _known_unused:
         ids = tiny.tokens(model.config, 1, 5)
         model(input_ids=ids, labels=ids[:, 0] % 2 if spec.of_documents else ids).loss.backward()
-        _known_unused[spec] = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+        _known_unused[spec] = {
+            name for name, parameter in model.named_parameters() if parameter.grad is None
+        }
         model.zero_grad()
     return _known_unused[spec]
 
@@ -86,7 +91,8 @@ class Document:
 
 
 def documents(spec: Spec, model: Any, step: int, share: int) -> list[Document]:
-    """The documents of one share of a step. The labels of its second one are all left out of the loss of tokens."""
+    """The documents of one share of a step. The labels of its second one are all left out of the
+    loss of tokens."""
     found = []
     for number, length in enumerate(SHARES[step][share]):
         ids = tiny.tokens(model.config, 1, length, seed=100 * step + 10 * share + number)
@@ -119,19 +125,30 @@ class Step:
     parameters: dict[str, torch.Tensor]
 
     def error(self, wanted: Step, start: dict[str, torch.Tensor]) -> float:
-        """The largest relative error: of the loss, of a gradient, of what a parameter has moved since the start."""
+        """The largest relative error: of the loss, of a gradient, of what a parameter has moved
+        since the start."""
         if missing := wanted.gradients.keys() - self.gradients.keys():
             raise AssertionError(f"no gradients of {sorted(missing)[:4]}")
         errors = [abs(self.loss - wanted.loss) / abs(wanted.loss)]
         largest = max(gradient.norm().item() for gradient in wanted.gradients.values())
         for name, gradient in wanted.gradients.items():
-            scale = max(gradient.norm().item(), 1e-3 * largest)  # one that is all but zero has no scale
+            # one that is all but zero has no scale
+            scale = max(gradient.norm().item(), 1e-3 * largest)
             errors.append((self.gradients[name].float() - gradient).norm().item() / scale)
         # Some engines give zeros to parameters that are not used.
-        errors += [gradient.norm().item() for n, gradient in self.gradients.items() if n not in wanted.gradients]
-        moved = torch.cat([(wanted.parameters[name] - start[name]).flatten() for name in sorted(wanted.gradients)])
+        errors += [
+            gradient.norm().item()
+            for n, gradient in self.gradients.items()
+            if n not in wanted.gradients
+        ]
+        moved = torch.cat(
+            [(wanted.parameters[name] - start[name]).flatten() for name in sorted(wanted.gradients)]
+        )
         found = torch.cat(
-            [(self.parameters[name].float() - start[name]).flatten() for name in sorted(wanted.gradients)]
+            [
+                (self.parameters[name].float() - start[name]).flatten()
+                for name in sorted(wanted.gradients)
+            ]
         )
         errors.append(((found - moved).norm() / moved.norm()).item())
         return max(errors)
@@ -147,8 +164,8 @@ def reference(
 ) -> tuple[dict[str, torch.Tensor], list[Step]]:
     """The parameters at the start, and all steps of a plain model that gets each document alone.
 
-    With a lower `dtype` forward and backward run in it, on a copy of the parameters that are kept in float32.
-    """
+    With a lower `dtype` forward and backward run in it, on a copy of the parameters that are kept
+    in float32."""
     model = spec.build()
     optimizer, steps = optimizer_of(model), []
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -165,7 +182,9 @@ def reference(
         if runs is not model:
             for own, other in zip(model.parameters(), runs.parameters(), strict=True):
                 own.grad = None if other.grad is None else other.grad.float()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {
+            name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+        }
         optimizer.step()
         parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
         steps.append(Step(loss_of_all, gradients, parameters))

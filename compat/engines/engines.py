@@ -1,4 +1,5 @@
-"""The engines: how each wraps a model, and where gradients, parameters and checkpoints are found in it."""
+"""The engines: how each wraps a model, and where gradients, parameters and checkpoints are found in
+it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def enable(model: Any, **options: Any) -> None:
 
 
 class Engine:
-    """One way of training: `model` is what is called. Ranks of one `share` get the same documents."""
+    """One way of training: `model` is what is called. Ranks of one `share` get the same
+    documents."""
 
     tolerance = EXACT
     dtype = torch.float32
@@ -98,7 +100,9 @@ class Engine:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Whole gradients by the names of the plain model."""
-        return {plain(n): whole(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
+        return {
+            plain(n): whole(p.grad) for n, p in self.model.named_parameters() if p.grad is not None
+        }
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Whole parameters by the names of the plain model."""
@@ -115,7 +119,10 @@ class Engine:
         found: dict[str, Any] = {"model": model, "optimizer": optimizer}
         dcp.load(found, checkpoint_id=folder)
         states.set_state_dict(
-            self.model, self.optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+            self.model,
+            self.optimizer,
+            model_state_dict=found["model"],
+            optim_state_dict=found["optimizer"],
         )
 
 
@@ -173,7 +180,9 @@ class FSDP1(Engine):
     def load(self, folder: Path) -> None:
         model, optimizer = torch.load(f"{folder}.pt")
         self.model.load_state_dict(model)
-        found = FullyShardedDataParallel.optim_state_dict_to_load(self.model, self.optimizer, optimizer)
+        found = FullyShardedDataParallel.optim_state_dict_to_load(
+            self.model, self.optimizer, optimizer
+        )
         self.optimizer.load_state_dict(found)
 
 
@@ -208,7 +217,11 @@ class Zero(Engine):
     def wrap(self, model: Any) -> Any:
         import deepspeed
 
-        zero = {"stage": self.stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 100_000}
+        zero = {
+            "stage": self.stage,
+            "stage3_param_persistence_threshold": 0,
+            "reduce_bucket_size": 100_000,
+        }
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": zero,
@@ -216,7 +229,9 @@ class Zero(Engine):
             "zero_force_ds_cpu_optimizer": False,
             "gradient_clipping": 0.0,
         }
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model), config=config, **self.more)
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer_of(model), config=config, **self.more
+        )
         return self.engine
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -262,7 +277,9 @@ class TensorParallel(Engine):
             made.save_pretrained(folder[0])
         dist.barrier()
         plan = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
-        loaded = type(made).from_pretrained(folder[0], distributed_config=plan, attn_implementation="eager")
+        loaded = type(made).from_pretrained(
+            folder[0], distributed_config=plan, attn_implementation="eager"
+        )
         self.spec, self.base = spec, loaded.train()
         enable(self.base)
         self.model = self.base
@@ -289,4 +306,5 @@ ENGINES: dict[str, type[Engine]] = {
     "zero2": like(Zero, stage=2),
     "zero3": like(Zero, stage=3),
 }
-"""Engines whose ranks have whole rows, by their names in `compat.engines.cells`; those of FSDP2 are beside them."""
+"""Engines whose ranks have whole rows, by their names in `compat.engines.cells`; those of FSDP2 are
+beside them."""

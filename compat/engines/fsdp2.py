@@ -57,7 +57,9 @@ class HSDP(FSDP2):
     """Replicated over pairs of ranks that share parameters."""
 
     def mesh(self) -> Any:
-        return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(
+            "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard")
+        )
 
 
 _LOWER = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -69,7 +71,9 @@ ENGINES: dict[str, type[Engine]] = {
     "fsdp2 accumulating": like(FSDP2, accumulates=True),
     "fsdp2 checkpointing": like(FSDP2, checkpointing=False),
     "fsdp2 reentrant checkpointing": like(FSDP2, checkpointing=True),
-    "fsdp2 bfloat16": like(FSDP2, options={"mp_policy": _LOWER}, tolerance=BFLOAT16, dtype=torch.bfloat16),
+    "fsdp2 bfloat16": like(
+        FSDP2, options={"mp_policy": _LOWER}, tolerance=BFLOAT16, dtype=torch.bfloat16
+    ),
     "fsdp2, a rank dies": like(FSDP2, dies=True),
     "hsdp": HSDP,
 }

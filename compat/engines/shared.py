@@ -27,7 +27,9 @@ class SharedDDP(DDP):
 
     @property
     def options_of_enable(self) -> dict[str, Any]:  # type: ignore[override]
-        mesh = init_device_mesh("cpu", (self.shares, self.parts), mesh_dim_names=("data", "sequence"))
+        mesh = init_device_mesh(
+            "cpu", (self.shares, self.parts), mesh_dim_names=("data", "sequence")
+        )
         return {"sequence_parallel": mesh["sequence"]}
 
 
@@ -41,7 +43,8 @@ class SharedFSDP2(SharedDDP):
 
 
 class SharedZero(Zero):
-    """DeepSpeed's sequence parallelism (ALST), registered with transformers after the first model was enabled."""
+    """DeepSpeed's sequence parallelism (ALST), registered with transformers after the first model
+    was enabled."""
 
     stage, parts, shares, share = 1, 2, 1, 0
     adds_parts = True

@@ -15,8 +15,10 @@ from compat.engines.cells import DYING, PROCESSES
 
 ROOT = Path(__file__).parents[2]
 _ACCELERATE = {
-    "accelerate fsdp2": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: "
-    "TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: true\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
+    "accelerate fsdp2": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  "
+    "fsdp_auto_wrap_policy: "
+    "TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: true\n  fsdp_state_dict_type: "
+    "SHARDED_STATE_DICT\n",
 }
 """What is in the file that `accelerate launch` is configured by, beside the number of processes."""
 
@@ -24,16 +26,21 @@ Verdict = dict[str, Any]
 
 
 def run(cells: Sequence[str], timeout: float = 60.0) -> Iterator[tuple[str, Verdict]]:
-    """The verdict of every cell, `engine/type`. Cells of one number of processes share them, as long as none fails."""
+    """The verdict of every cell, `engine/type`. Cells of one number of processes share them, as
+    long as none fails."""
     batches: dict[tuple[int, str], list[str]] = {}
     for cell in cells:
         engine = cell.partition("/")[0]
-        batches.setdefault((PROCESSES[engine], engine if engine in _ACCELERATE else ""), []).append(cell)
+        batches.setdefault((PROCESSES[engine], engine if engine in _ACCELERATE else ""), []).append(
+            cell
+        )
     for (processes, launcher), waiting in batches.items():
         while waiting:
             found = _started(waiting, processes, launcher, timeout)
             for cell, verdict in found:
-                if verdict["status"] == "crash" and _stock_fails(cell, processes, launcher, timeout):
+                if verdict["status"] == "crash" and _stock_fails(
+                    cell, processes, launcher, timeout
+                ):
                     verdict["status"] = "no stock"
                 yield cell, verdict
             del waiting[: len(found)]
@@ -42,27 +49,41 @@ def run(cells: Sequence[str], timeout: float = 60.0) -> Iterator[tuple[str, Verd
 def launched(
     command: Sequence[str], processes: int, config: str = "", **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script or module, `command`, on so many processes by torchrun, or by accelerate with a `config`."""
+    """Run a Python script or module, `command`, on so many processes by torchrun, or by accelerate
+    with a `config`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
     with tempfile.TemporaryDirectory() as folder:
         if config:
             path = Path(folder, "config.yaml")
             path.write_text(
-                f"compute_environment: LOCAL_MACHINE\nuse_cpu: true\nnum_machines: 1\nmachine_rank: 0\n"
+                "compute_environment: LOCAL_MACHINE\nuse_cpu: true\nnum_machines: "
+                "1\nmachine_rank: 0\n"
                 f"num_processes: {processes}\nmain_process_port: 0\nrdzv_backend: static\n{config}"
             )
             start = ["-m", "accelerate.commands.launch", "--config_file", str(path)]
         else:
-            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+            start = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(processes),
+            ]
         return subprocess.run(
-            [sys.executable, *start, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            [sys.executable, *start, *command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
 
 def _started(
     cells: Sequence[str], processes: int, launcher: str, timeout: float, stock: bool = False
 ) -> list[tuple[str, Verdict]]:
-    """The verdicts of the first cells, up to the first that is not exact or right; of one at least."""
+    """The verdicts of the first cells, up to the first that is not exact or right; of one at
+    least."""
     environ = {"ENGINES_TIMEOUT": str(timeout), "ENGINES_STOCK": str(int(stock))}
     with tempfile.TemporaryDirectory() as folder:
         worker = ["-m", "compat.engines.worker", folder, *cells]
@@ -77,11 +98,27 @@ def _started(
             continue
         if cell.partition("/")[0] in DYING:
             planned = any("planned" in str(verdict.get("reason")) for verdict in verdicts)
-            ended = planned and done.returncode != 0 and not all("error" in verdict for verdict in verdicts)
-            found.append((cell, {"status": "ended" if ended else "crash", "reason": "torchrun ended the others"}))
+            ended = (
+                planned
+                and done.returncode != 0
+                and not all("error" in verdict for verdict in verdicts)
+            )
+            found.append(
+                (
+                    cell,
+                    {
+                        "status": "ended" if ended else "crash",
+                        "reason": "torchrun ended the others",
+                    },
+                )
+            )
             break
         order = ("WRONG", "refused", "absent", "crash")
-        worst = min(verdicts, key=lambda each: order.index(each["status"]), default=None) if verdicts else None
+        worst = (
+            min(verdicts, key=lambda each: order.index(each["status"]), default=None)
+            if verdicts
+            else None
+        )
         found.append((cell, worst or {"status": "not started", "reason": done.stderr[-400:]}))
         break
     return found

@@ -1,4 +1,5 @@
-"""What runs in each process: `torchrun -m compat.engines.worker FOLDER CELL ...`, one cell after the other."""
+"""What runs in each process: `torchrun -m compat.engines.worker FOLDER CELL ...`, one cell after
+the other."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from compat.engines.shared import ALL_ENGINES
 
 
 def main(arguments: list[str]) -> None:
-    """Run cells, `engine/type` each, and write a line of JSON for each to FOLDER/RANK.jsonl as soon as it is known."""
+    """Run cells, `engine/type` each, and write a line of JSON for each to FOLDER/RANK.jsonl as soon
+    as it is known."""
     folder, *cells = arguments
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -34,7 +36,8 @@ def main(arguments: list[str]) -> None:
             file.write(json.dumps({"cell": cell, **found}) + "\n")
             file.flush()
             if "error" not in found:
-                # Where only some ranks raised, the others wait for them; who raised must not go on alone.
+                # Where only some ranks raised, the others wait for them; who raised must not go on
+                # alone.
                 os._exit(3)
     dist.destroy_process_group()
 
@@ -54,7 +57,8 @@ def _verdict(name: str, spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def trained(kind: type[Engine], spec: Spec, folder: Path) -> float:
-    """Train for some steps, the last of them after a resumption; returns the largest relative error of any step."""
+    """Train for some steps, the last of them after a resumption; returns the largest relative error
+    of any step."""
     engine = kind(spec)
     start, wanted = reference(spec, engine.shares, kind.dtype)
     errors = []
@@ -70,7 +74,11 @@ def trained(kind: type[Engine], spec: Spec, folder: Path) -> float:
 
 def _step(engine: Engine, spec: Spec, step: int) -> Step:
     given = documents(spec, engine.base, step, engine.share)[: 1 if STOCK else None]
-    total = sum(each.targets for share in range(engine.shares) for each in documents(spec, engine.base, step, share))
+    total = sum(
+        each.targets
+        for share in range(engine.shares)
+        for each in documents(spec, engine.base, step, share)
+    )
     calls = [given[: len(given) // 2], given[len(given) // 2 :]] if engine.accumulates else [given]
     calls = [each or given[:1] for each in calls]
     loss_of_all = torch.zeros(())

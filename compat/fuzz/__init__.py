@@ -1,1 +1,2 @@
-"""Random models, layouts and forms of calls, against what the stock model gives each document alone."""
+"""Random models, layouts and forms of calls, against what the stock model gives each document
+alone."""

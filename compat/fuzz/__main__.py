@@ -1,12 +1,13 @@
-"""Fuzz autopack: random models, configurations, layouts and forms of calls, against the stock model.
+"""Fuzz autopack: random models, configurations, layouts and forms of calls, against the stock
+model.
 
     python -m compat.fuzz --models 2000 --seed 3      so many models, each with some calls
     python -m compat.fuzz --types llama gemma3_text   of some types
     python -m compat.fuzz --case '{"spec": ...}'      one case again, by the JSON that a failure prints
 
-The verdicts are those of compat/fuzz/judge.py: `silent` and `crash` are failures, for which the exit status is 1.
-hypothesis draws the cases, ends at the first failure, makes it smaller, and prints it.
-"""
+The verdicts are those of compat/fuzz/judge.py: `silent` and `crash` are failures, for which the
+exit status is 1. hypothesis draws the cases, ends at the first failure, makes it smaller, and
+prints it."""
 
 from __future__ import annotations
 
@@ -70,7 +71,10 @@ class Run:
                 except tiny.CannotBuild as error:
                     self.count(Spec(error.model_type), Verdict("no stock", error.reason))
                     return
-                few, many = (st.lists(draw.calls(spec), min_size=least, max_size=_CALLS) for least in (1, _CALLS // 2))
+                few, many = (
+                    st.lists(draw.calls(spec), min_size=least, max_size=_CALLS)
+                    for least in (1, _CALLS // 2)
+                )
                 calls = data.draw(st.one_of(few, many))
                 for case, verdict in session.run_build(spec, calls):
                     self.count(spec, verdict)
@@ -92,11 +96,22 @@ class Run:
 
     def summary(self) -> str:
         """Failures, counts, and the commonest reasons of what is not exact."""
-        lines = [f"\n{each.verdict.status}: {each.verdict.reason}\n{each.case.to_json()}\n" for each in self.failures]
+        lines = [
+            f"\n{each.verdict.status}: {each.verdict.reason}\n{each.case.to_json()}\n"
+            for each in self.failures
+        ]
         counted = ", ".join(f"{self.counts[status]} {status}" for status in STATUSES)
-        lines += [f"{sum(self.counts.values())} cases of {len(self.types)} types and tasks: {counted}."]
+        lines += [
+            f"{sum(self.counts.values())} cases of {len(self.types)} types and tasks: {counted}."
+        ]
         return "\n".join(
-            [*lines, *(f"  {status:<9}{n:>6}  {why}" for (status, why), n in self.reasons.most_common(24))]
+            [
+                *lines,
+                *(
+                    f"  {status:<9}{n:>6}  {why}"
+                    for (status, why), n in self.reasons.most_common(24)
+                ),
+            ]
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -109,7 +124,11 @@ class Run:
             "types": len(self.types),
             "reasons": [[status, reason, n] for (status, reason), n in self.reasons.most_common()],
             "failures": [
-                {"case": json.loads(each.case.to_json()), "status": each.verdict.status, "reason": each.verdict.reason}
+                {
+                    "case": json.loads(each.case.to_json()),
+                    "status": each.verdict.status,
+                    "reason": each.verdict.reason,
+                }
                 for each in self.failures
             ],
         }
@@ -118,12 +137,18 @@ class Run:
 @quietly()
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases that are asked for; 1 where one is silent or crashes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=100, help="how many models are drawn (default: 100)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", type=int, default=100, help="how many models are drawn (default: 100)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--types", nargs="+", default=[], help="model types (default: all)")
     parser.add_argument("--case", metavar="JSON", help="run this case alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write counts, reasons and failures there")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write counts, reasons and failures there"
+    )
     asked = parser.parse_args(arguments)
     unknown = set(asked.types) - {name for task in tiny.TASKS for name in tiny.types_for(task)}
     if unknown:

@@ -1,4 +1,5 @@
-"""One case of the fuzz, as data: a model and the calls that it gets, the last of which is judged."""
+"""One case of the fuzz, as data: a model and the calls that it gets, the last of which is
+judged."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 FORMS = ("positions", "cu_seqlens", "seq_idx", "segments", "collator", "mask")
-"""What declares documents, the plainest first; `mask` is a padded batch, one document per row, with nothing else."""
+"""What declares documents, the plainest first; `mask` is a padded batch, one document per row, with
+nothing else."""
 CHECKPOINTING = ("", "non-reentrant", "reentrant")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A model: its type and task, what differs from its tiny configuration, and the documents that it is given."""
+    """A model: its type and task, what differs from its tiny configuration, and the documents that
+    it is given."""
 
     model_type: str
     task: str = "causal-lm"
@@ -44,7 +47,8 @@ class Spec:
 
 @dataclass(frozen=True)
 class Arranged:
-    """One call: where the documents of a `Spec` stand, and in what form they are handed to the model.
+    """One call: where the documents of a `Spec` stand, and in what form they are handed to the
+    model.
 
     A row is a list of numbers of documents, with -n for n columns of padding.
     """
@@ -61,7 +65,8 @@ class Arranged:
     checkpointing: str = ""
     gradients: bool = False
     offset: int = 0
-    """At which position after the first one the first document begins, where no padding stands before it."""
+    """At which position after the first one the first document begins, where no padding stands
+    before it."""
     collator: tuple[str, ...] = ()
     """Options of the collator that are switched on."""
 
@@ -73,11 +78,15 @@ class Arranged:
     @property
     def offsets(self) -> list[int]:
         """At which position after the first one each document begins."""
-        return [self.offset if place == 0 and self.rows[0][0] >= 0 else 0 for place in range(len(self.picks))]
+        return [
+            self.offset if place == 0 and self.rows[0][0] >= 0 else 0
+            for place in range(len(self.picks))
+        ]
 
     @property
     def packs(self) -> bool:
-        """Whether a row holds several documents, as far as is declared; otherwise the call is an ordinary one."""
+        """Whether a row holds several documents, as far as is declared; otherwise the call is an
+        ordinary one."""
         padding = self.form not in ("segments", "mask", "collator") and not self.mask
         return any(sum(number >= 0 or padding for number in row) > 1 for row in self.rows)
 
@@ -97,13 +106,18 @@ class Case:
 
 
 def of_json(text: str) -> Case:
-    """The case that a line of `Case.to_json` describes; raises `ValueError` where it describes none."""
+    """The case that a line of `Case.to_json` describes; raises `ValueError` where it describes
+    none."""
     try:
         found = json.loads(text)
         calls = [Arranged(**_tuples(call)) for call in (*found.get("before", ()), found["call"])]
-        return Case(Spec(**_tuples(found["spec"])), calls[-1], tuple(calls[:-1]), found.get("name", ""))
+        return Case(
+            Spec(**_tuples(found["spec"])), calls[-1], tuple(calls[:-1]), found.get("name", "")
+        )
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"wanted the JSON of a case, as a failure prints it; found {text[:80]!r} ({error})") from error
+        raise ValueError(
+            f"wanted the JSON of a case, as a failure prints it; found {text[:80]!r} ({error})"
+        ) from error
 
 
 def _sparse(value: Any) -> Any:
@@ -115,7 +129,8 @@ def _sparse(value: Any) -> Any:
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """Lists of one level or two as tuples; what stands inside changes of the configuration stays as it is."""
+    """Lists of one level or two as tuples; what stands inside changes of the configuration stays as
+    it is."""
     return {
         name: tuple(tuple(part) if isinstance(part, list) else part for part in value)
         if isinstance(value, list)

@@ -1,4 +1,5 @@
-"""What hypothesis draws: a model, and calls of it. The plainest of each choice stands first: it shrinks to that."""
+"""What hypothesis draws: a model, and calls of it. The plainest of each choice stands first: it
+shrinks to that."""
 
 from __future__ import annotations
 
@@ -20,13 +21,21 @@ from compat.fuzz.packing import COLLATOR
 from compat.standins import supported_implementations
 from compat.variants import Variant, variants
 
-_WEIGHTS = {"causal-lm": 8, "masked-lm": 3, "seq2seq": 3, "sequence-classification": 2, "image-text-to-text": 2}
+_WEIGHTS = {
+    "causal-lm": 8,
+    "masked-lm": 3,
+    "seq2seq": 3,
+    "sequence-classification": 2,
+    "image-text-to-text": 2,
+}
 """How often a task is drawn; the others once."""
 _DOCUMENTS = 6
 _LONGEST = 14
-"""Fewer tokens than the least number of positions that a variant sets, whatever position is the first."""
+"""Fewer tokens than the least number of positions that a variant sets, whatever position is the
+first."""
 OF_ROWS = ("sequence-classification", "question-answering", "next-sentence-prediction", "seq2seq")
-"""Tasks in which padding that is not masked would be documents with results, or with a half, of their own."""
+"""Tasks in which padding that is not masked would be documents with results, or with a half, of
+their own."""
 _REACHES = ("window", "chunk", "sliding", "floor")
 
 
@@ -45,9 +54,16 @@ def specs(draw: Any, types: frozenset[str] = frozenset()) -> Spec:
 
     Raises `tiny.CannotBuild` where stock has no such model with its tiny configuration.
     """
-    known = {task: [name for name in tiny.types_for(task) if not types or name in types] for task in tiny.TASKS}
+    known = {
+        task: [name for name in tiny.types_for(task) if not types or name in types]
+        for task in tiny.TASKS
+    }
     # Rows of multiple choice are choices, and packed rows refused.
-    tasks = {task: _WEIGHTS.get(task, 1) for task, names in known.items() if names and task != "multiple-choice"}
+    tasks = {
+        task: _WEIGHTS.get(task, 1)
+        for task, names in known.items()
+        if names and task != "multiple-choice"
+    }
     task = draw(_often(**dict(sorted(tasks.items(), key=lambda each: -each[1]))))
     model_type = draw(st.sampled_from(known[task]))
     about = _about(model_type, task)
@@ -94,7 +110,9 @@ def calls(draw: Any, spec: Spec) -> Arranged:
         training=training,
         checkpointing=draw(st.sampled_from(CHECKPOINTING)) if training else "",
         gradients=draw(st.booleans()),
-        offset=draw(st.integers(1, 4)) if form == "positions" and not pair and draw(_rarely(20)) else 0,
+        offset=draw(st.integers(1, 4))
+        if form == "positions" and not pair and draw(_rarely(20))
+        else 0,
         collator=tuple(name for name in COLLATOR if form == "collator" and draw(st.booleans())),
     )
 
@@ -105,34 +123,55 @@ class _About:
 
     variants: list[Variant]
     backends: dict[str, list[str]]
-    """Those of autopack, by the implementations that its class declares, in the names of `compat.exactness`."""
+    """Those of autopack, by the implementations that its class declares, in the names of
+    `compat.exactness`."""
     pair: bool
     experts: bool
     """Whether it has experts whose kernels can be chosen."""
     discrete: bool
-    """Whether rounding may send tokens elsewhere, packed or not: to other experts, or to other keys."""
+    """Whether rounding may send tokens elsewhere, packed or not: to other experts, or to other
+    keys."""
 
 
 @cache
 def _about(model_type: str, task: str) -> _About:
     model = tiny.build(model_type, task=task, attn_implementation="eager")
-    found = [v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())]
-    declared = {name.removesuffix("_attention") for name in supported_implementations(model)} | {"eager"}
+    found = [
+        v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())
+    ]
+    declared = {name.removesuffix("_attention") for name in supported_implementations(model)} | {
+        "eager"
+    }
     backends = {name: [name] for name in BACKENDS if name in declared}
     for name in {"eager", "sdpa"} & declared:
         possible = choose.candidates(name)
-        backends[name] = [backend for backend in possible if choose.BACKENDS[backend].devices is None]
-    parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
-    discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))
+        backends[name] = [
+            backend for backend in possible if choose.BACKENDS[backend].devices is None
+        ]
+    parts = [
+        model.config,
+        *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict")),
+    ]
+    discrete = any(
+        "expert" in name or name == "index_topk" for part in parts for name in vars(part)
+    )
     experts = any("experts" in type(module).__name__.lower() for module in model.modules())
-    return _About(found, backends, is_pair(model), experts and hasattr(model, "set_experts_implementation"), discrete)
+    return _About(
+        found,
+        backends,
+        is_pair(model),
+        experts and hasattr(model, "set_experts_implementation"),
+        discrete,
+    )
 
 
 def _changes(draw: Any, known: list[Variant]) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Up to four changes of different fields."""
     if not known:
         return ()
-    wanted = draw(st.lists(st.sampled_from(known), max_size=4, unique_by=lambda v: (*v.path, v.field)))
+    wanted = draw(
+        st.lists(st.sampled_from(known), max_size=4, unique_by=lambda v: (*v.path, v.field))
+    )
     taken: set[tuple[str, ...]] = set()
     found = []
     for variant in (_varied(draw, each) for each in wanted):
@@ -144,11 +183,17 @@ def _changes(draw: Any, known: list[Variant]) -> tuple[tuple[str, dict[str, Any]
 
 
 def _varied(draw: Any, variant: Variant) -> Variant:
-    """Another number of tokens where a variant says how far something reaches, other layers where it lists layers."""
+    """Another number of tokens where a variant says how far something reaches, other layers where
+    it lists layers."""
     value = variant.value
     if type(value) is int and value > 1 and any(word in variant.field for word in _REACHES):
         return replace(variant, value=draw(st.integers(1, 12)))
-    if isinstance(value, list) and len(variant.also) == 1 and variant.also[0][1] == len(value) and len({*value}) > 1:
+    if (
+        isinstance(value, list)
+        and len(variant.also) == 1
+        and variant.also[0][1] == len(value)
+        and len({*value}) > 1
+    ):
         kinds = draw(st.lists(st.sampled_from(value), min_size=2, max_size=4))
         return replace(variant, value=kinds, also=((variant.also[0][0], len(kinds)),))
     return variant
@@ -162,7 +207,8 @@ def _is_json(overrides: dict[str, Any]) -> bool:
 
 
 def _rows(draw: Any, spec: Spec, one: bool) -> tuple[tuple[int, ...], ...]:
-    """One row or several, of one document or several, with padding between, before and behind them now and then."""
+    """One row or several, of one document or several, with padding between, before and behind them
+    now and then."""
     padded, numbers = not one and draw(_rarely(3)), st.integers(0, len(spec.lengths) - 1)
     entries = st.one_of(numbers, numbers, st.integers(-4, -1)) if padded else numbers
     row = st.lists(entries, min_size=1, max_size=5)
@@ -176,7 +222,9 @@ def _padded_rows(draw: Any, spec: Spec) -> tuple[tuple[int, ...], ...]:
     picks = draw(st.lists(st.integers(0, len(spec.lengths) - 1), min_size=1, max_size=4))
     columns = max(spec.lengths[number] for number in picks) + wider
     spare = [columns - spec.lengths[number] for number in picks]
-    rows = [[n] if not k else [-k, n] if left else [n, -k] for n, k in zip(picks, spare, strict=True)]
+    rows = [
+        [n] if not k else [-k, n] if left else [n, -k] for n, k in zip(picks, spare, strict=True)
+    ]
     return filled(rows, spec.lengths)
 
 
@@ -185,7 +233,8 @@ def filled(rows: Iterable[Iterable[int]], lengths: tuple[int, ...]) -> tuple[tup
     found = [list(row) for row in rows]
     widths = [width(row, lengths) for row in found]
     return tuple(
-        (*row, *([-spare] if (spare := max(widths) - own) else [])) for row, own in zip(found, widths, strict=True)
+        (*row, *([-spare] if (spare := max(widths) - own) else []))
+        for row, own in zip(found, widths, strict=True)
     )
 
 

@@ -34,8 +34,9 @@ TOLERANCES = {
     "float32": (BOUNDS[torch.float32].results, 1e-3, 1e-3),
     "bfloat16": (BOUNDS[torch.bfloat16].results, 0.2, 1e-2),
 }
-"""Fields, of the standard deviation of a field; gradients, of the largest of a parameter; losses, relative: those of
-docs/trust.md. Most models go through float32 in code of their own, whatever their dtype, and leaks start near 1e-2."""
+"""Fields, of the standard deviation of a field; gradients, of the largest of a parameter; losses,
+relative: those of docs/trust.md. Most models go through float32 in code of their own, whatever
+their dtype, and leaks start near 1e-2."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Verdict:
 
 @dataclass
 class _Answer:
-    """Each document's part of the fields that can be compared, the loss, and gradients where they are wanted."""
+    """Each document's part of the fields that can be compared, the loss, and gradients where they
+    are wanted."""
 
     documents: list[Fields]
     loss: torch.Tensor | None
@@ -66,13 +68,18 @@ def judge(model: Model, arranged: Arranged) -> Verdict:
     """Run one call on an enabled model and compare it with stock."""
     try:
         asked = model.call(arranged)
-        alone = [model.alone(number, offset, arranged, asked.labels is not None) for number, offset in _each(arranged)]
+        alone = [
+            model.alone(number, offset, arranged, asked.labels is not None)
+            for number, offset in _each(arranged)
+        ]
     except NoStock as error:
         return Verdict("no stock", str(error))
     fields = [each for each, _ in alone]
     try:
         answer, expected = _answer(model, model.model, asked, arranged, fields)
-    except LeakDetected as error:  # of transformers' own code: a false alarm, or a leak that its twin has not
+    except (
+        LeakDetected
+    ) as error:  # of transformers' own code: a false alarm, or a leak that its twin has not
         return Verdict("crash", said(error))
     except AutopackError as error:
         return Verdict("refused", said(error))
@@ -106,13 +113,24 @@ def _answer(
     output = model.run(module, asked, arranged)
     found, expected, _ = asked.call.sides.split(fields_of(output), alone)
     if asked.labels is None and not any(found):
-        raise WrongShape(f"nothing of the output can be compared with documents alone: {sorted(fields_of(output))}")
+        raise WrongShape(
+            "nothing of the output can be compared with documents alone: "
+            f"{sorted(fields_of(output))}"
+        )
     loss, gradients, names = loss_of(output), None, frozenset(found[0])
     if arranged.gradients:
-        if arranged.checkpointing == "reentrant":  # what a layer leaves beside its result has none, in stock too
+        # what a layer leaves beside its result has none, in stock too
+        if arranged.checkpointing == "reentrant":
             names = frozenset(name for name, value in found[0].items() if value.requires_grad)
-        scales, kept = model.scales(arranged, asked.labels is not None), [{n: e[n] for n in names} for e in found]
-        total = loss if asked.labels is not None else _sum([weighted_sum([each], scales) for each in kept])
+        scales, kept = (
+            model.scales(arranged, asked.labels is not None),
+            [{n: e[n] for n in names} for e in found],
+        )
+        total = (
+            loss
+            if asked.labels is not None
+            else _sum([weighted_sum([each], scales) for each in kept])
+        )
         backward(total)
         gradients = taken(model.parameters(module))
     documents = [{n: v.detach() for n, v in each.items()} for each in found]
@@ -138,33 +156,52 @@ def _references(
     names = answer.differentiated if asked.labels is None else None
     if asked.labels is not None:
         if any(loss is None for _, loss in alone):
-            raise NoStock("stock gives no loss for a document alone, although it gives one for another")
+            raise NoStock(
+                "stock gives no loss for a document alone, although it gives one for another"
+            )
         counts = [max(count, 0) for count in asked.labels.counts]
-        losses = list(expected_losses([loss for _, loss in alone], counts))  # their mean over all terms, or their sum
-        weights = [[count / sum(counts) for count in counts], [float(count > 0) for count in counts]]
+        # their mean over all terms, or their sum
+        losses = list(expected_losses([loss for _, loss in alone], counts))
+        weights = [
+            [count / sum(counts) for count in counts],
+            [float(count > 0) for count in counts],
+        ]
     # Reentrant checkpointing loses gradients of what layers share (Gemma 4), in stock too.
-    for each in [replace(arranged, checkpointing=how) for how in dict.fromkeys(("", arranged.checkpointing))]:
+    for each in [
+        replace(arranged, checkpointing=how) for how in dict.fromkeys(("", arranged.checkpointing))
+    ]:
         for loss, shares in zip(losses, weights, strict=True):
-            gradients = _gradients(model, each, asked, names, shares) if arranged.gradients else None
+            gradients = (
+                _gradients(model, each, asked, names, shares) if arranged.gradients else None
+            )
             yield _Answer(expected, loss, gradients)
         if not arranged.packs:
             yield from _of_same_call(model, each, asked, [fields for fields, _ in alone])
 
 
 def _gradients(
-    model: Model, arranged: Arranged, asked: Asked, names: frozenset[str] | None, shares: list[float]
+    model: Model,
+    arranged: Arranged,
+    asked: Asked,
+    names: frozenset[str] | None,
+    shares: list[float],
 ) -> list[torch.Tensor]:
     total: list[torch.Tensor] | None = None
     for (number, offset), share in zip(_each(arranged), shares, strict=True):
         if share:
-            of_one = [share * gradient for gradient in model.gradients(number, offset, arranged, names)]
+            of_one = [
+                share * gradient for gradient in model.gradients(number, offset, arranged, names)
+            ]
             total = of_one if total is None else [a + b for a, b in zip(total, of_one, strict=True)]
     assert total is not None, "labels without a term are left out of a call"
     return total
 
 
-def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fields]) -> Iterator[_Answer]:
-    """What stock gives the same call; and without labels that it compares with what padding predicts."""
+def _of_same_call(
+    model: Model, arranged: Arranged, asked: Asked, alone: list[Fields]
+) -> Iterator[_Answer]:
+    """What stock gives the same call; and without labels that it compares with what padding
+    predicts."""
     forms = [asked]
     if asked.labels is not None:
         labels = asked.labels.padded(asked.call.sides, predicted=True)
@@ -174,7 +211,10 @@ def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fi
             answer = _answer(model, model.stock, form, arranged, alone)[0]
         except Exception as error:
             raise NoStock(f"of the same call {said(error)}") from error
-        values = [*(answer.gradients or ()), *(value for each in answer.documents for value in each.values())]
+        values = [
+            *(answer.gradients or ()),
+            *(value for each in answer.documents for value in each.values()),
+        ]
         if not all(bool(value.isfinite().all()) for value in values):
             raise NoStock("its results for the same call are not finite")
         yield answer
@@ -182,14 +222,19 @@ def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fi
         raise NoStock("its results for the same call change with what stands in padding")
 
 
-def _reads_padding(model: Model, arranged: Arranged, asked: Asked, answer: _Answer, alone: list[Fields]) -> bool:
-    """Whether what stock gives documents of the same call changes with the tokens in padding, as it should not."""
+def _reads_padding(
+    model: Model, arranged: Arranged, asked: Asked, answer: _Answer, alone: list[Fields]
+) -> bool:
+    """Whether what stock gives documents of the same call changes with the tokens in padding, as it
+    should not."""
     changed = {}
     for side in asked.call.sides.halves:
         name = f"{side.prefix}input_ids"
         if name in asked.arguments:
             padding = torch.from_numpy(side.owner < 0)
-            changed[name] = asked.arguments[name].masked_fill(padding, int(model.pool.documents[0][0]))
+            changed[name] = asked.arguments[name].masked_fill(
+                padding, int(model.pool.documents[0][0])
+            )
     other, _ = _answer(
         model,
         model.stock,
@@ -211,35 +256,50 @@ def _is_wrong_in_stock(model: Model, asked: Asked, arranged: Arranged, alone: li
     return False
 
 
-def _difference(model: Model, arranged: Arranged, asked: Asked, answer: _Answer, reference: _Answer) -> str | None:
+def _difference(
+    model: Model, arranged: Arranged, asked: Asked, answer: _Answer, reference: _Answer
+) -> str | None:
     """What of an answer is not what it is in a reference; None where all is."""
     of_fields, of_gradients, of_loss = TOLERANCES[model.spec.dtype]
     scales = model.scales(arranged, asked.labels is not None)
     errors = errors_between(answer.documents, reference.documents, scales)
     worst = max(range(len(errors)), key=lambda number: errors[number][0])
     if errors[worst][0] > of_fields:
-        return f"{errors[worst][1]} of document {worst} is off by {errors[worst][0]:.1e} of its standard deviation"
+        return (
+            f"{errors[worst][1]} of document {worst} is off by {errors[worst][0]:.1e} of its "
+            "standard deviation"
+        )
     if reference.loss is not None:
         if answer.loss is None:
             return "there is no loss"
         if (error := relative_error(answer.loss, reference.loss)) > of_loss:
-            return f"the loss is {float(answer.loss.detach()):.8g}, and {float(reference.loss.detach()):.8g} by stock"
+            return (
+                f"the loss is {float(answer.loss.detach()):.8g}, and "
+                f"{float(reference.loss.detach()):.8g} by stock"
+            )
     if answer.gradients is not None and reference.gradients is not None:
-        if [each.shape for each in answer.gradients] != [each.shape for each in reference.gradients]:
+        if [each.shape for each in answer.gradients] != [
+            each.shape for each in reference.gradients
+        ]:
             raise NoStock("its forward makes itself other parameters")
         error = gradient_error(answer.gradients, reference.gradients)
         if error > of_gradients:
-            names = [name for name, p in model.model.named_parameters() if p.requires_grad and p.numel()]
+            names = [
+                name for name, p in model.model.named_parameters() if p.requires_grad and p.numel()
+            ]
             pairs = zip(answer.gradients, reference.gradients, strict=True)
             apart = [gradient_error([a], [b]) for a, b in pairs]
             where = names[max(range(len(apart)), key=lambda number: apart[number])]
-            return f"gradients are off by {error:.1e} of the largest of a parameter, such as {where}"
+            return (
+                f"gradients are off by {error:.1e} of the largest of a parameter, such as {where}"
+            )
     return None
 
 
 def _upstream(model: Model, asked: Asked, arranged: Arranged) -> str | None:
-    """What stock raises for a document alone in the form of a call, or for a token of padding if there is padding in
-    packed rows (Funnel takes no document of one token); or for the same call where it packs nothing."""
+    """What stock raises for a document alone in the form of a call, or for a token of padding if
+    there is padding in packed rows (Funnel takes no document of one token); or for the same call
+    where it packs nothing."""
     plain = replace(arranged, form="positions", mask=False, positional=0, offset=0, collator=())
     try:
         rows = [(number,) for number in asked.picks]

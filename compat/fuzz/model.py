@@ -1,7 +1,8 @@
-"""An enabled model beside an untouched twin of the same weights, and what that gives each document alone.
+"""An enabled model beside an untouched twin of the same weights, and what that gives each document
+alone.
 
-What the twin gives is kept: the calls of one model share a few documents, so most of them cost one forward.
-"""
+What the twin gives is kept: the calls of one model share a few documents, so most of them cost one
+forward."""
 
 from __future__ import annotations
 
@@ -44,13 +45,16 @@ class Asked:
 
 
 class Model:
-    """A model of a `Spec`, enabled, beside its untouched twin, and what that gives each document alone."""
+    """A model of a `Spec`, enabled, beside its untouched twin, and what that gives each document
+    alone."""
 
     def __init__(self, spec: Spec, verify: bool = False, enabled: bool = True):
         self.spec = spec
         try:
             dtype = getattr(torch, spec.dtype)
-            self.stock = built(spec.model_type, spec.implementation, dtype, spec.task, **spec.overrides())
+            self.stock = built(
+                spec.model_type, spec.implementation, dtype, spec.task, **spec.overrides()
+            )
             if spec.experts:
                 self.stock.set_experts_implementation(spec.experts)
         except (Undeclared, tiny.CannotBuild) as error:
@@ -62,9 +66,12 @@ class Model:
         try:
             self.pool = Case(self.stock, spec.lengths, spec.seed)
         except Exception as error:
-            raise NoStock(upstream_error(self.stock, None) or f"no documents can be drawn: {said(error)}") from error
+            raise NoStock(
+                upstream_error(self.stock, None) or f"no documents can be drawn: {said(error)}"
+            ) from error
         for half in self.pool.halves:
-            # The least numbers may be special in code that the configuration does not tell (the padding of MPNet).
+            # The least numbers may be special in code that the configuration does not tell (the
+            # padding of MPNet).
             half.documents = [document.clamp(min=ORDINARY.start) for document in half.documents]
         self._let_it_write()
         self.model = copy.deepcopy(self.stock)
@@ -76,17 +83,22 @@ class Model:
         self._alone: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
         self._gradients: dict[Any, list[torch.Tensor]] = {}
         self._scales: dict[Any, dict[str, float]] = {}
-        self._masks_without_cache = False  # stock's call with a cache lets tokens see later ones (FSMT)
+        # stock's call with a cache lets tokens see later ones (FSMT)
+        self._masks_without_cache = False
         self._refuse_what_never_runs()
         self.labels = self._find_labels()
         if enabled:
-            handle = autopack.enable(self.model, backend=spec.backend, unpad=spec.unpad, verify=verify)
+            handle = autopack.enable(
+                self.model, backend=spec.backend, unpad=spec.unpad, verify=verify
+            )
             self._masks_without_cache = handle.enabled.traits.masks_without_cache
 
     def _let_it_write(self) -> None:
-        """Run stock in training once: a forward may write to its own weights there (Gemma 3n bounds some of them)."""
+        """Run stock in training once: a forward may write to its own weights there (Gemma 3n bounds
+        some of them)."""
         self.stock.train()
-        with contextlib.suppress(Exception), torch.no_grad():  # what it raises is told of calls that are judged
+        # what it raises is told of calls that are judged
+        with contextlib.suppress(Exception), torch.no_grad():
             run_as_stock(self.stock, self.pool.by_itself(0))
         self.stock.eval()
 
@@ -105,7 +117,8 @@ class Model:
         try:
             with torch.no_grad():
                 alone = [
-                    fields_of(run_as_stock(self.stock, self.pool.by_itself(n))) for n in range(len(self.pool.documents))
+                    fields_of(run_as_stock(self.stock, self.pool.by_itself(n)))
+                    for n in range(len(self.pool.documents))
                 ]
             found, _ = find_labels(self.stock, self.pool, alone, ignore_boundaries=False)
         except Exception:
@@ -116,15 +129,20 @@ class Model:
         """What gradients are compared of."""
         return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
-    def alone(self, number: int, offset: int, arranged: Arranged, with_labels: bool) -> tuple[Fields, Any]:
-        """Fields and loss that stock gives one document by itself; raises `NoStock` where it raises."""
+    def alone(
+        self, number: int, offset: int, arranged: Arranged, with_labels: bool
+    ) -> tuple[Fields, Any]:
+        """Fields and loss that stock gives one document by itself; raises `NoStock` where it
+        raises."""
         options = self._options(arranged)
         key = number, offset, arranged.training, with_labels, *options
         if key not in self._alone:
             self._mode(self.stock, arranged.training, "")
             try:
                 with torch.no_grad():
-                    output = run_as_stock(self.stock, self.by_itself(number, offset, with_labels) | options)
+                    output = run_as_stock(
+                        self.stock, self.by_itself(number, offset, with_labels) | options
+                    )
             except Exception as error:
                 raise NoStock(said(error)) from error
             fields = fields_of(output)
@@ -137,34 +155,47 @@ class Model:
 
     def _options(self, arranged: Arranged) -> dict[str, Any]:
         """How stock is to run a document alone, where that decides what its tokens see."""
-        return {"use_cache": False} if self._masks_without_cache and arranged.use_cache is False else {}
+        return (
+            {"use_cache": False}
+            if self._masks_without_cache and arranged.use_cache is False
+            else {}
+        )
 
     def by_itself(self, number: int, offset: int, with_labels: bool) -> dict[str, Any]:
         """All arguments of stock for one document."""
         given = self.pool.by_itself(number) | self.outputs
         if offset:
             first = self.pool.base + offset
-            given["position_ids"] = torch.arange(first, first + len(self.pool.documents[number]))[None]
+            given["position_ids"] = torch.arange(first, first + len(self.pool.documents[number]))[
+                None
+            ]
         if with_labels and self.labels is not None:
             given |= {**self.labels.alone[number], **self.without_router}
         return given
 
-    def gradients(self, number: int, offset: int, arranged: Arranged, names: frozenset[str] | None) -> Any:
-        """Gradients of the loss of one document, or of the weighted sum of the named fields of it; by stock."""
+    def gradients(
+        self, number: int, offset: int, arranged: Arranged, names: frozenset[str] | None
+    ) -> Any:
+        """Gradients of the loss of one document, or of the weighted sum of the named fields of it;
+        by stock."""
         options = self._options(arranged)
         key = number, offset, arranged.training, arranged.checkpointing, names, *options
         if key not in self._gradients:
             self._mode(self.stock, arranged.training, arranged.checkpointing)
             self.stock.zero_grad(set_to_none=True)
             try:
-                output = run_as_stock(self.stock, self.by_itself(number, offset, names is None) | options)
+                output = run_as_stock(
+                    self.stock, self.by_itself(number, offset, names is None) | options
+                )
                 if names is None:
                     total = loss_of(output)
                 else:
                     _, call = placed(self.pool, Arranged(rows=((number,),)))
                     own = fields_of(output)
                     found, _, _ = call.sides.split(own, [own])
-                    total = weighted_sum([{name: found[0][name] for name in names}], self.scales(arranged, False))
+                    total = weighted_sum(
+                        [{name: found[0][name] for name in names}], self.scales(arranged, False)
+                    )
                 backward(total)
             except Exception as error:
                 raise NoStock(said(error)) from error
@@ -172,7 +203,8 @@ class Model:
             if not all(bool(gradient.isfinite().all()) for gradient in of_one):
                 raise NoStock("its gradients for a document alone are not finite")
             for other in self._gradients.values():
-                if [each.shape for each in of_one] != [each.shape for each in other]:  # FSMT, at a longer document
+                # FSMT, at a longer document
+                if [each.shape for each in of_one] != [each.shape for each in other]:
                     raise NoStock("its forward makes itself other parameters")
             self._gradients[key] = of_one
         return self._gradients[key]
@@ -191,14 +223,18 @@ class Model:
     def call(self, arranged: Arranged) -> Asked:
         """What a call hands to a model, and where its documents lie."""
         picks = arranged.picks
-        labels = labels_of(self.labels, picks) if arranged.labels and self.labels is not None else None
+        labels = (
+            labels_of(self.labels, picks) if arranged.labels and self.labels is not None else None
+        )
         if labels is not None and not any(count > 0 for count in labels.counts):
             labels = None  # nothing is predicted
         if arranged.form == "collator" and _collates(labels):
             arguments, call = collated(self.model, self.pool, arranged, labels)
         else:
             by_positions = replace(arranged, form="positions")
-            arguments, call = placed(self.pool, by_positions if arranged.form == "collator" else arranged)
+            arguments, call = placed(
+                self.pool, by_positions if arranged.form == "collator" else arranged
+            )
             if labels is not None:
                 arguments |= labels.packed(call)
         arguments |= self.outputs
@@ -209,11 +245,14 @@ class Model:
         return Asked(arguments, call, picks, labels)
 
     def run(self, model: Any, asked: Asked, arranged: Arranged) -> Any:
-        """Hand a call to a model, which stock or not keeps no frequencies of an earlier, longer one."""
+        """Hand a call to a model, which stock or not keeps no frequencies of an earlier, longer
+        one."""
         self._mode(model, arranged.training, arranged.checkpointing)
         forget_lengths(model)
         model.zero_grad(set_to_none=True)
-        copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in asked.arguments.items()}
+        copied = {
+            n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in asked.arguments.items()
+        }
         by_position, by_name = by_place(model, copied, arranged.positional)
         with torch.set_grad_enabled(arranged.gradients):
             return model(*by_position, **by_name)
@@ -222,7 +261,8 @@ class Model:
         if model.training != training:
             model.train(training)
         for module in model.modules():
-            if type(module).__name__ == "NllbMoeTop2Router":  # in evaluation it keeps what its last call had room for
+            # in evaluation it keeps what its last call had room for
+            if type(module).__name__ == "NllbMoeTop2Router":
                 module.expert_capacity = model.config.expert_capacity
         known = self._checkpointing.get(model is self.model, "")
         if checkpointing != known and model.supports_gradient_checkpointing:
@@ -246,8 +286,11 @@ def taken(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _collates(labels: Labels | None) -> bool:
-    """Whether the collator takes labels as they are: whole numbers per token, or one class per document."""
+    """Whether the collator takes labels as they are: whole numbers per token, or one class per
+    document."""
     if labels is None:
         return True
     tensors = [tensor for each in labels.alone for tensor in each.values()]
-    return len(labels.alone[0]) == 1 and not any(t.is_floating_point() or t.dim() > 2 for t in tensors)
+    return len(labels.alone[0]) == 1 and not any(
+        t.is_floating_point() or t.dim() > 2 for t in tensors
+    )

@@ -16,12 +16,16 @@ from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
 
 COLLATOR: dict[str, Any] = {"flash": "cu_seq_lens", "seq_idx": "seq_idx", "multiple": 8}
-"""What the collator declares beside positions, and the multiple of its rows, by the names that a call has them by."""
+"""What the collator declares beside positions, and the multiple of its rows, by the names that a
+call has them by."""
 
 
 def labels_of(labels: Labels, picks: list[int]) -> Labels:
     """The labels of the documents of a call."""
-    alone, counts = [labels.alone[number] for number in picks], [labels.counts[number] for number in picks]
+    alone, counts = (
+        [labels.alone[number] for number in picks],
+        [labels.counts[number] for number in picks],
+    )
     return Labels(alone, counts, labels.per_token, labels.ignore_first, labels.shifts)
 
 
@@ -37,12 +41,22 @@ def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
     return arguments, Input({}, Sides(sides), first)
 
 
-def _side(pool: Case, half: DrawnHalf, arranged: Arranged) -> tuple[dict[str, Any], np.ndarray, list[int]]:
-    """The arguments of one half, the document of each of its tokens, and the positions at which documents begin."""
+def _side(
+    pool: Case, half: DrawnHalf, arranged: Arranged
+) -> tuple[dict[str, Any], np.ndarray, list[int]]:
+    """The arguments of one half, the document of each of its tokens, and the positions at which
+    documents begin."""
     lengths = half.lengths
-    shape = len(arranged.rows), max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows)
+    shape = (
+        len(arranged.rows),
+        max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows),
+    )
     ids = torch.full(shape, pool.filler)
-    positions, mask, segments = torch.full(shape, pool.base), torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
+    positions, mask, segments = (
+        torch.full(shape, pool.base),
+        torch.zeros(shape, dtype=torch.long),
+        torch.zeros(shape),
+    )
     numbers, bounds = torch.zeros(shape, dtype=torch.int32), [0]
     owner = np.full(shape, -1)
     first: list[int] = []
@@ -84,10 +98,14 @@ def _side(pool: Case, half: DrawnHalf, arranged: Arranged) -> tuple[dict[str, An
     return arguments, owner, first
 
 
-def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Input]:
+def collated(
+    model: Any, pool: Case, arranged: Arranged, labels: Labels | None
+) -> tuple[dict[str, Any], Input]:
     """The same, labels included, by autopack's collator: one row of all documents."""
     chosen_options = {COLLATOR[key] for key in arranged.collator}
-    options: dict[str, Any] = {"declare": ("attention_mask", *sorted(chosen_options - {COLLATOR["multiple"]}))}
+    options: dict[str, Any] = {
+        "declare": ("attention_mask", *sorted(chosen_options - {COLLATOR["multiple"]}))
+    }
     if "multiple" in arranged.collator:
         options["pad_to_multiple_of"] = COLLATOR["multiple"]
     if labels is None:
@@ -104,13 +122,21 @@ def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) 
     _, call = placed(pool, arranged)
     owner = call.sides.halves[0].owner
     padding = batch["input_ids"].shape[1] - owner.shape[1]
-    return batch, Input({}, Sides([Side(np.pad(owner, ((0, 0), (0, padding)), constant_values=-1))]), call.first)
+    return batch, Input(
+        {}, Sides([Side(np.pad(owner, ((0, 0), (0, padding)), constant_values=-1))]), call.first
+    )
 
 
 def ignoring(labels: Labels, seed: int) -> Labels:
-    """Labels of which about a third is ignored, of one per token in whole numbers; others as they are."""
+    """Labels of which about a third is ignored, of one per token in whole numbers; others as they
+    are."""
     (name,) = labels.alone[0] if len(labels.alone[0]) == 1 else ("",)
-    if not labels.per_token or not name or labels.alone[0][name].is_floating_point() or labels.alone[0][name].dim() > 2:
+    if (
+        not labels.per_token
+        or not name
+        or labels.alone[0][name].is_floating_point()
+        or labels.alone[0][name].dim() > 2
+    ):
         return labels
     generator = torch.Generator().manual_seed(seed)
     alone = []
@@ -122,7 +148,8 @@ def ignoring(labels: Labels, seed: int) -> Labels:
 
 
 def by_place(model: Any, arguments: dict[str, Any], count: int) -> tuple[list[Any], dict[str, Any]]:
-    """The first `count` arguments of the forward of a model by their place, those that are not given as None."""
+    """The first `count` arguments of the forward of a model by their place, those that are not
+    given as None."""
     rest = dict(arguments)
     parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
     named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][:count]

@@ -1,4 +1,5 @@
-"""Run cases: a model is built once for the calls that share it, and once more as users enable it where one fails."""
+"""Run cases: a model is built once for the calls that share it, and once more as users enable it
+where one fails."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from compat.fuzz.model import Model, NoStock
 
 
 def run_build(spec: Spec, calls: Sequence[Arranged]) -> Iterator[tuple[Case, Verdict]]:
-    """The cases of one model with their verdicts, up to the first that fails; one where there is no model to call.
+    """The cases of one model with their verdicts, up to the first that fails; one where there is no
+    model to call.
 
-    As in compat/cells.py a model is served by its structure first; what is silent or crashes then is run again, alone
-    and behind the calls before it, on a model that is enabled as users do it, with its audit. This one counts.
-    """
+    As in compat/cells.py a model is served by its structure first; what is silent or crashes then
+    is run again, alone and behind the calls before it, on a model that is enabled as users do it,
+    with its audit. This one counts."""
     with kernels(spec):
         model, verdict = enabled(spec)
         for number, call in enumerate(calls):

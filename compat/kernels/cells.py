@@ -5,16 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-_DELTA = ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "chunk_bwd_kernel_dqkwg", "causal_conv1d with seq_idx")
+_DELTA = (
+    "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+    "chunk_bwd_kernel_dqkwg",
+    "causal_conv1d with seq_idx",
+)
 _KDA = ("chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "causal_conv1d with seq_idx")
-_CHUNKS = ("_chunk_scan_fwd_kernel", "_chunk_scan_chunk_state_bwd_dx_kernel", "causal_conv1d with seq_idx")
+_CHUNKS = (
+    "_chunk_scan_fwd_kernel",
+    "_chunk_scan_chunk_state_bwd_dx_kernel",
+    "causal_conv1d with seq_idx",
+)
 _SCAN = ("selective_scan_fwd", "selective_scan_bwd", "causal_conv1d_fwd", "causal_conv1d_bwd")
 _CONVOLUTION = ("causal_conv1d with seq_idx", "causal_conv1d_bwd")
 _LIGER = ("_rms_norm_forward_kernel", "_triton_rope", "_swiglu_forward_kernel")
 _FLASH = ("attn_fwd", "_bwd_preprocess")
 
 ROWS: tuple[tuple[int, ...], ...] = ((21, 1, 6, 4), (19, 13))
-"""Documents of every row, in tokens. With chunks of 16 some end inside of one, and one spans two."""
+"""Documents of every row, in tokens. With chunks of 16 some end inside of one, and one spans
+two."""
 LONG: tuple[tuple[int, ...], ...] = ((70, 1, 9), (41, 39))
 """The same for the kernels of fla, whose chunks have 64 tokens."""
 SHORT = {ROWS: ((17, 1, 3),), LONG: ((65, 1, 3),)}
@@ -45,7 +54,11 @@ _ONE_OF_EACH = {
     "linear_num_heads": 1,
 }
 _TWO_HEADS = {"linear_num_value_heads": 2}
-_SHARED_ONCE = {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"], "hybrid_layer_ids": [1]}
+_SHARED_ONCE = {
+    "num_hidden_layers": 2,
+    "layers_block_type": ["linear_attention", "hybrid"],
+    "hybrid_layer_ids": [1],
+}
 
 
 def _mamba(**config: Any) -> Cell:
@@ -75,7 +88,9 @@ MIXERS = {
     "inkling_text": Cell(_CONVOLUTION),
     "inkling2_text": Cell(_CONVOLUTION),
 }
-ATTENTION = {name: Cell(_FLASH, flash=True) for name in ("llama", "qwen2", "qwen3", "olmo2", "bert")}
+ATTENTION = {
+    name: Cell(_FLASH, flash=True) for name in ("llama", "qwen2", "qwen3", "olmo2", "bert")
+}
 LIGER = {
     f"{name}, Liger applied {when}": Cell(_LIGER, {"num_hidden_layers": 1}, type=name, liger=when)
     for name in ("llama", "qwen3", "mistral")
@@ -83,7 +98,11 @@ LIGER = {
 }
 LIGER |= {
     f"{name}, Liger's loss applied {when}": Cell(
-        (*_LIGER, "liger_cross_entropy_kernel"), {"num_hidden_layers": 1}, type=name, liger=when, loss=True
+        (*_LIGER, "liger_cross_entropy_kernel"),
+        {"num_hidden_layers": 1},
+        type=name,
+        liger=when,
+        loss=True,
     )
     for name, when in (("llama", "before"), ("qwen3", "after"))
 }

@@ -1,8 +1,8 @@
-"""What causal-conv1d 1.7.0 and mamba-ssm 2.3.2 compile from C++ and CUDA, in torch, with the checks of those sources.
+"""What causal-conv1d 1.7.0 and mamba-ssm 2.3.2 compile from C++ and CUDA, in torch, with the checks
+of those sources.
 
-The checks are those of `csrc/causal_conv1d.cpp` and `csrc/selective_scan/selective_scan.cpp`; the arithmetic is the
-plain definition, in float32.
-"""
+The checks are those of `csrc/causal_conv1d.cpp` and `csrc/selective_scan/selective_scan.cpp`; the
+arithmetic is the plain definition, in float32."""
 
 from __future__ import annotations
 
@@ -24,36 +24,55 @@ def _check(holds: bool, what: str) -> None:
         raise RuntimeError(f"the compiled kernel wants {what}")
 
 
-def _check_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None) -> bool:
+def _check_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None
+) -> bool:
     rows, channels, tokens = x.shape
     _check(x.dtype in _FLOATS and weight.dtype in _FLOATS, "float32, float16 or bfloat16")
     _check(x.stride(2) == 1 or x.stride(1) == 1, "tokens or channels one after the other")
-    _check(2 <= weight.shape[1] <= 4 and weight.shape[0] == channels, "a width of 2 to 4, and a weight per channel")
+    _check(
+        2 <= weight.shape[1] <= 4 and weight.shape[0] == channels,
+        "a width of 2 to 4, and a weight per channel",
+    )
     last = x.stride(1) == 1 and x.stride(2) > 1
     if last:
         _check(channels % 8 == 0, "channels in a multiple of 8")
-        _check(x.stride(2) % 8 == 0 and x.stride(0) % 8 == 0, f"strides in multiples of 8, found {x.stride()}")
+        _check(
+            x.stride(2) % 8 == 0 and x.stride(0) % 8 == 0,
+            f"strides in multiples of 8, found {x.stride()}",
+        )
     if bias is not None:
-        _check(bias.dtype == weight.dtype and bias.stride(-1) == 1 and bias.shape == (channels,), "a bias like weights")
+        _check(
+            bias.dtype == weight.dtype and bias.stride(-1) == 1 and bias.shape == (channels,),
+            "a bias like weights",
+        )
     if seq_idx is not None:
         _check(last, "channels last beside seq_idx")
-        _check(seq_idx.dtype == torch.int32 and seq_idx.is_contiguous(), "a seq_idx of int32, contiguous")
+        _check(
+            seq_idx.dtype == torch.int32 and seq_idx.is_contiguous(),
+            "a seq_idx of int32, contiguous",
+        )
         _check(seq_idx.shape == (rows, tokens), "a seq_idx of one number per token")
         LAUNCHED["causal_conv1d with seq_idx"] += 1
     return last
 
 
 def _within(seq_idx: Tensor | None, lag: int, like: Tensor) -> Tensor:
-    """(rows, 1, tokens): 1 where the token `lag` before is of the same document, and there is one."""
+    """(rows, 1, tokens): 1 where the token `lag` before is of the same document, and there is
+    one."""
     if seq_idx is None:
         seq_idx = like.new_zeros(like.shape[0], like.shape[2], dtype=torch.int32)
-    return (F.pad(seq_idx, (lag, 0), value=-(2**31))[:, : like.shape[2]] == seq_idx)[:, None].float()
+    return (F.pad(seq_idx, (lag, 0), value=-(2**31))[:, : like.shape[2]] == seq_idx)[
+        :, None
+    ].float()
 
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None) -> Tensor:
     width, tokens = weight.shape[1], x.shape[2]
     taps = (
-        F.pad(x.float(), (lag, 0))[..., :tokens] * _within(seq_idx, lag, x) * weight[:, width - 1 - lag, None].float()
+        F.pad(x.float(), (lag, 0))[..., :tokens]
+        * _within(seq_idx, lag, x)
+        * weight[:, width - 1 - lag, None].float()
         for lag in range(width)
     )
     return sum(taps, torch.zeros(()) if bias is None else bias.float()[:, None])
@@ -64,7 +83,9 @@ def causal_conv1d_fwd(
     out: Tensor, final_states_out: Tensor | None, silu: bool,
 ) -> None:  # fmt: skip
     _check_convolution(x, weight, bias, seq_idx)
-    _check(initial_states is None and final_states_out is None, "no states here: no packed row has any")
+    _check(
+        initial_states is None and final_states_out is None, "no states here: no packed row has any"
+    )
     LAUNCHED["causal_conv1d_fwd"] += 1
     found = convolved(x, weight, bias, seq_idx)
     out.copy_(F.silu(found) if silu else found)
@@ -78,8 +99,15 @@ def causal_conv1d_bwd(
     """Below torch's autograd, where these are called: written out."""
     if _check_convolution(x, weight, bias, seq_idx):
         # A copy with channels last is made of a gradient that has another layout.
-        strides = dout.stride() if dout.stride(1) == 1 else dout.transpose(1, 2).contiguous().transpose(1, 2).stride()
-        _check(strides[2] % 8 == 0 and strides[0] % 8 == 0, f"strides of dout in multiples of 8, found {strides}")
+        strides = (
+            dout.stride()
+            if dout.stride(1) == 1
+            else dout.transpose(1, 2).contiguous().transpose(1, 2).stride()
+        )
+        _check(
+            strides[2] % 8 == 0 and strides[0] % 8 == 0,
+            f"strides of dout in multiples of 8, found {strides}",
+        )
     LAUNCHED["causal_conv1d_bwd"] += 1
     gradient = dout.float()
     if silu:
@@ -125,8 +153,14 @@ def _check_scan(
     delta_bias: Tensor | None,
 ) -> None:  # fmt: skip
     rows, channels, tokens = u.shape
-    _check(u.dtype in _FLOATS and A.dtype == torch.float32, "states in a float of 16 or 32 bits, and A in float32")
-    _check(A.shape[0] == channels and A.shape[1] <= 256, "a row of A per channel, and 256 states at most")
+    _check(
+        u.dtype in _FLOATS and A.dtype == torch.float32,
+        "states in a float of 16 or 32 bits, and A in float32",
+    )
+    _check(
+        A.shape[0] == channels and A.shape[1] <= 256,
+        "a row of A per channel, and 256 states at most",
+    )
     for name, given in (("u", u), ("delta", delta), ("z", z)):
         if given is not None:
             _check(given.shape == u.shape and given.dtype == u.dtype, f"{name} like u")
@@ -136,12 +170,19 @@ def _check_scan(
             _check(given.shape == A.shape and given.dtype == A.dtype, f"a fixed {name} like A")
         else:
             _check(
-                given.dtype == u.dtype and given.shape[::2] == (rows, A.shape[1]), f"{name} (rows, groups, states, -)"
+                given.dtype == u.dtype and given.shape[::2] == (rows, A.shape[1]),
+                f"{name} (rows, groups, states, -)",
             )
-            _check(given.shape[3] == tokens and (given.stride(-1) == 1 or tokens == 1), f"tokens of {name} in order")
+            _check(
+                given.shape[3] == tokens and (given.stride(-1) == 1 or tokens == 1),
+                f"tokens of {name} in order",
+            )
     for name, given in (("D", D), ("delta_bias", delta_bias)):
         if given is not None:
-            _check(given.dtype == torch.float32 and given.shape == (channels,), f"{name} in float32, one per channel")
+            _check(
+                given.dtype == torch.float32 and given.shape == (channels,),
+                f"{name} in float32, one per channel",
+            )
             _check(given.stride(-1) == 1 or channels == 1, f"{name} contiguous")
 
 

@@ -1,10 +1,10 @@
 """Let kernels of Triton run on tensors of a CPU. Import this before anything that imports Triton.
 
-The interpreter is Triton's own (`TRITON_INTERPRET=1`). Four things are added: the configuration of the smallest blocks
-stands for the fastest, since there is nothing to time, and is asked for no arguments that a kernel has not; loop
-variables and floats are tensors, as in compiled kernels, where the interpreter leaves numbers of Python; and questions
-for the properties of a GPU are answered.
-"""
+The interpreter is Triton's own (`TRITON_INTERPRET=1`). Four things are added: the configuration of
+the smallest blocks stands for the fastest, since there is nothing to time, and is asked for no
+arguments that a kernel has not; loop variables and floats are tensors, as in compiled kernels,
+where the interpreter leaves numbers of Python; and questions for the properties of a GPU are
+answered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ LAUNCHED: collections.Counter[str] = collections.Counter()
 
 
 def _size(config: Any) -> int:
-    return math.prod(value for value in config.kwargs.values() if isinstance(value, int) and value > 0)
+    return math.prod(
+        value for value in config.kwargs.values() if isinstance(value, int) and value > 0
+    )
 
 
 def _smallest_blocks(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +45,8 @@ def _smallest_blocks(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Tensors(interpreter.ASTTransformer):
-    """What is assigned is a tensor, but None stays None; and so are the variables of loops over a range."""
+    """What is assigned is a tensor, but None stays None; and so are the variables of loops over a
+    range."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
@@ -73,8 +76,12 @@ def _tensor_or_none(value: Any) -> Any:
 _made = autotuner.Autotuner.__init__
 
 
-def _known_keys(self: Any, fn: Any, arg_names: Any, configs: Any, key: Any, *args: Any, **kwargs: Any) -> None:
-    _made(self, fn, arg_names, configs, [name for name in key if name in arg_names], *args, **kwargs)
+def _known_keys(
+    self: Any, fn: Any, arg_names: Any, configs: Any, key: Any, *args: Any, **kwargs: Any
+) -> None:
+    _made(
+        self, fn, arg_names, configs, [name for name in key if name in arg_names], *args, **kwargs
+    )
 
 
 _converted = interpreter._implicit_cvt
@@ -114,7 +121,8 @@ class _Device(contextlib.nullcontext):
 autotuner.Autotuner.__init__ = _known_keys
 autotuner.Autotuner.run = _smallest_blocks
 interpreter._implicit_cvt = _with_floats
-# CUDA's own functions, of which the interpreter has none. Those of the language are replaced by it in each call.
+# CUDA's own functions, of which the interpreter has none. Those of the language are replaced by it
+# in each call.
 libdevice.rsqrt = lambda x: triton.language.rsqrt(x)
 libdevice.tanh = lambda x: 2 * triton.language.sigmoid(2 * x) - 1
 interpreter._tensor_or_none = _tensor_or_none  # interpreted kernels see this module's names

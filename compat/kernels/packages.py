@@ -1,7 +1,8 @@
-"""The packages whose kernels are interpreted, in a directory of their own: where transformers finds them, it uses them.
+"""The packages whose kernels are interpreted, in a directory of their own: where transformers finds
+them, it uses them.
 
-Those with C++ and CUDA in them are installed without it, by the switches of their own setup scripts.
-"""
+Those with C++ and CUDA in them are installed without it, by the switches of their own setup
+scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SOURCES = ("mamba-ssm==2.3.2.post1", "causal-conv1d==1.7.0", "flash-attn==2.8.3.
 _SWITCHES = {
     f"{package}_{switch}": "TRUE"
     for package in ("MAMBA", "CAUSAL_CONV1D", "FLASH_ATTENTION")
-    for switch in ("SKIP_CUDA_BUILD", "FORCE_BUILD")  # the second: no look for a built wheel, by a version of CUDA
+    # the second: no look for a built wheel, by a version of CUDA
+    for switch in ("SKIP_CUDA_BUILD", "FORCE_BUILD")
 }
 
 

@@ -1,4 +1,5 @@
-"""Packed rows against documents alone, forward and backward, through interpreted kernels. In a process of its own:
+"""Packed rows against documents alone, forward and backward, through interpreted kernels. In a
+process of its own:
 
 python -m compat.kernels.worker mamba2 llama     one line of JSON for each type; --short: with fewer tokens
 """
@@ -29,26 +30,41 @@ Parts = list[torch.Tensor]
 def _alone(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
     """The logits (tokens, vocabulary) of each document.
 
-    One of a single token is the first of two, where a model is causal: causal_conv1d's backward refuses one alone.
-    """
+    One of a single token is the first of two, where a model is causal: causal_conv1d's backward
+    refuses one alone."""
     found = []
     for document in documents:
         tokens = document.shape[1]
-        given = document.repeat(1, 2) if tokens == 1 and model.config.model_type != "bert" else document
+        given = (
+            document.repeat(1, 2) if tokens == 1 and model.config.model_type != "bert" else document
+        )
         found.append(model(input_ids=given).logits[0, :tokens])
     return found
 
 
 def _loss_of_all(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
-    """The mean over the labels of all documents, each run by itself; one of a single token has none."""
-    losses = [(model(input_ids=each, labels=each).loss, each.shape[1] - 1) for each in documents if each.shape[1] > 1]
-    return [torch.stack([loss * labels for loss, labels in losses]).sum() / sum(labels for _, labels in losses)]
+    """The mean over the labels of all documents, each run by itself; one of a single token has
+    none."""
+    losses = [
+        (model(input_ids=each, labels=each).loss, each.shape[1] - 1)
+        for each in documents
+        if each.shape[1] > 1
+    ]
+    return [
+        torch.stack([loss * labels for loss, labels in losses]).sum()
+        / sum(labels for _, labels in losses)
+    ]
 
 
 def _gradients(model: Any, parts: Parts) -> torch.Tensor:
     """Of all parameters, one after the other, by a sum with fixed weights."""
-    weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(i)) for i, part in enumerate(parts)]
-    total = torch.stack([(part.float() * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
+    weights = [
+        torch.randn(part.shape, generator=torch.Generator().manual_seed(i))
+        for i, part in enumerate(parts)
+    ]
+    total = torch.stack(
+        [(part.float() * weight).sum() for part, weight in zip(parts, weights, strict=True)]
+    ).sum()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.flatten() for gradient in found])
@@ -59,7 +75,8 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _load_flash_attn() -> None:
-    """transformers looks for flash-attn where CUDA is, once. Its Triton kernels take float32 as it is."""
+    """transformers looks for flash-attn where CUDA is, once. Its Triton kernels take float32 as it
+    is."""
     from transformers import modeling_flash_attention_utils as flash
 
     with mock.patch.object(flash, "is_flash_attn_2_available", return_value=True):
@@ -67,7 +84,8 @@ def _load_flash_attn() -> None:
 
 
 def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
-    """Relative errors of logits (the worst document) or the loss, and of all gradients; the kernels that ran packed."""
+    """Relative errors of logits (the worst document) or the loss, and of all gradients; the kernels
+    that ran packed."""
     torch.manual_seed(0)
     model = tiny.build(cell.type or name, dtype=torch.float32, **cell.config).train()
     model.config.use_cache = False
@@ -86,7 +104,11 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
         if cell.loss:
             return [model(input_ids=packed, labels=packed, **declared).loss]
         logits = model(input_ids=packed, **declared).logits
-        return [part for row, lengths in zip(logits, rows, strict=True) for part in row.split(list(lengths))]
+        return [
+            part
+            for row, lengths in zip(logits, rows, strict=True)
+            for part in row.split(list(lengths))
+        ]
 
     def worst(found: Parts) -> float:
         return max(_error(part, wanted) for part, wanted in zip(found, alone, strict=True))

@@ -1,1 +1,2 @@
-"""The museum of leaks: mistakes that were really made, each made again on something tiny, and what the auditor says."""
+"""The museum of leaks: mistakes that were really made, each made again on something tiny, and what
+the auditor says."""

@@ -2,9 +2,8 @@
 
 An exhibit is one file in `models/` or `data/` that ends with `EXHIBIT = Exhibit(...)`. Its name is
 the file's. Files whose names begin with `_` hold what several exhibits share. Beside imports, the
-docstring and the statement of `EXHIBIT`, a file has at most `MOST_LINES` lines of code: the mistake,
-and its sound twin.
-"""
+docstring and the statement of `EXHIBIT`, a file has at most `MOST_LINES` lines of code: the
+mistake, and its sound twin."""
 
 from __future__ import annotations
 
@@ -71,7 +70,9 @@ class Exhibit:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}; found {self.kind!r}")
         wrong = [source for source in self.reported if not source.partition("#")[2].isdigit()]
         if wrong or not self.reported:
-            raise ValueError(f"reported must name a project and a number, as 'axolotl#1234' does; found {wrong}")
+            raise ValueError(
+                f"reported must name a project and a number, as 'axolotl#1234' does; found {wrong}"
+            )
 
 
 def names() -> list[str]:

@@ -1,4 +1,5 @@
-"""What the auditor says of an exhibit, with its defaults and without being told what to look for."""
+"""What the auditor says of an exhibit, with its defaults and without being told what to look
+for."""
 
 from __future__ import annotations
 
@@ -12,18 +13,19 @@ from compat.museum.exhibit import load
 
 EXACT = "exact"
 NOT_MEASURED = "not measured"
-"""The word for an audit that is not exact because it could not measure all, and found nothing wrong in the rest."""
+"""The word for an audit that is not exact because it could not measure all, and found nothing wrong
+in the rest."""
 
 Outcome = dict[str, str | None]
-"""What was found in the mistaken one and in its sound twin, and what becomes of a model that is enabled."""
+"""What was found in the mistaken one and in its sound twin, and what becomes of a model that is
+enabled."""
 
 
 def measured(name: str) -> Outcome:
     """Return the outcome of an exhibit.
 
-    `found` is the first measurement of the mistaken one that is not exact, in words, `sound` that of
-    the twin; None if there is none. A model is also `enabled`: it is exact then, or refused.
-    """
+    `found` is the first measurement of the mistaken one that is not exact, in words, `sound` that
+    of the twin; None if there is none. A model is also `enabled`: it is exact then, or refused."""
     exhibit = load(name)
     outcome: Outcome = {
         "found": finding(autopack.audit(_made(exhibit.mistaken))),
@@ -45,11 +47,16 @@ def objection(name: str, outcome: Outcome) -> str | None:
     if outcome["sound"] is not None:
         return f"an alarm on the sound twin: {outcome['sound']}"
     enabled = outcome.get("enabled") or EXACT
-    return None if enabled == EXACT or enabled.startswith("refused") else f"enabled, it is not exact: {enabled}"
+    return (
+        None
+        if enabled == EXACT or enabled.startswith("refused")
+        else f"enabled, it is not exact: {enabled}"
+    )
 
 
 def finding(report: Any) -> str | None:
-    """Return the first measurement of an audit that is not exact, without numbers; None if all are."""
+    """Return the first measurement of an audit that is not exact, without numbers; None if all
+    are."""
     if report.exact:
         return None
     rows = getattr(report, "rows", None)
@@ -68,11 +75,14 @@ def _measure(report: Any, result: Any) -> str:
         return str(result.field or "output")
     bounds = {"gradients": report.gradient_tolerance, "loss": report.loss_tolerance}
     found = {"gradients": result.gradient, "loss": result.loss}
-    return next((name for name, value in found.items() if not (value or 0.0) <= bounds[name]), "influence")
+    return next(
+        (name for name, value in found.items() if not (value or 0.0) <= bounds[name]), "influence"
+    )
 
 
 def when_enabled(model: Any) -> str:
-    """Return "exact" if a model is exact once it is enabled, the code by which it is refused, or what is wrong."""
+    """Return "exact" if a model is exact once it is enabled, the code by which it is refused, or
+    what is wrong."""
     try:
         autopack.enable(model)
     except autopack.AutopackError as refused:

@@ -19,7 +19,8 @@ PROJECTS: dict[str, str] = json.loads(Path(__file__).with_name("projects.json").
 
 
 def project(source: str) -> str:
-    """Return the project of a report: owner and name, or what it is called where the owner is not known."""
+    """Return the project of a report: owner and name, or what it is called where the owner is not
+    known."""
     name = source.partition("#")[0]
     return PROJECTS.get(name, name)
 
@@ -36,8 +37,9 @@ def part(exhibits: dict[str, Outcome]) -> str:
     models = [outcome["enabled"] for outcome in exhibits.values() if "enabled" in outcome]
     exact = sum(outcome == "exact" for outcome in models)
     lines = [
-        f"{len(exhibits)} mistakes from {len(projects([*exhibits]))} projects: the auditor finds {found} of them, and "
-        f"raises {alarms} alarms on their sound twins. Of {len(models)} models {exact} are exact once they are",
+        f"{len(exhibits)} mistakes from {len(projects([*exhibits]))} projects: the auditor finds "
+        f"{found} of them, and raises {alarms} alarms on their sound twins. Of {len(models)} "
+        f"models {exact} are exact once they are",
         f"enabled, and {len(models) - exact} are refused.",
         "",
         "| kind | what went wrong | reported | found in | enabled |",
@@ -45,7 +47,9 @@ def part(exhibits: dict[str, Outcome]) -> str:
     ]
     for kind in KINDS:
         of_kind = [name for name in exhibits if load(name).kind == kind]
-        lines += [_row(name, exhibits[name], kind if name == of_kind[0] else "") for name in of_kind]
+        lines += [
+            _row(name, exhibits[name], kind if name == of_kind[0] else "") for name in of_kind
+        ]
     return "\n".join(lines)
 
 
@@ -64,8 +68,11 @@ def _link(source: str) -> str:
 
 
 def written(text: str, exhibits: dict[str, Outcome]) -> str:
-    """Return a page's text with the museum's part made anew; raise `ValueError` if it has no place for it."""
+    """Return a page's text with the museum's part made anew; raise `ValueError` if it has no place
+    for it."""
     place = re.compile(rf"({re.escape(_START)}\n).*?({re.escape(_END)})", re.DOTALL)
     if len(place.findall(text)) != 1:
-        raise ValueError(f"{PAGE} has to have one {_START} with its {_END}; found {len(place.findall(text))}")
+        raise ValueError(
+            f"{PAGE} has to have one {_START} with its {_END}; found {len(place.findall(text))}"
+        )
     return place.sub(lambda match: match[1] + part(exhibits) + "\n" + match[2], text)

@@ -21,7 +21,8 @@ SHOWN = {
     "state_of_a_linear_attention": "Qwen3.5: a state\nthat goes on",
     "experts_choose_among_the_row": "experts choose tokens\nby the row's mean",
 }
-"""Exhibits of models that are exact once they are enabled, with their captions. All are called without a cache."""
+"""Exhibits of models that are exact once they are enabled, with their captions. All are called
+without a cache."""
 
 
 def helpers() -> Any:

@@ -1,1 +1,2 @@
-"""Libraries that users put around, under or beside an enabled model: the real packages, on a tiny random model."""
+"""Libraries that users put around, under or beside an enabled model: the real packages, on a tiny
+random model."""

@@ -1,4 +1,5 @@
-"""Measure which neighbouring libraries an enabled model lives with: the real packages, on a tiny random model.
+"""Measure which neighbouring libraries an enabled model lives with: the real packages, on a tiny
+random model.
 
     python -m compat.neighbours                       all neighbours that are installed, printed
     python -m compat.neighbours --only peft liger     those whose name or what they do contains one of these
@@ -7,9 +8,9 @@
     python -m compat.neighbours --table               write docs/neighbours.md from the recorded results
     python -m compat.neighbours --check               fail where a result is bad or the table not that of the results
 
-`pip install -e ".[neighbours]"` installs them. The verdicts are those of compat/neighbours/measure.py: `LEAKS`, `other
-numbers` and `crash` are failures, for which the exit status is 1.
-"""
+`pip install -e ".[neighbours]"` installs them. The verdicts are those of
+compat/neighbours/measure.py: `LEAKS`, `other numbers` and `crash` are failures, for which the exit
+status is 1."""
 
 from __future__ import annotations
 
@@ -39,12 +40,14 @@ def chosen(names: Sequence[str]) -> list[Scenario | Door]:
     return [
         each
         for each in scenarios()
-        if not names or any(name.lower() in f"{each.neighbour} {each.what}".lower() for name in names)
+        if not names
+        or any(name.lower() in f"{each.neighbour} {each.what}".lower() for name in names)
     ]
 
 
 def rows(wanted: Iterable[Scenario | Door]) -> list[dict[str, Any]]:
-    """Measure them, one after the other: a row for each and each time at which the model is enabled."""
+    """Measure them, one after the other: a row for each and each time at which the model is
+    enabled."""
     found = []
     for each in tqdm(list(wanted), unit="scenario", file=sys.stderr):
         for order in each.orders if isinstance(each, Scenario) else (None,):
@@ -66,8 +69,8 @@ def _measured(each: Scenario | Door, order: str | None) -> dict[str, Any]:
 def bad(found: Iterable[dict[str, Any]]) -> list[str]:
     """What breaks autopack's promise, a line for each."""
     return [
-        f"{row['neighbour']}, {row['what']}, enabled {row.get('enabled', 'as it is used')}: {form} {verdict['status']}"
-        f" ({verdict.get('reason') or verdict['errors']})"
+        f"{row['neighbour']}, {row['what']}, enabled {row.get('enabled', 'as it is used')}: {form} "
+        f"{verdict['status']} ({verdict.get('reason') or verdict['errors']})"
         for row in found
         for form in ("packed", "padded")
         if (verdict := row.get(form)) and verdict["status"] in BAD
@@ -77,7 +80,9 @@ def bad(found: Iterable[dict[str, Any]]) -> list[str]:
 def versions(found: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Of what the rows were measured with."""
     names = dict.fromkeys((*PLATFORM, *(row["neighbour"] for row in found)))
-    installed = {metadata.name.lower().replace("_", "-"): metadata.version for metadata in _distributions()}
+    installed = {
+        metadata.name.lower().replace("_", "-"): metadata.version for metadata in _distributions()
+    }
     return {name: installed.get(name, "not installed") for name in names}
 
 
@@ -87,12 +92,22 @@ def _distributions() -> list[metadata.PathDistribution]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line asks for; 1 where something is bad."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="words of neighbours or what they do")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="words of neighbours or what they do"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--record", action="store_true", help="record a run of all, and write the table")
-    parser.add_argument("--table", action="store_true", help="write the table from the recorded results")
-    parser.add_argument("--check", action="store_true", help="hold the table to the recorded results; runs nothing")
+    parser.add_argument(
+        "--record", action="store_true", help="record a run of all, and write the table"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="write the table from the recorded results"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="hold the table to the recorded results; runs nothing"
+    )
     asked = parser.parse_args(arguments)
     if asked.table or asked.check:
         return table.check(bad) if asked.check else table.write()

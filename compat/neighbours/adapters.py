@@ -1,4 +1,5 @@
-"""PEFT's methods, a copy of the weights that follows them (EMA), and where activations and parameters are kept."""
+"""PEFT's methods, a copy of the weights that follows them (EMA), and where activations and
+parameters are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def _adapters() -> dict[str, Callable[[Any], Any]]:
         "DoRA": lambda peft: peft.LoraConfig(r=4, use_dora=True, **_TARGETS),
         "IA3": lambda peft: peft.IA3Config(feedforward_modules=[], **_TARGETS),
         # Its regularisation is added once per call, and documents alone are several calls.
-        "AdaLoRA": lambda peft: peft.AdaLoraConfig(init_r=4, total_step=10, orth_reg_weight=1e-12, **_TARGETS),
+        "AdaLoRA": lambda peft: peft.AdaLoraConfig(
+            init_r=4, total_step=10, orth_reg_weight=1e-12, **_TARGETS
+        ),
         "OFT": lambda peft: peft.OFTConfig(oft_block_size=4, **_TARGETS),
         "VeRA": lambda peft: peft.VeraConfig(r=4, **_TARGETS),
         "prompt tuning": lambda peft: peft.PromptTuningConfig(**_PROMPT),
@@ -43,7 +46,9 @@ def _with_adapter(config: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def averaged(model: Any) -> Any:
     """An EMA of the model and of what one step made of it, as `torch.optim.swa_utils` keeps one."""
-    ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    ema = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
     ema.update_parameters(model)
     perturb(model)
     ema.update_parameters(model)
@@ -95,21 +100,38 @@ def _dispatched(kept: str, rest: str) -> Callable[[Any], Any]:
         import accelerate
 
         # The token embeddings of a tied head stay where the head is.
-        where = {"model.embed_tokens": kept, "model.norm": kept, "model.rotary_emb": kept, "lm_head": kept}
+        where = {
+            "model.embed_tokens": kept,
+            "model.norm": kept,
+            "model.rotary_emb": kept,
+            "lm_head": kept,
+        }
         where |= {f"model.layers.{number}": rest for number in range(len(model.model.layers))}
-        return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=_folder(model), force_hooks=True)
+        return accelerate.dispatch_model(
+            model, where, main_device="cpu", offload_dir=_folder(model), force_hooks=True
+        )
 
     return apply
 
 
 def scenarios() -> list[Scenario]:
     """All of them."""
-    found = [Scenario("peft", name, wrapping(_with_adapter(config))) for name, config in _adapters().items()]
+    found = [
+        Scenario("peft", name, wrapping(_with_adapter(config)))
+        for name, config in _adapters().items()
+    ]
     found += [
         Scenario("accelerate", "`cpu_offload`", wrapping(_cpu_offload), trains=False),
         Scenario("accelerate", "`disk_offload`", wrapping(_disk_offload), trains=False),
-        Scenario("accelerate", "`dispatch_model`, layers on disk", wrapping(_dispatched("cpu", "disk")), trains=False),
-        Scenario("accelerate", "`dispatch_model`, all on the CPU", wrapping(_dispatched("cpu", "cpu"))),
+        Scenario(
+            "accelerate",
+            "`dispatch_model`, layers on disk",
+            wrapping(_dispatched("cpu", "disk")),
+            trains=False,
+        ),
+        Scenario(
+            "accelerate", "`dispatch_model`, all on the CPU", wrapping(_dispatched("cpu", "cpu"))
+        ),
         Scenario("torch", "EMA: `swa_utils.AveragedModel`", wrapping(averaged)),
         Scenario("torch", "EMA: a `deepcopy` that follows", wrapping(copied)),
     ]
@@ -120,7 +142,12 @@ def scenarios() -> list[Scenario]:
     return [
         *found,
         *(
-            Scenario("torch", f"activations offloaded: {name}", wrapping(lambda model: model), around=around)
+            Scenario(
+                "torch",
+                f"activations offloaded: {name}",
+                wrapping(lambda model: model),
+                around=around,
+            )
             for name, around in offloads.items()
         ),
         Scenario(

@@ -1,8 +1,9 @@
-"""Liger: its patches of transformers' classes, its modules, forward and loss, with torch in place of its kernels.
+"""Liger: its patches of transformers' classes, its modules, forward and loss, with torch in place
+of its kernels.
 
-Liger's kernels are Triton's and need an accelerator. Everything else of it runs as released; the four functions that
-launch kernels are replaced by torch code of the same arguments, which the table says.
-"""
+Liger's kernels are Triton's and need an accelerator. Everything else of it runs as released; the
+four functions that launch kernels are replaced by torch code of the same arguments, which the table
+says."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ NOTE = "its Triton kernels need a GPU: torch code stands in for them, all the re
 
 class _Norm:
     @staticmethod
-    def apply(states: Any, weight: Any, eps: float, offset: float, casting_mode: str, *_: Any) -> torch.Tensor:
+    def apply(
+        states: Any, weight: Any, eps: float, offset: float, casting_mode: str, *_: Any
+    ) -> torch.Tensor:
         """Root mean square over the last dimension."""
         if casting_mode != "llama":
             raise NotImplementedError(casting_mode)
@@ -36,7 +39,9 @@ class _Gate:
         return functional.silu(a * gate) * b * down
 
 
-def _rotate(name: str, q: Any, k: Any, cos: Any, sin: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _rotate(
+    name: str, q: Any, k: Any, cos: Any, sin: Any, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     if name != "rope":
         raise NotImplementedError(name)
 
@@ -49,11 +54,16 @@ def _rotate(name: str, q: Any, k: Any, cos: Any, sin: Any, *_: Any) -> tuple[tor
 
 class _FusedLoss:
     @staticmethod
-    def apply(states: Any, weight: Any, target: Any, bias: Any, of_class: Any, ignored: int, *more: Any) -> Any:
-        """The loss of `states @ weight.T`; its value, and None for what else the kernel returns if asked."""
+    def apply(
+        states: Any, weight: Any, target: Any, bias: Any, of_class: Any, ignored: int, *more: Any
+    ) -> Any:
+        """The loss of `states @ weight.T`; its value, and None for what else the kernel returns if
+        asked."""
         reduction = more[2]
         logits = functional.linear(states, weight, bias).float()
-        return torch.nn.functional.cross_entropy(logits, target, ignore_index=ignored, reduction=reduction), *[None] * 3
+        return torch.nn.functional.cross_entropy(
+            logits, target, ignore_index=ignored, reduction=reduction
+        ), *[None] * 3
 
 
 class _Loss:
@@ -61,12 +71,14 @@ class _Loss:
     def apply(logits: Any, target: Any, weight: Any, ignored: int, *more: Any) -> Any:
         """Cross entropy of logits, in torch's own code below the function that Liger patches."""
         reduction = {"none": 0, "mean": 1, "sum": 2}[more[2]]
-        return torch._C._nn.cross_entropy_loss(logits.float(), target, weight, reduction, ignored, 0.0), *[None] * 3  # type: ignore[arg-type]
+        values: tuple[Any, ...] = logits.float(), target, weight, reduction, ignored, 0.0
+        return torch._C._nn.cross_entropy_loss(*values), *[None] * 3
 
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
-    """Torch code in place of the kernels; on leaving, transformers' classes and torch's loss are what they were."""
+    """Torch code in place of the kernels; on leaving, transformers' classes and torch's loss are
+    what they were."""
     import liger_kernel.transformers.functional as of_losses
     from liger_kernel.transformers import rms_norm, rope, swiglu
     from transformers.models.llama import modeling_llama
@@ -128,4 +140,7 @@ def scenarios() -> list[Scenario]:
         ),
         "`apply_liger_kernel_to_llama(model=model)`, as `use_liger_kernel=True` of a Trainer": _instance,
     }
-    return [Scenario("liger-kernel", what, make, around=patched, note=NOTE) for what, make in makes.items()]
+    return [
+        Scenario("liger-kernel", what, make, around=patched, note=NOTE)
+        for what, make in makes.items()
+    ]

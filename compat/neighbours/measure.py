@@ -1,9 +1,9 @@
-"""Run one neighbour on a tiny model, enabled before or after it, and compare it with itself without autopack.
+"""Run one neighbour on a tiny model, enabled before or after it, and compare it with itself without
+autopack.
 
-The reference is always the model that the neighbour made, not enabled: each document alone for packed rows, the same
-padded batch for padded ones. In eval mode logits are compared, in train mode the loss and, where the neighbour trains,
-the gradients of all parameters that have some.
-"""
+The reference is always the model that the neighbour made, not enabled: each document alone for
+packed rows, the same padded batch for padded ones. In eval mode logits are compared, in train mode
+the loss and, where the neighbour trains, the gradients of all parameters that have some."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ BEFORE, AFTER = "before", "after"
 LENGTHS = (7, 12, 5, 9)
 IGNORED = -100
 TOLERANCE = {"logits": 1e-4, "loss": 1e-4, "gradients": 1e-3, "results": 1e-4}
-"""Float32: logits, of their standard deviation; losses, relative; gradients, of the norm of their parameter's;
-other results, of their standard deviation."""
+"""Float32: logits, of their standard deviation; losses, relative; gradients, of the norm of their
+parameter's; other results, of their standard deviation."""
 BAD = ("LEAKS", "other numbers", "crash")
 
 Enable = Callable[[Any], None]
 Make = Callable[[str, Enable], Any]
 Call = dict[str, Any]
 Train = Callable[[Any, list[Call]], float]
-"""Runs forward and backward of a model on calls with labels, and returns the sum of their losses."""
+"""Runs forward and backward of a model on calls with labels, and returns the sum of their
+losses."""
 
 
 class CannotRun(Exception):
@@ -49,7 +50,8 @@ class Scenario:
     """The name of the package."""
     what: str
     make: Make
-    """Builds the model, enables it by the function that it is given at the time of the order, and returns it."""
+    """Builds the model, enables it by the function that it is given at the time of the order, and
+    returns it."""
     orders: tuple[str, ...] = (BEFORE, AFTER)
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     """In what the model is made and called; takes back what the neighbour did to others."""
@@ -66,7 +68,8 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Door:
-    """A neighbour that makes padded batches of texts by itself: what it gives has to be what it gave."""
+    """A neighbour that makes padded batches of texts by itself: what it gives has to be what it
+    gave."""
 
     neighbour: str
     what: str
@@ -76,14 +79,16 @@ class Door:
 
 @dataclass
 class Answers:
-    """What a model gave: logits of the real tokens, the loss, gradients by the names of parameters."""
+    """What a model gave: logits of the real tokens, the loss, gradients by the names of
+    parameters."""
 
     logits: torch.Tensor
     loss: float
     gradients: dict[str, torch.Tensor]
 
     def errors(self, wanted: Answers) -> dict[str, float]:
-        """The largest errors, by what is compared; infinite where parameters with gradients are others."""
+        """The largest errors, by what is compared; infinite where parameters with gradients are
+        others."""
         found = {
             "logits": ((self.logits - wanted.logits).abs().max() / wanted.logits.std()).item(),
             "loss": abs(self.loss - wanted.loss) / abs(wanted.loss),
@@ -94,7 +99,9 @@ class Answers:
         if pairs:
             # Gradients of nothing but rounding have no scale of their own.
             least = 1e-3 * max(given.norm().item() for _, given in pairs)
-            found["gradients"] = max((a - b).norm().item() / max(b.norm().item(), least) for a, b in pairs)
+            found["gradients"] = max(
+                (a - b).norm().item() / max(b.norm().item(), least) for a, b in pairs
+            )
         return found
 
 
@@ -130,7 +137,8 @@ def perturb(model: Any, scale: float = 0.1) -> Any:
 
 
 def measure(scenario: Scenario, order: str) -> dict[str, Any]:
-    """What became of packed rows and of a padded batch; of stock's packed row, the largest error of its logits.
+    """What became of packed rows and of a padded batch; of stock's packed row, the largest error of
+    its logits.
 
     Raises `CannotRun` where the neighbour itself does not run.
     """
@@ -159,7 +167,8 @@ def measure(scenario: Scenario, order: str) -> dict[str, Any]:
 
 
 def measure_door(door: Door) -> dict[str, Any]:
-    """The same of a neighbour that makes its batches by itself, which are padded ones. Raises `CannotRun`."""
+    """The same of a neighbour that makes its batches by itself, which are padded ones. Raises
+    `CannotRun`."""
     try:
         wanted = door.run(lambda model: None)
     except Exception as error:
@@ -173,16 +182,23 @@ def measure_door(door: Door) -> dict[str, Any]:
     return {"padded": _judged({"results": largest}, TOLERANCE, "other numbers", handles)}
 
 
-def _verdict(model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, handles: Any = None) -> dict[str, Any]:
+def _verdict(
+    model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, handles: Any = None
+) -> dict[str, Any]:
     try:
         errors = _run(model, of, form).errors(wanted)
     except Exception as error:
         return _raised(error)
-    return _judged({name: float(f"{value:.1e}") for name, value in errors.items()}, of.within, wrong, handles)
+    return _judged(
+        {name: float(f"{value:.1e}") for name, value in errors.items()}, of.within, wrong, handles
+    )
 
 
 def _raised(error: Exception) -> dict[str, Any]:
-    return {"status": "refused" if isinstance(error, AutopackError) else "crash", "reason": short(said(error))}
+    return {
+        "status": "refused" if isinstance(error, AutopackError) else "crash",
+        "reason": short(said(error)),
+    }
 
 
 def _judged(
@@ -191,9 +207,13 @@ def _judged(
     if not all(value <= within[name] for name, value in errors.items()):
         return {"status": wrong, "errors": errors}
     if handles is not None:
-        reasons = [reason for handle in handles for reason in (*handle.tally.left, *handle.tally.refused)]
+        reasons = [
+            reason for handle in handles for reason in (*handle.tally.left, *handle.tally.refused)
+        ]
         if reasons or not any(handle.tally.batches for handle in handles):
-            reason = "; ".join(dict.fromkeys(reasons)) or "no padded batch came to the enabled model"
+            reason = (
+                "; ".join(dict.fromkeys(reasons)) or "no padded batch came to the enabled model"
+            )
             return {"status": "left as it came", "reason": short(reason), "errors": errors}
     return {"status": "exact", "errors": errors}
 
@@ -204,7 +224,8 @@ def documents(config: Any) -> list[torch.Tensor]:
 
 
 def calls_of(form: str, texts: list[torch.Tensor]) -> list[Call]:
-    """The documents as calls with labels: each alone, all in one row, or as rows padded on the right."""
+    """The documents as calls with labels: each alone, all in one row, or as rows padded on the
+    right."""
     if form == "alone":
         return [{"input_ids": text, "labels": text} for text in texts]
     if form == "packed":
@@ -214,7 +235,9 @@ def calls_of(form: str, texts: list[torch.Tensor]) -> list[Call]:
     columns = max(text.shape[1] for text in texts)
     ids = torch.cat([torch.nn.functional.pad(text, (0, columns - text.shape[1])) for text in texts])
     mask = torch.tensor([[1] * text.shape[1] + [0] * (columns - text.shape[1]) for text in texts])
-    return [{"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}]
+    return [
+        {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
+    ]
 
 
 def _run(model: Any, scenario: Scenario, form: str) -> Answers:
@@ -225,19 +248,30 @@ def _run(model: Any, scenario: Scenario, form: str) -> Answers:
     for call in calls:
         unlabelled = {name: value for name, value in call.items() if name != "labels"}
         if form == "padded":
-            unlabelled["use_cache"] = False  # without it evaluation may want the cache, and is left as it comes
+            # without it evaluation may want the cache, and is left as it comes
+            unlabelled["use_cache"] = False
         with torch.set_grad_enabled(not scenario.evaluates):
             # A learned prompt stands before the tokens.
             found = model(**unlabelled).logits[:, -call["input_ids"].shape[1] :].detach()
-        logits.append(found[call["attention_mask"].bool()] if form == "padded" else found.flatten(0, 1))
+        logits.append(
+            found[call["attention_mask"].bool()] if form == "padded" else found.flatten(0, 1)
+        )
     model.train(scenario.trains)
     model.zero_grad()
     with torch.set_grad_enabled(scenario.trains):
-        loss = (scenario.train or _train)(model, [{**call, "num_items_in_batch": count} for call in calls])
+        loss = (scenario.train or _train)(
+            model, [{**call, "num_items_in_batch": count} for call in calls]
+        )
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    samples = {name: p.grad_sample for name, p in model.named_parameters() if hasattr(p, "grad_sample")}
+    samples = {
+        name: p.grad_sample for name, p in model.named_parameters() if hasattr(p, "grad_sample")
+    }
     if form == "padded":
-        gradients |= {f"{name}, of each sample": each.clone() for name, each in samples.items() if each is not None}
+        gradients |= {
+            f"{name}, of each sample": each.clone()
+            for name, each in samples.items()
+            if each is not None
+        }
     model.zero_grad()
     if scenario.trains and not gradients:
         raise CannotRun("no parameter gets a gradient")

@@ -1,4 +1,5 @@
-"""Trainers, per-sample gradients, kernels from the hub, and libraries that make batches of texts by themselves."""
+"""Trainers, per-sample gradients, kernels from the hub, and libraries that make batches of texts by
+themselves."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class _Repository:
 
 @contextlib.contextmanager
 def _replaceable() -> Iterator[None]:
-    """Llama's norm as a layer that `kernelize` may replace, as it is where transformers accepts the `kernels`."""
+    """Llama's norm as a layer that `kernelize` may replace, as it is where transformers accepts the
+    `kernels`."""
     from kernels import replace_kernel_forward_from_hub
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -98,7 +100,9 @@ def _kernelized(model: Any) -> Any:
     from kernels import Mode, kernelize, use_kernel_mapping
 
     forward = model.model.norm.forward.__func__
-    with use_kernel_mapping({"RMSNorm": {"cpu": {Mode.TRAINING: _Repository()}}}, inherit_mapping=False):
+    with use_kernel_mapping(
+        {"RMSNorm": {"cpu": {Mode.TRAINING: _Repository()}}}, inherit_mapping=False
+    ):
         kernelize(model, mode=Mode.TRAINING, device="cpu")
     if model.model.norm.forward.__func__ is forward:
         raise RuntimeError("kernelize replaced nothing")
@@ -111,12 +115,19 @@ def _folder(model: Any) -> Iterator[str]:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(_SPECIAL + _WORDS)}, unk_token="[UNK]"))
+    words = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(_SPECIAL + _WORDS)}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
+    names = {
+        name: f"[{name[:-6].upper()}]"
+        for name in ("pad_token", "unk_token", "cls_token", "sep_token")
+    }
     with tempfile.TemporaryDirectory() as folder:
         PreTrainedTokenizerFast(
             tokenizer_object=words, eos_token="[SEP]", **names, model_max_length=48
@@ -126,7 +137,10 @@ def _folder(model: Any) -> Iterator[str]:
 
 
 def _texts() -> list[str]:
-    return [" ".join(_WORDS[start : start + length]) for start, length in ((0, 9), (3, 2), (12, 17), (30, 5))]
+    return [
+        " ".join(_WORDS[start : start + length])
+        for start, length in ((0, 9), (3, 2), (12, 17), (30, 5))
+    ]
 
 
 def _sentence_vectors(enable: Enable) -> torch.Tensor:
@@ -158,11 +172,16 @@ def _log_likelihoods(enable: Enable) -> torch.Tensor:
     with _folder(llama(pad_token_id=0)) as folder:
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
         enable(model)
-        harness = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=4)
+        harness = HFLM(
+            pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=4
+        )
         requests = [
-            Instance("loglikelihood", {}, ("word1 word2", f" {text}"), number) for number, text in enumerate(_texts())
+            Instance("loglikelihood", {}, ("word1 word2", f" {text}"), number)
+            for number, text in enumerate(_texts())
         ]
-        return torch.tensor([value for value, _ in harness.loglikelihood(requests, disable_tqdm=True)])
+        return torch.tensor(
+            [value for value, _ in harness.loglikelihood(requests, disable_tqdm=True)]
+        )
 
 
 def scenarios() -> list[Scenario | Door]:
@@ -172,7 +191,10 @@ def scenarios() -> list[Scenario | Door]:
             "opacus",
             "`GradSampleModule`",
             wrapping(_per_sample, _opacus_model),
-            note="gradients of single samples are compared for padded batches; of a packed row the row is the sample",
+            note=(
+                "gradients of single samples are compared for padded batches; of a packed row "
+                "the row is the sample"
+            ),
         ),
         Scenario("lightning", "`Trainer.fit`", wrapping(lambda model: model), train=_fit),
         Scenario(

@@ -50,31 +50,45 @@ def scenarios() -> list[Scenario]:
     four, eight = _bitsandbytes(load_in_4bit=True), _bitsandbytes(load_in_8bit=True)
     plain = _bitsandbytes(load_in_8bit=True, llm_int8_threshold=0.0)
     return [
-        Scenario("torchao", "`Int8WeightOnlyConfig`", wrapping(_torchao("Int8WeightOnlyConfig")), trains=False),
+        Scenario(
+            "torchao",
+            "`Int8WeightOnlyConfig`",
+            wrapping(_torchao("Int8WeightOnlyConfig")),
+            trains=False,
+        ),
         Scenario(
             "torchao",
             "`Int8DynamicActivationInt8WeightConfig`",
             wrapping(_torchao("Int8DynamicActivationInt8WeightConfig")),
             trains=False,
             within={"logits": 0.1, "loss": 1e-3},
-            note="activations are rounded to 8 bits, which makes of a change by 2e-7 one of 0.05: stock's padded "
-            "batch differs as much from its documents alone (0.04); the bounds are 0.1 and, for the loss, 1e-3",
+            note="activations are rounded to 8 bits, which makes of a change by 2e-7 one of 0.05: "
+            "stock's padded batch differs as much from its documents alone (0.04); the bounds are "
+            "0.1 and, for the loss, 1e-3",
         ),
-        Scenario("bitsandbytes", "`load_in_4bit`", wrapping(lambda model: model, four), orders=(AFTER,), trains=False),
+        Scenario(
+            "bitsandbytes",
+            "`load_in_4bit`",
+            wrapping(lambda model: model, four),
+            orders=(AFTER,),
+            trains=False,
+        ),
         Scenario(
             "bitsandbytes",
             "`load_in_4bit`, and LoRA on it (QLoRA)",
             wrapping(_qlora, four),
             evaluates=False,
-            note="on a CPU with AVX512-BF16 bitsandbytes packs the weights at the first evaluation, and from then on "
-            "no adapter gets a gradient, with autopack or without: all is measured in train mode",
+            note="on a CPU with AVX512-BF16 bitsandbytes packs the weights at the first "
+            "evaluation, and from then on no adapter gets a gradient, with autopack or without: "
+            "all is measured in train mode",
         ),
         Scenario(
             "bitsandbytes",
             "`load_in_8bit`",
             wrapping(lambda model: model, eight),
-            note="a channel in which any token of the call exceeds `llm_int8_threshold` (6) is computed in 16 bits, "
-            "for all tokens: documents change each other, packed or padded. With a threshold of 0 they do not",
+            note="a channel in which any token of the call exceeds `llm_int8_threshold` (6) is "
+            "computed in 16 bits, for all tokens: documents change each other, packed or padded. "
+            "With a threshold of 0 they do not",
             orders=(AFTER,),
             trains=False,
         ),

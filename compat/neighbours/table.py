@@ -37,14 +37,19 @@ def write() -> int:
 
 
 def check(bad: Callable[[Iterable[dict[str, Any]]], list[str]]) -> int:
-    """Say what is bad in the recorded results, and whether the page is another than theirs; 1 if so."""
+    """Say what is bad in the recorded results, and whether the page is another than theirs; 1 if
+    so."""
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     wrong = bad(result["rows"])
     if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page(result):
         wrong.append(
-            f"{PAGE.relative_to(ROOT)} is not what the results give: run `python -m compat.neighbours --table`."
+            f"{PAGE.relative_to(ROOT)} is not what the results give: run `python -m "
+            "compat.neighbours --table`."
         )
-    print("\n".join(wrong) or "The table is that of the recorded results.", file=sys.stderr if wrong else sys.stdout)
+    print(
+        "\n".join(wrong) or "The table is that of the recorded results.",
+        file=sys.stderr if wrong else sys.stdout,
+    )
     return 1 if wrong else 0
 
 
@@ -57,13 +62,17 @@ def page(result: dict[str, Any]) -> str:
 def of_rows(result: dict[str, Any]) -> str:
     """The table, and below it reasons and notes by their numbers."""
     notes: dict[str, int] = {}
-    lines = ["| library | what it does | enabled | packed rows | padded batch | stock |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| library | what it does | enabled | packed rows | padded batch | stock |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in _joined(result["rows"]):
         mark = f" [{notes.setdefault(row['note'], len(notes) + 1)}]" if "note" in row else ""
         head = [row["neighbour"], row["what"] + mark, row.get("enabled", "")]
         if "cannot" in row:
             number = notes.setdefault(
-                f"It does not run on this CPU without autopack either: {row['cannot']}", len(notes) + 1
+                f"It does not run on this CPU without autopack either: {row['cannot']}",
+                len(notes) + 1,
             )
             tail = [f"does not run here [{number}]", "", ""]
         else:
@@ -87,14 +96,21 @@ def _joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             for form in ("packed", "padded"):
                 if "errors" in row.get(form, ()):
                     pairs = row[form]["errors"].items()
-                    last[form] = {**last[form], "errors": {k: max(v, last[form]["errors"][k]) for k, v in pairs}}
+                    last[form] = {
+                        **last[form],
+                        "errors": {k: max(v, last[form]["errors"][k]) for k, v in pairs},
+                    }
         else:
             found.append(dict(row))
     return found
 
 
 def _kind(row: dict[str, Any]) -> tuple[Any, ...]:
-    verdicts = [(row[form]["status"], row[form].get("reason")) for form in ("packed", "padded") if form in row]
+    verdicts = [
+        (row[form]["status"], row[form].get("reason"))
+        for form in ("packed", "padded")
+        if form in row
+    ]
     return row["neighbour"], row["what"], row.get("cannot"), *verdicts
 
 

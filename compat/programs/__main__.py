@@ -1,19 +1,21 @@
-"""Run a training program as its users do, stock and under `autopack run`, and compare what both log in every step.
+"""Run a training program as its users do, stock and under `autopack run`, and compare what both log
+in every step.
 
     python -m compat.programs llamafactory --python ENV/bin/python            all its runs
     python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results
     python -m compat.programs trl_trainers --only SFT --max-tokens 64         its optimizer steps cut anew
     python -m compat.programs --page                                          write docs/programs.md anew
 
-With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment of the program's
-own: programs.json says what pip installs there (`install`) beside autopack. A command that trains by a Trainer leaves
-its `trainer_state.json` below `output`; other runs write `output/steps.json`, the numbers of each step by their names.
+With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment
+of the program's own: programs.json says what pip installs there (`install`) beside autopack. A
+command that trains by a Trainer leaves its `trainer_state.json` below `output`; other runs write
+`output/steps.json`, the numbers of each step by their names.
 
-A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that
-stock lets see each other, or where stock predicts the first token of a row from the padding on its left (then those of
-autopack are the documents' alone, and have to differ), `ended` where only one of both ran. With `--max-tokens`, it is
-`not cut` where the numbers agree and autopack left the steps as they were; losses and gradient norms are compared.
-"""
+A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where
+documents share rows that stock lets see each other, or where stock predicts the first token of a
+row from the padding on its left (then those of autopack are the documents' alone, and have to
+differ), `ended` where only one of both ran. With `--max-tokens`, it is `not cut` where the numbers
+agree and autopack left the steps as they were; losses and gradient norms are compared."""
 
 from __future__ import annotations
 
@@ -37,26 +39,39 @@ from compat.programs._words import DTYPE
 RESULTS = ROOT / "compat" / "results" / "programs"
 PAGE = ROOT / "docs" / "programs.md"
 _TOLERANCE = 1e-5
-"""Relative, for numbers that trainers log rounded: float32 on rows of another order leaves about 1e-7."""
+"""Relative, for numbers that trainers log rounded: float32 on rows of another order leaves about
+1e-7."""
 _ROUNDING = 1e-6
-"""A run that differs by more is made again in float64, where rounding is a billionth of that and a fault stays."""
-_PACKED = re.compile(r"packed inside; [\d,]+ of [\d,]+ tokens were padding and were not computed \(([\d.]+)%\)")
+"""A run that differs by more is made again in float64, where rounding is a billionth of that and a
+fault stays."""
+_PACKED = re.compile(
+    r"packed inside; [\d,]+ of [\d,]+ tokens were padding and were not computed \(([\d.]+)%\)"
+)
 _NOT_CUT = re.compile("autopack leaves the steps of this run as they are")
 _LINE = re.compile(r"^autopack: .*", re.MULTILINE)
 _VERSIONS = (
-    "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in (%r, 'transformers', 'torch')), sep=', ')"
+    "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in (%r, "
+    "'transformers', 'torch')), sep=', ')"
 )
 
 
 def main() -> int:
     """Run one program; 1 where a run that stock makes ends, or logs other numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("program", nargs="?", choices=programs())
-    parser.add_argument("--python", type=Path, default=sys.executable, help="of an environment that has the program")
+    parser.add_argument(
+        "--python", type=Path, default=sys.executable, help="of an environment that has the program"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="words of runs")
-    parser.add_argument("--max-tokens", help="cut the optimizer steps anew; results are recorded beside the others")
+    parser.add_argument(
+        "--max-tokens", help="cut the optimizer steps anew; results are recorded beside the others"
+    )
     parser.add_argument("--record", action="store_true", help="write the results and their page")
-    parser.add_argument("--page", action="store_true", help="write the page of what is recorded, and run nothing")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page of what is recorded, and run nothing"
+    )
     given = parser.parse_args()
     if given.page:
         PAGE.write_text(page(recorded()))
@@ -64,7 +79,9 @@ def main() -> int:
     if given.program is None:
         parser.error("which program?")
     wanted = [
-        run for run in programs()[given.program]["runs"] if not given.only or any(word in run for word in given.only)
+        run
+        for run in programs()[given.program]["runs"]
+        if not given.only or any(word in run for word in given.only)
     ]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +90,9 @@ def main() -> int:
             found[run] = runner.compared(run)
             if found[run]["verdict"] == "exact" and found[run]["worst"] > _ROUNDING:
                 with tempfile.TemporaryDirectory() as other:
-                    again = Runner(given.program, given.python, Path(other), "float64", given.max_tokens).compared(run)
+                    again = Runner(
+                        given.program, given.python, Path(other), "float64", given.max_tokens
+                    ).compared(run)
                 found[run]["float64"] = again.get("worst")
             tqdm.write(f"{run}: {found[run]}")
         if given.record:
@@ -84,13 +103,22 @@ def main() -> int:
 class Runner:
     """Runs of one program in a folder of their own, with models whose weights are of a type."""
 
-    def __init__(self, name: str, python: Path, folder: Path, dtype: str = "float32", max_tokens: str | None = None):
+    def __init__(
+        self,
+        name: str,
+        python: Path,
+        folder: Path,
+        dtype: str = "float32",
+        max_tokens: str | None = None,
+    ):
         self.name, self.python, self.folder, self.max_tokens = name, python, folder, max_tokens
         self.program = programs()[name]
         stand_ins = folder / "stand_ins"
         stand_ins.mkdir()
         for each in self.program.get("stand_ins", ()):
-            if subprocess.run([python, "-c", f"import {each}"], capture_output=True, check=False).returncode:
+            if subprocess.run(
+                [python, "-c", f"import {each}"], capture_output=True, check=False
+            ).returncode:
                 (stand_ins / f"{each}.py").write_text('"""Empty."""\n')
         path = os.pathsep.join([str(ROOT), str(stand_ins)])
         same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
@@ -113,29 +141,55 @@ class Runner:
         if len(ours) != len(stock):
             return {"verdict": "ended", "reason": f"{len(ours)} steps, and {len(stock)} of stock"}
         # What trainers average over forwards is another mean where there are other forwards.
-        left_out = {name for step in stock for name in step} - {"loss", "grad_norm"} if self.max_tokens else set()
-        pairs = [(a[name], b.get(name)) for a, b in zip(stock, ours, strict=True) for name in a if name not in left_out]
+        left_out = (
+            {name for step in stock for name in step} - {"loss", "grad_norm"}
+            if self.max_tokens
+            else set()
+        )
+        pairs = [
+            (a[name], b.get(name))
+            for a, b in zip(stock, ours, strict=True)
+            for name in a
+            if name not in left_out
+        ]
         worst = max((abs(a - b) / max(1.0, abs(a)) if b is not None else 1.0) for a, b in pairs)
         packed, lines = _PACKED.search(said), _LINE.findall(said)
         apart = run in self.program.get("apart", ())
         same = "not cut" if self.max_tokens and _NOT_CUT.search(said) else "exact"
         verdict = same if worst <= _TOLERANCE else "apart" if apart else "other numbers"
         skipped = float(packed[1]) if packed is not None else 0.0
-        return {"verdict": verdict, "steps": len(stock), "worst": worst, "padding skipped": skipped, "said": lines[-1:]}
+        return {
+            "verdict": verdict,
+            "steps": len(stock),
+            "worst": worst,
+            "padding skipped": skipped,
+            "said": lines[-1:],
+        }
 
     def _run(self, run: str, enabled: bool) -> tuple[list[dict[str, float]] | None, str]:
-        output = self.folder / f"{run.replace(', ', '_').replace(' ', '_')}_{'ours' if enabled else 'stock'}"
+        output = (
+            self.folder
+            / f"{run.replace(', ', '_').replace(' ', '_')}_{'ours' if enabled else 'stock'}"
+        )
         options = ("--max-tokens", self.max_tokens) if self.max_tokens else ()
         before = ("-m", "autopack", "run", *options) if enabled else ()
         output.mkdir()
         asked = [self.python, *before, *command(self.name, run, self.folder, output)]
         ended = subprocess.run(
-            asked, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600
+            asked,
+            check=False,
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         said = _PACKAGES.sub("", ended.stdout + ended.stderr)
         steps = _steps(output)
         if ended.returncode or not steps:
-            return None, next((line for line in reversed(said.splitlines()) if line.strip()), "")[:300]
+            return None, next((line for line in reversed(said.splitlines()) if line.strip()), "")[
+                :300
+            ]
         return steps, said
 
 
@@ -151,7 +205,9 @@ def _steps(output: Path) -> list[dict[str, float]]:
     states = sorted(output.rglob("trainer_state.json"), key=lambda file: file.stat().st_mtime)
     logged = json.loads(states[-1].read_text())["log_history"] if states else []
     return [
-        {name: entry[name] for name in ("loss", "grad_norm") if name in entry} for entry in logged if "loss" in entry
+        {name: entry[name] for name in ("loss", "grad_norm") if name in entry}
+        for entry in logged
+        if "loss" in entry
     ]
 
 
@@ -174,17 +230,20 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# Training programs",
         "",
-        "Other people's programs, run by their own commands with their defaults on tiny models: stock, and under "
-        "`autopack run`. Written by `python -m compat.programs PROGRAM --python ENV/bin/python --record`.",
+        "Other people's programs, run by their own commands with their defaults on tiny models: "
+        "stock, and under `autopack run`. Written by `python -m compat.programs PROGRAM --python "
+        "ENV/bin/python --record`.",
         "",
-        "`exact`: losses and gradient norms of all steps agree to 1e-5; where float32 differs by more than 1e-6, the "
-        "run was made again in float64. `apart`: several documents share a row, and stock lets them see each other; "
-        "autopack keeps them apart, says so once: losses are those of the documents "
-        "alone. So it is where a row is padded on the left, and stock also predicts its first token "
-        "[from padding](unpadding.md#what-differs-from-the-padded-run). "
-        "Below `--max-tokens`, optimizer steps are [cut anew](steps.md), and `not cut` says that autopack left them as "
-        "they were, with a warning; losses and gradient norms are compared, and nothing else that is logged. "
-        "The last column is the share of the tokens that came which were padding and were not computed.",
+        "`exact`: losses and gradient norms of all steps agree to 1e-5; where float32 differs by "
+        "more than 1e-6, the run was made again in float64. `apart`: several documents share a "
+        "row, and stock lets them see each other; autopack keeps them apart, says so once: losses "
+        "are those of the documents alone. So it is where a row is padded on the left, and stock "
+        "also predicts its first token [from "
+        "padding](unpadding.md#what-differs-from-the-padded-run). Below `--max-tokens`, optimizer "
+        "steps are [cut anew](steps.md), and `not cut` says that autopack left them as they were, "
+        "with a warning; losses and gradient norms are compared, and nothing else that is logged. "
+        "The last column is the share of the tokens that came which were padding and were not "
+        "computed.",
     ]
     for each in found.values():
         lines += [
@@ -198,9 +257,15 @@ def page(found: dict[str, Any]) -> str:
         lines.append("|---|---|---|---|")
         for run, verdict in each["runs"].items():
             if "worst" in verdict:
-                skipped = f"{verdict['padding skipped']:.0f} %" if verdict["padding skipped"] else "none"
+                skipped = (
+                    f"{verdict['padding skipped']:.0f} %" if verdict["padding skipped"] else "none"
+                )
                 worst = f"{verdict['worst']:.0e}"
-                worst += f" ({verdict['float64']:.0e} in float64)" if verdict.get("float64") is not None else ""
+                worst += (
+                    f" ({verdict['float64']:.0e} in float64)"
+                    if verdict.get("float64") is not None
+                    else ""
+                )
                 lines.append(f"| {run} | {verdict['verdict']} | {worst} | {skipped} |")
             else:
                 lines.append(f"| {run} | {verdict['verdict']}: {verdict['reason']} | | |")

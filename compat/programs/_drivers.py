@@ -1,9 +1,8 @@
 """What drives programs: their models, commands and steps, by what programs.json says of them.
 
-`python -m compat.programs._drivers NAME RUN FOLDER OUTPUT` drives a library: its module here has `train(told, folder,
-output)`, where `told` is what the run says, and writes `output/steps.json`. With NAME and FOLDER alone it writes what
-runs of a program need.
-"""
+`python -m compat.programs._drivers NAME RUN FOLDER OUTPUT` drives a library: its module here has
+`train(told, folder, output)`, where `told` is what the run says, and writes `output/steps.json`.
+With NAME and FOLDER alone it writes what runs of a program need."""
 
 from __future__ import annotations
 
@@ -29,19 +28,25 @@ _TIMES = re.compile(r"runtime|per_second|step_time|flos|epoch$|_mem_")
 def programs() -> dict[str, dict[str, Any]]:
     """All programs, by the names of their modules and records.
 
-    Of each its `name`, the `package` whose version counts, what to `install` (pip's arguments, one command each),
-    `stand_ins` for packages that nothing calls, runs that differ where stock lets documents see each other (`apart`),
-    its `models`, and what each of its `runs` says. Where `settings` are there, runs are commands of the program's own.
-    One that is `watched` logs nothing: its steps are taken from torch.
-    """
-    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("programs.json").read_text())
+    Of each its `name`, the `package` whose version counts, what to `install` (pip's arguments, one
+    command each), `stand_ins` for packages that nothing calls, runs that differ where stock lets
+    documents see each other (`apart`), its `models`, and what each of its `runs` says. Where
+    `settings` are there, runs are commands of the program's own. One that is `watched` logs
+    nothing: its steps are taken from torch."""
+    found: dict[str, dict[str, Any]] = json.loads(
+        Path(__file__).with_name("programs.json").read_text()
+    )
     return found
 
 
 def prepare(name: str, folder: Path) -> None:
     """Write the models of a program, and what else its module writes."""
     for model, fields in programs()[name]["models"].items():
-        save_model(folder / model, fields["type"], **{key: each for key, each in fields.items() if key != "type"})
+        save_model(
+            folder / model,
+            fields["type"],
+            **{key: each for key, each in fields.items() if key != "type"},
+        )
     if importlib.util.find_spec(f"compat.programs.{name}") is not None:
         module = importlib.import_module(f"compat.programs.{name}")
         if hasattr(module, "prepare"):
@@ -61,25 +66,44 @@ def command(name: str, run: str, folder: Path, output: Path) -> list[str]:
         for key, value in {**program["settings"], **told}.items()
     }
     if program.get("in a file"):
-        file = output.with_suffix(".yaml")  # JSON is YAML, and LLaMA-Factory's reader of .json files raises
+        # JSON is YAML, and LLaMA-Factory's reader of .json files raises
+        file = output.with_suffix(".yaml")
         file.write_text(json.dumps(settings))
         return [*own, str(file)]
-    return [*own, *(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" ")))]
+    return [
+        *own,
+        *(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))),
+    ]
 
 
 def arguments(output: Path, **more: Any) -> dict[str, Any]:
     """What runs by a Trainer say to their arguments."""
-    same = {"per_device_train_batch_size": 4, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3}
-    return {"output_dir": str(output), **same, "report_to": "none", "save_strategy": "no", "use_cpu": True, **more}
+    same = {
+        "per_device_train_batch_size": 4,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+    }
+    return {
+        "output_dir": str(output),
+        **same,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        **more,
+    }
 
 
 def batches(tokenizer: Any, classes: int = 0, count: int = 9) -> Iterator[dict[str, Any]]:
-    """Batches of four random texts, padded on the right, with labels: the tokens, or one class for each row."""
+    """Batches of four random texts, padded on the right, with labels: the tokens, or one class for
+    each row."""
     import torch
 
     draw = random.Random(0)
     for _ in range(count):
-        batch = dict(tokenizer([text(draw, 40) for _ in range(4)], padding=True, return_tensors="pt"))
+        batch = dict(
+            tokenizer([text(draw, 40) for _ in range(4)], padding=True, return_tensors="pt")
+        )
         batch.pop("token_type_ids", None)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         drawn = [draw.randrange(max(1, classes)) for _ in range(4)]
@@ -87,7 +111,8 @@ def batches(tokenizer: Any, classes: int = 0, count: int = 9) -> Iterator[dict[s
 
 
 def loaded(where: Path, shuffle: bool = False, together: bool = False) -> Any:
-    """A loader of 32 random texts in padded batches of 8, with a class for each: beside the batch, or `together`."""
+    """A loader of 32 random texts in padded batches of 8, with a class for each: beside the batch,
+    or `together`."""
     import torch
     from transformers import AutoTokenizer
 
@@ -95,15 +120,23 @@ def loaded(where: Path, shuffle: bool = False, together: bool = False) -> Any:
     rows: Any = [(text(draw, 60), number % 2) for number in range(32)]
 
     def collated(batch: list[tuple[str, int]]) -> Any:
-        found = tokenizer([one for one, _ in batch], padding=True, return_tensors="pt", return_token_type_ids=False)
+        found = tokenizer(
+            [one for one, _ in batch],
+            padding=True,
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
         labels = torch.tensor([label for _, label in batch])
         return {**found, "labels": labels} if together else (dict(found), labels)
 
     return torch.utils.data.DataLoader(rows, batch_size=8, shuffle=shuffle, collate_fn=collated)
 
 
-def by_trainer(kind: Any, build: Callable[[], Any], where: Path, count: int, settings: dict[str, Any]) -> Any:
-    """A Trainer of a kind, of a model that is built once its arguments are there, on so many random texts.
+def by_trainer(
+    kind: Any, build: Callable[[], Any], where: Path, count: int, settings: dict[str, Any]
+) -> Any:
+    """A Trainer of a kind, of a model that is built once its arguments are there, on so many random
+    texts.
 
     A Llama predicts them; other models have one of two classes for each.
     """
@@ -113,7 +146,9 @@ def by_trainer(kind: Any, build: Callable[[], Any], where: Path, count: int, set
     draw, causal, made = random.Random(0), where.name == "llama", TrainingArguments(**settings)
     tokenizer = AutoTokenizer.from_pretrained(where)
     rows = [tokenizer(text(draw, 60), return_token_type_ids=False) for _ in range(count)]
-    listed = [{**row, **({} if causal else {"labels": number % 2})} for number, row in enumerate(rows)]
+    listed = [
+        {**row, **({} if causal else {"labels": number % 2})} for number, row in enumerate(rows)
+    ]
     return kind(
         model=build(),
         args=made,
@@ -156,11 +191,11 @@ def write_steps(output: Path, steps: Steps) -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Steps]:
-    """Seed all generators, and take from torch the loss of each `backward`, and the gradients of each step.
+    """Seed all generators, and take from torch the loss of each `backward`, and the gradients of
+    each step.
 
-    Of the gradients that an optimizer is given it keeps the 2-norm and the 1-norm: clipping makes the first one the
-    same in all steps.
-    """
+    Of the gradients that an optimizer is given it keeps the 2-norm and the 1-norm: clipping makes
+    the first one the same in all steps."""
     import numpy as np
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -199,7 +234,9 @@ def watched() -> Iterator[Steps]:
 def main(name: str, run: str, folder: str, output: str) -> None:
     """Drive one run, and write its steps."""
     program, module = programs()[name], importlib.import_module(f"compat.programs.{name}")
-    around: contextlib.AbstractContextManager[Steps] = watched() if "watched" in program else contextlib.nullcontext([])
+    around: contextlib.AbstractContextManager[Steps] = (
+        watched() if "watched" in program else contextlib.nullcontext([])
+    )
     with around as steps:
         steps += module.train(program["runs"][run], Path(folder), Path(output)) or []
     if steps:

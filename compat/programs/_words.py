@@ -25,8 +25,8 @@ _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 def save_tokenizer(folder: Path, framed: int | None = None) -> None:
     """Write a tokenizer with one token for each word.
 
-    A `framed` one makes `<s> text </s>`, and `<s> one </s> other </s>` of a pair; of texts of so many tokens, unless 0.
-    """
+    A `framed` one makes `<s> text </s>`, and `<s> one </s> other </s>` of a pair; of texts of so
+    many tokens, unless 0."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -35,9 +35,16 @@ def save_tokenizer(folder: Path, framed: int | None = None) -> None:
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     if framed is not None:
         made.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
+            single="<s> $A </s>",
+            pair="<s> $A </s> $B:1 </s>:1",
+            special_tokens=[("<s>", 1), ("</s>", 2)],
         )
-    names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    names: dict[str, Any] = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+    }
     names |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
     if framed:
         names["model_max_length"] = framed
@@ -45,18 +52,26 @@ def save_tokenizer(folder: Path, framed: int | None = None) -> None:
 
 
 def save_model(
-    folder: Path, model_type: str, auto: str = "AutoModelForCausalLM", framed: int | None = None, **fields: Any
+    folder: Path,
+    model_type: str,
+    auto: str = "AutoModelForCausalLM",
+    framed: int | None = None,
+    **fields: Any,
 ) -> None:
-    """Write a tiny model with random weights (seed 0), and its tokenizer, where `from_pretrained` finds them.
+    """Write a tiny model with random weights (seed 0), and its tokenizer, where `from_pretrained`
+    finds them.
 
-    Fields without dropout suit a comparison by step; a type whose configuration has other names for its sizes, or
-    dropout, says so in `fields`.
-    """
+    Fields without dropout suit a comparison by step; a type whose configuration has other names for
+    its sizes, or dropout, says so in `fields`."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    own = {} if framed is None else {**_NO_DROPOUT, **({"max_position_embeddings": framed} if framed else {})}
+    own = (
+        {}
+        if framed is None
+        else {**_NO_DROPOUT, **({"max_position_embeddings": framed} if framed else {})}
+    )
     sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **own, **fields}
     config = transformers.AutoConfig.for_model(model_type, **sizes)
     model = getattr(transformers, auto).from_config(config)

@@ -1,8 +1,8 @@
-"""accelerate: loops like those of transformers' `run_*_no_trainer.py`, and what its documentation shows.
+"""accelerate: loops like those of transformers' `run_*_no_trainer.py`, and what its documentation
+shows.
 
-Models are tiny, without dropout. Mixed precision is left out: what bf16 rounds differs by more than 1e-5 between rows
-of another order.
-"""
+Models are tiny, without dropout. Mixed precision is left out: what bf16 rounds differs by more than
+1e-5 between rows of another order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         _loop(folder, output, **told)
 
 
-def _loop(folder: Path, output: Path, task: str, accumulated: int = 1, resumed: bool = False) -> None:
+def _loop(
+    folder: Path, output: Path, task: str, accumulated: int = 1, resumed: bool = False
+) -> None:
     """`run_clm_no_trainer.py` and those of other tasks, without what they read."""
     import torch
     import transformers
@@ -47,18 +49,28 @@ def _loop(folder: Path, output: Path, task: str, accumulated: int = 1, resumed: 
     data: Any
     data, collator = _data(task, transformers.AutoTokenizer.from_pretrained(folder / kind), model)
     loader = torch.utils.data.DataLoader(data, shuffle=True, collate_fn=collator, batch_size=_ROWS)
-    evaluated = torch.utils.data.DataLoader(data[: 2 * _ROWS], collate_fn=collator, batch_size=_ROWS)
+    evaluated = torch.utils.data.DataLoader(
+        data[: 2 * _ROWS], collate_fn=collator, batch_size=_ROWS
+    )
     none = ("bias", "LayerNorm.weight")
     groups = [
         {
-            "params": [each for name, each in model.named_parameters() if any(word in name for word in none) is plain],
+            "params": [
+                each
+                for name, each in model.named_parameters()
+                if any(word in name for word in none) is plain
+            ],
             "weight_decay": 0.0 if plain else 0.01,
         }
         for plain in (False, True)
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3)
-    schedule = transformers.get_scheduler("linear", optimizer, num_warmup_steps=2, num_training_steps=20)
-    model, optimizer, loader, evaluated, schedule = accelerator.prepare(model, optimizer, loader, evaluated, schedule)
+    schedule = transformers.get_scheduler(
+        "linear", optimizer, num_warmup_steps=2, num_training_steps=20
+    )
+    model, optimizer, loader, evaluated, schedule = accelerator.prepare(
+        model, optimizer, loader, evaluated, schedule
+    )
     steps: list[dict[str, float]] = []
     for epoch in range(2 if resumed else 1):
         model.train()
@@ -103,4 +115,6 @@ def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
         return rows, transformers.DataCollatorWithPadding(tokenizer)
     if task == "summarization":
         return rows, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
-    return rows, transformers.DataCollatorForLanguageModeling(tokenizer, mlm=task == "mlm", mlm_probability=0.15)
+    return rows, transformers.DataCollatorForLanguageModeling(
+        tokenizer, mlm=task == "mlm", mlm_probability=0.15
+    )

@@ -1,4 +1,5 @@
-"""AdapterHub's `adapters`: its trainers with their defaults, for each kind of adapter, on random words."""
+"""AdapterHub's `adapters`: its trainers with their defaults, for each kind of adapter, on random
+words."""
 
 from __future__ import annotations
 
@@ -23,4 +24,6 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         model.add_adapter("task", config=config)
         model.train_adapter("task")
     settings = arguments(output, per_device_train_batch_size=8, remove_unused_columns=False)
-    by_trainer(AdapterTrainer if config else Trainer, lambda: model, folder / name, 32, settings).train()
+    by_trainer(
+        AdapterTrainer if config else Trainer, lambda: model, folder / name, 32, settings
+    ).train()

@@ -1,8 +1,8 @@
-"""Flair: `fine_tune` with its defaults, for taggers and classifiers over a transformer, on random words.
+"""Flair: `fine_tune` with its defaults, for taggers and classifiers over a transformer, on random
+words.
 
-The tiny encoder has no dropout, so that steps can be compared; Flair's own, of words and of what follows the encoder,
-is as ever, and draws the same numbers either way.
-"""
+The tiny encoder has no dropout, so that steps can be compared; Flair's own, of words and of what
+follows the encoder, is as ever, and draws the same numbers either way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     flair.set_seed(0)
     said = dict(told)
     kind, draw = said.pop("kind"), random.Random(0)
-    model, rows = (_tagger if kind == "sequence tagger" else _classifier)(str(folder / "bert"), draw, said, kind)
+    model, rows = (_tagger if kind == "sequence tagger" else _classifier)(
+        str(folder / "bert"), draw, said, kind
+    )
     corpus = Corpus(train=FlairDatapointDataset(rows), sample_missing_splits=False)
     trainer = ModelTrainer(model, corpus)
     trainer.fine_tune(output / "out", learning_rate=1e-3, max_epochs=1, save_final_model=False)
@@ -38,7 +40,9 @@ def _known(labels: tuple[str, ...]) -> Any:
     return found
 
 
-def _tagger(where: str, draw: random.Random, said: dict[str, Any], kind: str) -> tuple[Any, list[Any]]:
+def _tagger(
+    where: str, draw: random.Random, said: dict[str, Any], kind: str
+) -> tuple[Any, list[Any]]:
     from flair.data import Sentence
     from flair.embeddings import TransformerWordEmbeddings
     from flair.models import SequenceTagger
@@ -56,7 +60,9 @@ def _tagger(where: str, draw: random.Random, said: dict[str, Any], kind: str) ->
     return SequenceTagger(embeddings, tags, "ner", tag_format="BIO", **settings), sentences
 
 
-def _classifier(where: str, draw: random.Random, said: dict[str, Any], kind: str) -> tuple[Any, list[Any]]:
+def _classifier(
+    where: str, draw: random.Random, said: dict[str, Any], kind: str
+) -> tuple[Any, list[Any]]:
     from flair.data import Sentence, TextPair
     from flair.embeddings import TransformerDocumentEmbeddings
     from flair.models import TextClassifier, TextPairClassifier, TextRegressor

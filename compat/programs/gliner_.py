@@ -1,8 +1,8 @@
 """GLiNER: `train_model` with its defaults, on each of its architectures over tiny encoders.
 
-Its own heads and the encoders have no dropout, so that steps can be compared. Each encoder has as many embeddings as
-GLiNER's tokens need: new ones would be drawn with a covariance, which is not the same to the last bit in every process.
-"""
+Its own heads and the encoders have no dropout, so that steps can be compared. Each encoder has as
+many embeddings as GLiNER's tokens need: new ones would be drawn with a covariance, which is not the
+same to the last bit in every process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _rows(relations: bool) -> list[dict[str, Any]]:
     for _ in range(32):
         words = draw.choices(WORDS, k=draw.randrange(5, 60))
         starts = sorted(draw.sample(range(len(words) - 1), 2))
-        spans = [[start, start + draw.randrange(2), draw.choice(["person", "place"])] for start in starts]
+        spans = [
+            [start, start + draw.randrange(2), draw.choice(["person", "place"])] for start in starts
+        ]
         found = {"relations": [[0, 1, "lives in"]]} if relations else {}
         rows.append({"tokenized_text": words, "ner": spans, **found})
     return rows

@@ -1,4 +1,5 @@
-"""Happy Transformer: its classes for each task with their defaults, which pad a data set to its longest text."""
+"""Happy Transformer: its classes for each task with their defaults, which pad a data set to its
+longest text."""
 
 from __future__ import annotations
 
@@ -19,11 +20,24 @@ def prepare(folder: Path) -> None:
         with (folder / name).open("w", newline="") as file:
             csv.writer(file).writerows([columns, *rows])
 
-    write("HappyTextClassification.csv", ["text", "label"], ([text(draw, 60), n % 2] for n in range(32)))
+    write(
+        "HappyTextClassification.csv",
+        ["text", "label"],
+        ([text(draw, 60), n % 2] for n in range(32)),
+    )
     contexts = [text(draw, 60) for _ in range(32)]
-    asked = ([one, f"{WORDS[1]} {WORDS[2]}", one.split()[1], one.index(one.split()[1])] for one in contexts)
-    write("HappyQuestionAnswering.csv", ["context", "question", "answer_text", "answer_start"], asked)
-    write("HappyTextToText.csv", ["input", "target"], ([text(draw, 60), text(draw, 20)] for _ in range(32)))
+    asked = (
+        [one, f"{WORDS[1]} {WORDS[2]}", one.split()[1], one.index(one.split()[1])]
+        for one in contexts
+    )
+    write(
+        "HappyQuestionAnswering.csv", ["context", "question", "answer_text", "answer_start"], asked
+    )
+    write(
+        "HappyTextToText.csv",
+        ["input", "target"],
+        ([text(draw, 60), text(draw, 20)] for _ in range(32)),
+    )
     lines = "\n".join(text(draw, 60) for _ in range(32)) + "\n"
     for name in ("HappyWordPrediction.txt", "HappyGeneration.txt"):
         (folder / name).write_text(lines)

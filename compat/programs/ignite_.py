@@ -1,4 +1,5 @@
-"""Ignite: a transformers model trained by its engines, as Ignite's example for transformers does."""
+"""Ignite: a transformers model trained by its engines, as Ignite's example for transformers
+does."""
 
 from __future__ import annotations
 
@@ -15,19 +16,25 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     causal = told["name"] == "llama"
-    model: Any = AutoModelForCausalLM.from_pretrained(folder / "llama") if causal else _classifier(folder)
+    model: Any = (
+        AutoModelForCausalLM.from_pretrained(folder / "llama") if causal else _classifier(folder)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(engine: Any, batch: Any) -> float:
         given, labels = batch
         model.train()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(given), labels.float()[:, None])
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            model(given), labels.float()[:, None]
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss.item()
 
-    def labelled(batch: Any, device: Any = None, non_blocking: bool = False) -> tuple[dict[str, Any], Any]:
+    def labelled(
+        batch: Any, device: Any = None, non_blocking: bool = False
+    ) -> tuple[dict[str, Any], Any]:
         labels = batch[0]["input_ids"].masked_fill(batch[0]["attention_mask"] == 0, -100)
         return {**batch[0], "labels": labels}, labels
 

@@ -1,8 +1,8 @@
 """Lightning: modules of one's own around models of transformers, trained by `Trainer.fit`.
 
-`from_pretrained` hands a model over in evaluation mode and Lightning leaves it so; a run says where it calls `train()`.
-Models are tiny, without dropout. Losses are those that a module logs, gradient norms those before clipping.
-"""
+`from_pretrained` hands a model over in evaluation mode and Lightning leaves it so; a run says where
+it calls `train()`. Models are tiny, without dropout. Losses are those that a module logs, gradient
+norms those before clipping."""
 
 from __future__ import annotations
 
@@ -43,7 +43,12 @@ def _loader(rows: list[Any]) -> Any:
 
 
 def _fit(
-    task: str, model: Any, given: list[Any], validated: list[Any] | None, output: Path, told: dict[str, Any]
+    task: str,
+    model: Any,
+    given: list[Any],
+    validated: list[Any] | None,
+    output: Path,
+    told: dict[str, Any],
 ) -> Steps:
     import lightning
     import torch
@@ -61,7 +66,9 @@ def _fit(
             if self.head is None:
                 return self.model(**batch).loss
             shown = batch["attention_mask"]
-            states = self.model(input_ids=batch["input_ids"], attention_mask=shown).last_hidden_state
+            states = self.model(
+                input_ids=batch["input_ids"], attention_mask=shown
+            ).last_hidden_state
             mean = (states * shown[..., None]).sum(1) / shown.sum(1, keepdim=True)
             return torch.nn.functional.cross_entropy(self.head(mean), batch["labels"])
 
@@ -89,8 +96,12 @@ def _fit(
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=str(output), **quiet, **told)
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar"), False
+    )
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", default_root_dir=str(output), **quiet, **told
+    )
     trainer.fit(Module(), _loader(given), None if validated is None else _loader(validated))
     return steps
 

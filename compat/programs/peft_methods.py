@@ -1,4 +1,5 @@
-"""PEFT: its methods, each by the default of its configuration, on a tiny Llama under the Trainer of transformers.
+"""PEFT: its methods, each by the default of its configuration, on a tiny Llama under the Trainer of
+transformers.
 
 Methods that put virtual tokens before a row cannot be packed: with them training runs as it did.
 """
@@ -24,18 +25,26 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     where = folder / ("encoder" if classes else "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
     transformers.set_seed(0)
-    auto = transformers.AutoModelForSequenceClassification if classes else transformers.AutoModelForCausalLM
+    auto = (
+        transformers.AutoModelForSequenceClassification
+        if classes
+        else transformers.AutoModelForCausalLM
+    )
     model = auto.from_pretrained(where, **({"num_labels": 3} if classes else {}))
     model = peft.get_peft_model(model, getattr(peft, f"{told['config']}Config")(**options))
     draw = random.Random(0)
     rows = [text(draw, 20) + " Assistant: " + text(draw, 20) for _ in range(32)]
-    data: Any = Dataset.from_dict({"text": rows}).map(lambda row: tokenizer(row["text"]), remove_columns="text")
+    data: Any = Dataset.from_dict({"text": rows}).map(
+        lambda row: tokenizer(row["text"]), remove_columns="text"
+    )
     collator: Any = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
     if classes:
         data = data.add_column("label", [draw.randrange(3) for _ in range(32)])
         collator = transformers.DataCollatorWithPadding(tokenizer)
     checkpointing = told.get("checkpointing", False)
-    settings = arguments(output, max_steps=8, learning_rate=1e-2, gradient_checkpointing=checkpointing)
+    settings = arguments(
+        output, max_steps=8, learning_rate=1e-2, gradient_checkpointing=checkpointing
+    )
     trainer = transformers.Trainer(
         model=model,
         args=transformers.TrainingArguments(**settings),

@@ -1,8 +1,8 @@
-"""PyLate: ColBERT models by each of its losses, whose queries are filled up with mask tokens that losses read.
+"""PyLate: ColBERT models by each of its losses, whose queries are filled up with mask tokens that
+losses read.
 
-Its indexes, which want another torch, are left out. The tiny encoder has as many embeddings as PyLate's prefixes need:
-new ones would not be drawn the same in every process.
-"""
+Its indexes, which want another torch, are left out. The tiny encoder has as many embeddings as
+PyLate's prefixes need: new ones would not be drawn the same in every process."""
 
 from __future__ import annotations
 
@@ -27,23 +27,40 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     """Train by sentence-transformers' trainer, as PyLate's documentation does."""
     from datasets import Dataset
     from pylate import losses, models, utils
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers import (
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
 
     draw, name = random.Random(0), told.get("loss", "Contrastive")
     options = told.get("options", {})
-    model = models.ColBERT(str(folder / "bert"), query_length=24, document_length=64, device="cpu", **options)
-    loss = getattr(losses, name)(model=model, **({"mini_batch_size": 2} if "Cached" in name else {}))
+    model = models.ColBERT(
+        str(folder / "bert"), query_length=24, document_length=64, device="cpu", **options
+    )
+    loss = getattr(losses, name)(
+        model=model, **({"mini_batch_size": 2} if "Cached" in name else {})
+    )
     columns = {"query": 20, "positive": 60, "negative": 60}
-    data = Dataset.from_list([{name: text(draw, most) for name, most in columns.items()} for _ in range(16)])
+    data = Dataset.from_list(
+        [{name: text(draw, most) for name, most in columns.items()} for _ in range(16)]
+    )
     if name == "Distillation":
         queries = Dataset.from_list([{"query_id": n, "text": text(draw, 20)} for n in range(16)])
-        documents = Dataset.from_list([{"document_id": n, "text": text(draw, 60)} for n in range(32)])
+        documents = Dataset.from_list(
+            [{"document_id": n, "text": text(draw, 60)} for n in range(32)]
+        )
         rows = [
-            {"query_id": n, "document_ids": draw.sample(range(32), 4), "scores": [draw.random() for _ in range(4)]}
+            {
+                "query_id": n,
+                "document_ids": draw.sample(range(32), 4),
+                "scores": [draw.random() for _ in range(4)],
+            }
             for n in range(16)
         ]
         data = Dataset.from_list(rows)
-        data.set_transform(utils.KDProcessing(queries=queries, documents=documents, n_ways=4).transform)
+        data.set_transform(
+            utils.KDProcessing(queries=queries, documents=documents, n_ways=4).transform
+        )
     SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(**arguments(output)),

@@ -1,4 +1,5 @@
-"""Ray Train: `TorchTrainer` on CPU workers, around the Trainer of transformers and around loops, as in its guides."""
+"""Ray Train: `TorchTrainer` on CPU workers, around the Trainer of transformers and around loops, as
+in its guides."""
 
 from __future__ import annotations
 
@@ -20,15 +21,26 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     from ray.train.torch import TorchTrainer
 
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=True, runtime_env={"env_vars": {"PYTHONHASHSEED": "0"}})
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=True,
+        runtime_env={"env_vars": {"PYTHONHASHSEED": "0"}},
+    )
     datasets: Any = {}
     if told["loop"] == "data":
         draw = random.Random(0)
-        items = [{"text": text(draw, 40), "label": draw.randrange(2)} for _ in range(_STEPS * _ROWS)]
+        items = [
+            {"text": text(draw, 40), "label": draw.randrange(2)} for _ in range(_STEPS * _ROWS)
+        ]
         datasets = {"train": ray.data.from_items(items, override_num_blocks=1)}
     TorchTrainer(
         {"trainer": with_trainer, "own": own_loop, "data": on_ray_data}[told["loop"]],
-        train_loop_config={"folder": str(folder), "output": str(output), "peft": told.get("peft", False)},
+        train_loop_config={
+            "folder": str(folder),
+            "output": str(output),
+            "peft": told.get("peft", False),
+        },
         scaling_config=ScalingConfig(num_workers=told.get("workers", 1), use_gpu=False),
         run_config=RunConfig(storage_path=str(output / "ray")),
         datasets=datasets,
@@ -79,7 +91,9 @@ def own_loop(told: dict[str, Any]) -> None:
     where = Path(told["folder"]) / "llama"
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
     torch.manual_seed(0)
-    model = ray.train.torch.prepare_model(transformers.AutoModelForCausalLM.from_pretrained(where).train())
+    model = ray.train.torch.prepare_model(
+        transformers.AutoModelForCausalLM.from_pretrained(where).train()
+    )
     rows: Any = [{"input_ids": tokenizer(one)["input_ids"]} for one in _texts()]
     collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
     loader = torch.utils.data.DataLoader(rows, batch_size=_ROWS, collate_fn=collator)
@@ -106,7 +120,9 @@ def on_ray_data(told: dict[str, Any]) -> None:
     model.train()
     optimizer, steps = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for rows in ray.train.get_dataset_shard("train").iter_batches(batch_size=_ROWS):
-        batch = tokenizer(list(rows["text"]), padding="longest", truncation=True, return_tensors="pt")
+        batch = tokenizer(
+            list(rows["text"]), padding="longest", truncation=True, return_tensors="pt"
+        )
         loss = model(**batch, labels=torch.as_tensor(rows["label"])).loss
         steps.append(stepped(loss, model.parameters(), optimizer))
         ray.train.report(steps[-1])

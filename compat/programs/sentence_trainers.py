@@ -1,7 +1,8 @@
-"""sentence-transformers: its trainers of encoders, pairs, sparse vectors and vectors for each token.
+"""sentence-transformers: its trainers of encoders, pairs, sparse vectors and vectors for each
+token.
 
-The encoder is a tiny BERT without dropout, in one run a tiny Qwen3. Training arguments are the defaults.
-"""
+The encoder is a tiny BERT without dropout, in one run a tiny Qwen3. Training arguments are the
+defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
 
     told = {"kind": "SentenceTransformer", **told}
     kind, data, loss_name = told.pop("kind"), _data(told.pop("data")), told.pop("loss")
-    around, options, adapted = told.pop("around", None), told.pop("options", {}), told.pop("peft", False)
+    around, options, adapted = (
+        told.pop("around", None),
+        told.pop("options", {}),
+        told.pop("peft", False),
+    )
     where, home = _KINDS[kind]
     losses = importlib.import_module(f"sentence_transformers.{home}losses")
     transformers.set_seed(0)
@@ -43,7 +48,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     if around is not None:
         loss = getattr(losses, around)(model, loss, matryoshka_dims=[64, 32, 16])
     if kind == "SparseEncoder":
-        loss = losses.SpladeLoss(model, loss=loss, query_regularizer_weight=5e-5, document_regularizer_weight=3e-5)
+        loss = losses.SpladeLoss(
+            model, loss=loss, query_regularizer_weight=5e-5, document_regularizer_weight=3e-5
+        )
     if isinstance(data, dict):
         told["prompts"] = {"first": {"anchor": "w1 w2 "}, "second": {"anchor": "w3 "}}
     made = arguments(output, per_device_train_batch_size=8, max_steps=9, **told)
@@ -79,7 +86,10 @@ def _data(kind: str) -> Any:
 
     pairs = {"anchor": texts(12), "positive": texts()}
     if kind == "both":
-        return {name: Dataset.from_dict({"anchor": texts(12), "positive": texts()}) for name in ("first", "second")}
+        return {
+            name: Dataset.from_dict({"anchor": texts(12), "positive": texts()})
+            for name in ("first", "second")
+        }
     added: dict[str, dict[str, Any]] = {
         "pairs": {},
         "triples": {"negative": texts()},
@@ -89,7 +99,9 @@ def _data(kind: str) -> Any:
     if kind in added:
         return Dataset.from_dict({**pairs, **added[kind]})
     if kind == "classes":
-        return Dataset.from_dict({"sentence": texts(), "label": [number % 3 for number in range(_ROWS)]})
+        return Dataset.from_dict(
+            {"sentence": texts(), "label": [number % 3 for number in range(_ROWS)]}
+        )
     counts = [2 + number % 3 for number in range(_ROWS)]
     found = {
         "query": texts(10),

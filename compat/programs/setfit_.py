@@ -1,4 +1,5 @@
-"""SetFit: its trainers with their defaults, contrastive pairs first and a head after them, on random words."""
+"""SetFit: its trainers with their defaults, contrastive pairs first and a head after them, on
+random words."""
 
 from __future__ import annotations
 
@@ -18,10 +19,15 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     said, draw, where = dict(told), random.Random(0), str(folder / "bert")
     several = "multi_target_strategy" in said
     rows = [
-        {"text": text(draw, 60), "label": [draw.randrange(2) for _ in range(3)] if several else number % 2}
+        {
+            "text": text(draw, 60),
+            "label": [draw.randrange(2) for _ in range(3)] if several else number % 2,
+        }
         for number in range(16)
     ]
-    end_to_end, loss, distilled = (said.pop(name, None) for name in ("end_to_end", "loss", "distilled"))
+    end_to_end, loss, distilled = (
+        said.pop(name, None) for name in ("end_to_end", "loss", "distilled")
+    )
     head = {"head_params": {"out_features": 2}} if said.get("use_differentiable_head") else {}
     model = SetFitModel.from_pretrained(where, **said, **head)
     if end_to_end:
@@ -41,6 +47,8 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     if distilled:
         teacher = SetFitModel.from_pretrained(where)
         teacher.fit([row["text"] for row in rows], [row["label"] for row in rows], num_epochs=1)
-        DistillationTrainer(teacher_model=teacher, student_model=model, args=arguments, train_dataset=data).train()
+        DistillationTrainer(
+            teacher_model=teacher, student_model=model, args=arguments, train_dataset=data
+        ).train()
     else:
         Trainer(model=model, args=arguments, train_dataset=data).train()

@@ -1,4 +1,5 @@
-"""Simple Transformers: its classes for each task with their defaults, which pad every text to the longest allowed."""
+"""Simple Transformers: its classes for each task with their defaults, which pad every text to the
+longest allowed."""
 
 from __future__ import annotations
 
@@ -29,14 +30,25 @@ def prepare(folder: Path) -> None:
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     """Make the model of a task and train it."""
-    settings = {**_ARGS, "output_dir": str(output / "out"), "cache_dir": str(output / "cache"), **told.get("args", {})}
+    settings = {
+        **_ARGS,
+        "output_dir": str(output / "out"),
+        "cache_dir": str(output / "cache"),
+        **told.get("args", {}),
+    }
     module = importlib.import_module(f"simpletransformers.{told['module']}")
-    where, kind, options = str(folder / told["model"]), told.get("kind", "auto"), told.get("options", {})
+    where, kind, options = (
+        str(folder / told["model"]),
+        told.get("kind", "auto"),
+        told.get("options", {}),
+    )
     if told["class"] == "Seq2SeqModel":
         places = {"encoder_decoder_type": kind, "encoder_decoder_name": where}
         model = module.Seq2SeqModel(**places, use_cuda=False, args=settings)
     else:
-        model = getattr(module, told["class"])(kind, where, use_cuda=False, args=settings, **options)
+        model = getattr(module, told["class"])(
+            kind, where, use_cuda=False, args=settings, **options
+        )
     model.train_model(_data(told, output, random.Random(0)))
 
 
@@ -52,16 +64,29 @@ def _data(told: dict[str, Any], output: Path, draw: random.Random) -> Any:
         return [_question(number, draw) for number in range(16)]
     rows: dict[str, tuple[list[str], Any]] = {
         "classes": (["text", "labels"], lambda: [text(draw, 60), draw.choice(labels)]),
-        "pairs": (["text_a", "text_b", "labels"], lambda: [text(draw, 40), text(draw, 40), draw.choice(labels)]),
+        "pairs": (
+            ["text_a", "text_b", "labels"],
+            lambda: [text(draw, 40), text(draw, 40), draw.choice(labels)],
+        ),
         "numbers": (["text", "labels"], lambda: [text(draw, 60), draw.random()]),
-        "several": (["text", "labels"], lambda: [text(draw, 60), [draw.randrange(2) for _ in labels]]),
-        "tasks": (["prefix", "input_text", "target_text"], lambda: ["task", text(draw, 30), text(draw, 10)]),
+        "several": (
+            ["text", "labels"],
+            lambda: [text(draw, 60), [draw.randrange(2) for _ in labels]],
+        ),
+        "tasks": (
+            ["prefix", "input_text", "target_text"],
+            lambda: ["task", text(draw, 30), text(draw, 10)],
+        ),
         "summaries": (["input_text", "target_text"], lambda: [text(draw, 60), text(draw, 20)]),
     }
     if data == "words":
         known = told["options"]["labels"]
         each = (draw.choices(WORDS, k=draw.randrange(3, 60)) for _ in _ROWS)
-        listed = [[number, word, draw.choice(known)] for number, words in enumerate(each) for word in words]
+        listed = [
+            [number, word, draw.choice(known)]
+            for number, words in enumerate(each)
+            for word in words
+        ]
         return pandas.DataFrame(listed, columns=["sentence_id", "words", "labels"])
     columns, row = rows[data]
     return pandas.DataFrame([row() for _ in _ROWS], columns=columns)
@@ -71,5 +96,10 @@ def _question(number: int, draw: random.Random) -> dict[str, Any]:
     context = text(draw, 60)
     answer = context.split()[1]
     answers = [{"text": answer, "answer_start": context.index(answer)}]
-    asked = {"id": str(number), "is_impossible": False, "question": text(draw, 10), "answers": answers}
+    asked = {
+        "id": str(number),
+        "is_impossible": False,
+        "question": text(draw, 10),
+        "answers": answers,
+    }
     return {"context": context, "qas": [asked]}

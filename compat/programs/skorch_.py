@@ -1,4 +1,5 @@
-"""skorch: a transformers classifier inside scikit-learn's pipeline, as skorch's documentation fine-tunes one."""
+"""skorch: a transformers classifier inside scikit-learn's pipeline, as skorch's documentation
+fine-tunes one."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         **own,
     )
     texts = [text(draw, 60) for _ in range(32)]
-    pipeline = Pipeline([("tokenizer", HuggingfacePretrainedTokenizer(name, max_length=96)), ("net", net)])
+    pipeline = Pipeline(
+        [("tokenizer", HuggingfacePretrainedTokenizer(name, max_length=96)), ("net", net)]
+    )
     pipeline.fit(texts, np.array([number % 2 for number in range(32)]))
 
 

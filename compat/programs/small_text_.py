@@ -1,4 +1,5 @@
-"""small-text: its classifiers with their defaults, inside a loop of active learning, on random words."""
+"""small-text: its classifiers with their defaults, inside a loop of active learning, on random
+words."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         texts, labels, tokenizer, target_labels=np.arange(known), max_length=64
     )
     decay = said.pop("layerwise_gradient_decay", None)
-    more = {} if decay is None else {"fine_tuning_arguments": small_text.FineTuningArguments(1e-3, decay)}
+    more = (
+        {}
+        if decay is None
+        else {"fine_tuning_arguments": small_text.FineTuningArguments(1e-3, decay)}
+    )
     factory = small_text.TransformerBasedClassificationFactory(
         small_text.TransformerModelArguments(str(folder / "bert")),
         known,

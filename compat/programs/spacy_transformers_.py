@@ -1,7 +1,8 @@
-"""spaCy with spacy-transformers: pipelines that share one transformer, updated as `spacy train` does.
+"""spaCy with spacy-transformers: pipelines that share one transformer, updated as `spacy train`
+does.
 
-Losses are those that spaCy gives for each component: it has an optimizer of its own, to which no hook of torch's gets.
-"""
+Losses are those that spaCy gives for each component: it has an optimizer of its own, to which no
+hook of torch's gets."""
 
 from __future__ import annotations
 
@@ -21,8 +22,14 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     spacy.util.fix_random_seed(0)
     component, spans = told["component"], told["spans"]
     nlp = spacy.blank("en")
-    cut: dict[str, Any] = {"@span_getters": spans, **({"window": 128, "stride": 96} if "strided" in spans else {})}
-    model = {"@architectures": "spacy-transformers.TransformerModel.v3", "name": str(folder / "bert")}
+    cut: dict[str, Any] = {
+        "@span_getters": spans,
+        **({"window": 128, "stride": 96} if "strided" in spans else {}),
+    }
+    model = {
+        "@architectures": "spacy-transformers.TransformerModel.v3",
+        "name": str(folder / "bert"),
+    }
     nlp.add_pipe("transformer", config={"model": {**model, "get_spans": cut}})
     listener = {"@architectures": "spacy-transformers.TransformerListener.v1", "grad_factor": 1.0}
     listener |= {"pooling": {"@layers": "reduce_mean.v1"}}
@@ -38,4 +45,7 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
         examples.append(Example.from_dict(nlp.make_doc(" ".join(words)), said))
     optimizer = nlp.initialize(lambda: examples)
     optimizer.learn_rate = 1e-3
-    return [nlp.update(examples[first : first + 8], sgd=optimizer, drop=0.0, losses={}) for first in range(0, 32, 8)]
+    return [
+        nlp.update(examples[first : first + 8], sgd=optimizer, drop=0.0, losses={})
+        for first in range(0, 32, 8)
+    ]

@@ -1,4 +1,5 @@
-"""SpanMarker: its trainer with its defaults, which recognises entities by markers of spans beside the text.
+"""SpanMarker: its trainer with its defaults, which recognises entities by markers of spans beside
+the text.
 
 Every row has a mask of its own for each token.
 """
@@ -24,7 +25,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     draw, rows = random.Random(0), []
     for number in range(24):
         words = draw.choices(WORDS, k=draw.randrange(3, 30))
-        where = {"document_id": number // 4, "sentence_id": number % 4} if told.get("context") else {}
+        where = (
+            {"document_id": number // 4, "sentence_id": number % 4} if told.get("context") else {}
+        )
         rows.append({"tokens": words, "ner_tags": [1, 2, *[0] * (len(words) - 2)], **where})
     lengths = {"model_max_length": 128, "marker_max_length": 64, "entity_max_length": 4}
     model = SpanMarkerModel.from_pretrained(str(folder / told["model"]), labels=_LABELS, **lengths)

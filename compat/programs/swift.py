@@ -1,8 +1,7 @@
 """ms-swift: the data of its command, for each way of fine-tuning and of preferences.
 
-LoRA has no dropout, so that steps can be compared. Its `--packing` and `--padding_free` want flash attention, and with
-it a GPU: neither is among the runs.
-"""
+LoRA has no dropout, so that steps can be compared. Its `--packing` and `--padding_free` want flash
+attention, and with it a GPU: neither is among the runs."""
 
 from __future__ import annotations
 

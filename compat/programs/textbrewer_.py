@@ -14,14 +14,25 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
     from transformers import AutoModelForSequenceClassification
 
-    attentions = any(each["feature"] == "attention" for each in told.get("intermediate_matches", ()))
-    asked = {"output_hidden_states": True, "output_attentions": attentions, "attn_implementation": "eager"}
+    attentions = any(
+        each["feature"] == "attention" for each in told.get("intermediate_matches", ())
+    )
+    asked = {
+        "output_hidden_states": True,
+        "output_attentions": attentions,
+        "attn_implementation": "eager",
+    }
     teacher, student = (
-        AutoModelForSequenceClassification.from_pretrained(folder / name, **asked) for name in ("teacher", "student")
+        AutoModelForSequenceClassification.from_pretrained(folder / name, **asked)
+        for name in ("teacher", "student")
     )
 
     def adaptor(batch: Any, found: Any) -> dict[str, Any]:
-        given = {"logits": found.logits, "hidden": found.hidden_states, "attention": found.attentions}
+        given = {
+            "logits": found.logits,
+            "hidden": found.hidden_states,
+            "attention": found.attentions,
+        }
         return {**given, "inputs_mask": batch["attention_mask"], "losses": found.loss}
 
     distiller = GeneralDistiller(

@@ -1,8 +1,7 @@
 """Plain PyTorch loops around models of transformers, as they stand in people's own scripts.
 
-A collator of their own pads, losses are made of logits or states, and nothing but torch trains. Models are tiny, and
-have no dropout.
-"""
+A collator of their own pads, losses are made of logits or states, and nothing but torch trains.
+Models are tiny, and have no dropout."""
 
 from __future__ import annotations
 
@@ -39,14 +38,21 @@ def _next_tokens(logits: Any, labels: Any, **options: Any) -> Any:
     """The loss of the next tokens, as one writes it."""
     import torch
 
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), **options)
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), **options
+    )
 
 
-def _own_loop(folder: Path, compiled: bool = False, seq2seq: bool = False) -> Iterator[dict[str, float]]:
-    """The model's own loss; by AdamW, of T5 by Adafactor; `compiled` without a C compiler's kernels, to start soon."""
+def _own_loop(
+    folder: Path, compiled: bool = False, seq2seq: bool = False
+) -> Iterator[dict[str, float]]:
+    """The model's own loss; by AdamW, of T5 by Adafactor; `compiled` without a C compiler's
+    kernels, to start soon."""
     import torch
 
-    model, tokenizer = _load(folder / "t5", "AutoModelForSeq2SeqLM") if seq2seq else _load(folder / "llama")
+    model, tokenizer = (
+        _load(folder / "t5", "AutoModelForSeq2SeqLM") if seq2seq else _load(folder / "llama")
+    )
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2) if seq2seq else _adamw(model)
     called = torch.compile(model, backend="aot_eager") if compiled else model
     for batch in batches(tokenizer):
@@ -70,7 +76,8 @@ def _loss_of_logits(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def _accumulated(folder: Path) -> Iterator[dict[str, float]]:
-    """Three batches for each step, each with its share of the tokens; gradients checkpointed; the embedding frozen."""
+    """Three batches for each step, each with its share of the tokens; gradients checkpointed; the
+    embedding frozen."""
     import torch
 
     model, tokenizer = _load(folder / "llama")
@@ -81,8 +88,14 @@ def _accumulated(folder: Path) -> Iterator[dict[str, float]]:
         group, losses = given[first : first + 3], []
         counted = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in group)
         for batch in group:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            loss = _next_tokens(logits, batch["labels"]) * (batch["labels"][:, 1:] != -100).sum() / counted
+            logits = model(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
+            loss = (
+                _next_tokens(logits, batch["labels"])
+                * (batch["labels"][:, 1:] != -100).sum()
+                / counted
+            )
             loss.backward()
             losses.append(float(loss))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -104,7 +117,9 @@ def _head(folder: Path, pooling: str, frozen: bool = False) -> Iterator[dict[str
             self.head = torch.nn.Linear(64, 3)
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            states = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            states = self.backbone(
+                input_ids=input_ids, attention_mask=attention_mask
+            ).last_hidden_state
             if pooling == "mean":
                 shown = attention_mask[..., None].to(states.dtype)
                 return self.head((states * shown).sum(1) / shown.sum(1))
@@ -115,7 +130,11 @@ def _head(folder: Path, pooling: str, frozen: bool = False) -> Iterator[dict[str
     optimizer = _adamw(model)
     for batch in batches(tokenizer, classes=3):
         logits = model(batch["input_ids"], batch["attention_mask"])
-        yield stepped(torch.nn.functional.cross_entropy(logits, batch["labels"]), model.parameters(), optimizer)
+        yield stepped(
+            torch.nn.functional.cross_entropy(logits, batch["labels"]),
+            model.parameters(),
+            optimizer,
+        )
 
 
 def _distilled(folder: Path) -> Iterator[dict[str, float]]:
@@ -128,7 +147,9 @@ def _distilled(folder: Path) -> Iterator[dict[str, float]]:
     for batch in batches(tokenizer):
         outputs = model(**batch)
         with torch.no_grad():
-            wanted = teacher(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            wanted = teacher(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
         shown = batch["attention_mask"].bool()
         ours, theirs = outputs.logits[shown].log_softmax(-1), wanted[shown].log_softmax(-1)
         loss = torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
@@ -144,7 +165,9 @@ def _sharpness(folder: Path) -> Iterator[dict[str, float]]:
     optimizer = torch.optim.SGD(trained, lr=0.05)
     for batch in batches(tokenizer):
         model(**batch).loss.backward()
-        norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [each.grad for each in trained if each.grad is not None]
+        )
         moved = [0.05 * each.grad / norm for each in trained if each.grad is not None]
         with torch.no_grad():
             torch._foreach_add_(trained, moved)
@@ -159,7 +182,8 @@ def _sharpness(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def _averaged(folder: Path) -> Iterator[dict[str, float]]:
-    """A moving average of the weights in a copy, which is evaluated; and a loss that keeps the weights near it."""
+    """A moving average of the weights in a copy, which is evaluated; and a loss that keeps the
+    weights near it."""
     import torch
 
     model, tokenizer = _load(folder / "llama")
@@ -176,7 +200,8 @@ def _averaged(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def _smoothed(folder: Path) -> Iterator[dict[str, float]]:
-    """R-Drop's two passes of a batch, label smoothing, and a penalty of the logits at real tokens."""
+    """R-Drop's two passes of a batch, label smoothing, and a penalty of the logits at real
+    tokens."""
     model, tokenizer = _load(folder / "llama")
     optimizer = _adamw(model)
     for batch in batches(tokenizer):

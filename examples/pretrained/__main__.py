@@ -1,10 +1,11 @@
-"""A pretrained model, padded, enabled or packed, and each text alone: what is the same, and what it takes.
+"""A pretrained model, padded, enabled or packed, and each text alone: what is the same, and what it
+takes.
 
     python -m examples.pretrained --sentences         all-MiniLM-L6-v2
     python -m examples.pretrained --language-model    SmolLM2-135M; 5 GB of memory
 
-Exit status 1 if anything but the time differs, 2 if the weights are missing or others (examples/pretrained/README.md).
-"""
+Exit status 1 if anything but the time differs, 2 if the weights are missing or others
+(examples/pretrained/README.md)."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ from .table import language_model_table, sentences_table
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sentences", action="store_true")
     which.add_argument("--language-model", action="store_true")
-    tell, progress = partial(print, file=sys.stderr, flush=True), partial(tqdm, unit="step", file=sys.stderr)
+    tell, progress = (
+        partial(print, file=sys.stderr, flush=True),
+        partial(tqdm, unit="step", file=sys.stderr),
+    )
     try:
         if parser.parse_args(given).sentences:
             result = compare_sentences(SentenceSettings(), tell, progress)

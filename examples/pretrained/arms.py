@@ -1,4 +1,5 @@
-"""What both comparisons have in common: ways to train on the same batches, in turn, and how far they are apart."""
+"""What both comparisons have in common: ways to train on the same batches, in turn, and how far
+they are apart."""
 
 from __future__ import annotations
 
@@ -20,9 +21,8 @@ Progress = Callable[[Sequence[Any]], Iterable[Any]]
 class Arm:
     """One of the ways to train: its model, and what was measured in every step.
 
-    Gradients are clipped to a norm of `clip`. Steps of some seeds would otherwise diverge, which blows up rounding,
-    whichever way batches are made.
-    """
+    Gradients are clipped to a norm of `clip`. Steps of some seeds would otherwise diverge, which
+    blows up rounding, whichever way batches are made."""
 
     def __init__(self, model: Any, optimizer: Any = None, clip: float = 1.0) -> None:
         self.model, self.optimizer, self.clip = model, optimizer, clip
@@ -43,7 +43,8 @@ class Arm:
         return total
 
     def warm_up(self, batch: Any) -> None:
-        """Run a batch forwards and backwards without learning from it, so that first-call costs are not timed."""
+        """Run a batch forwards and backwards without learning from it, so that first-call costs are
+        not timed."""
         self.backward(batch)
         self.model.zero_grad()
 
@@ -62,7 +63,9 @@ class Arm:
 class LanguageArm(Arm):
     """A way to train a language model: `lay_out` makes calls of a batch."""
 
-    def __init__(self, model: Any, lay_out: Callable[[Sequence[Example]], list[dict[str, Any]]], *given: Any) -> None:
+    def __init__(
+        self, model: Any, lay_out: Callable[[Sequence[Example]], list[dict[str, Any]]], *given: Any
+    ) -> None:
         super().__init__(model, *given)
         self.lay_out = lay_out
 
@@ -75,7 +78,8 @@ class LanguageArm(Arm):
 
 
 def padded(batch: Sequence[Example]) -> list[dict[str, Any]]:
-    """A batch as one padded call, without a cache, as trainers have it: a cache would only make it slower."""
+    """A batch as one padded call, without a cache, as trainers have it: a cache would only make it
+    slower."""
     return [{**pad(batch), "use_cache": False}]
 
 
@@ -115,7 +119,8 @@ class Comparison:
 
     @property
     def loss_differences(self) -> list[float]:
-        """The largest relative difference of any way's loss from that of documents alone, in every step."""
+        """The largest relative difference of any way's loss from that of documents alone, in every
+        step."""
         each = [differences(losses, self.losses["alone"]) for losses in self.losses.values()]
         return list(map(max, zip(*each, strict=True)))
 
@@ -126,7 +131,8 @@ class Comparison:
 
 
 def measured(arms: Mapping[str, Arm], lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """What a `Comparison` takes from its arms, and from the lengths in the batches whose tokens it counts."""
+    """What a `Comparison` takes from its arms, and from the lengths in the batches whose tokens it
+    counts."""
     import torch
 
     some = next(iter(arms.values()))
@@ -141,7 +147,8 @@ def measured(arms: Mapping[str, Arm], lengths: Sequence[Sequence[int]]) -> dict[
 
 
 def differences(found: Sequence[float], expected: Sequence[float]) -> list[float]:
-    """How far every loss is from what is expected, relative to it; infinite where one is not a number."""
+    """How far every loss is from what is expected, relative to it; infinite where one is not a
+    number."""
     each = [abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True)]
     return [math.inf if math.isnan(difference) else difference for difference in each]
 

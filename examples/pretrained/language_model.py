@@ -1,4 +1,5 @@
-"""SmolLM2-135M three times: padded by stock, packed and enabled, and each document alone; perplexity and training."""
+"""SmolLM2-135M three times: padded by stock, packed and enabled, and each document alone;
+perplexity and training."""
 
 from __future__ import annotations
 
@@ -26,14 +27,17 @@ from .texts import alone, draw_apart, evaluate, in_batches
 from .weights import SMOLLM2, checked_folder
 
 WAYS = {"padded": padded, "packed": packed, "alone": alone}
-"""The arms: stock on padded batches, an enabled model on packed rows, and stock on one document at a time."""
+"""The arms: stock on padded batches, an enabled model on packed rows, and stock on one document at
+a time."""
 STOCK_ROW = "stock row"
-"""The same packed rows in the stock model, by the plain call: evaluated only, to show what leaks."""
+"""The same packed rows in the stock model, by the plain call: evaluated only, to show what
+leaks."""
 
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """What is evaluated and trained. The defaults take about a minute on two CPU cores, and 5 GB of memory."""
+    """What is evaluated and trained. The defaults take about a minute on two CPU cores, and 5 GB of
+    memory."""
 
     steps: int = 3
     seed: int = 0
@@ -47,9 +51,8 @@ class LanguageSettings:
 class LanguageComparison(Comparison):
     """What the demo of a language model shows.
 
-    `before` and `after` are the losses of the held-out batches, before and after the training. Among those before are
-    the ones of `STOCK_ROW`, which no other way has to equal.
-    """
+    `before` and `after` are the losses of the held-out batches, before and after the training.
+    Among those before are the ones of `STOCK_ROW`, which no other way has to equal."""
 
     targets: list[int]
     before: dict[str, list[float]]
@@ -61,14 +64,17 @@ class LanguageComparison(Comparison):
         return math.exp(total / sum(self.targets))
 
     def evaluation_difference(self, way: str) -> float:
-        """The largest relative difference of a way's losses in evaluation from those of documents alone."""
+        """The largest relative difference of a way's losses in evaluation from those of documents
+        alone."""
         parts = [part for part in (self.before, self.after) if way in part]
         return max(max(differences(part[way], part["alone"])) for part in parts)
 
     @property
     def succeeded(self) -> bool:
         """Whether all ways have the same losses, within float32 rounding."""
-        return self.losses_equal and all(self.evaluation_difference(way) <= LOSS_TOLERANCE for way in self.after)
+        return self.losses_equal and all(
+            self.evaluation_difference(way) <= LOSS_TOLERANCE for way in self.after
+        )
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
@@ -96,11 +102,11 @@ def load() -> tuple[Any, Any]:
 def compare_language_model(
     settings: LanguageSettings, tell: Tell = lambda stage: None, progress: Progress = iter
 ) -> LanguageComparison:
-    """Evaluate held-out documents in all ways, train on others step by step in turn, and evaluate again.
+    """Evaluate held-out documents in all ways, train on others step by step in turn, and evaluate
+    again.
 
-    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
-    Python installation holds too little text.
-    """
+    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall`
+    where the Python installation holds too little text."""
     tell(f"checking the weights of {SMOLLM2.model}")
     checked_folder(SMOLLM2)
     tell("collecting the documentation of this Python installation")
@@ -112,16 +118,24 @@ def compare_language_model(
     import autopack
 
     model, tokenizer = load()
-    drawn = draw_apart(texts, settings.held_out, settings.steps * settings.batch_size, settings.seed)
+    drawn = draw_apart(
+        texts, settings.held_out, settings.steps * settings.batch_size, settings.seed
+    )
     held_out, of_training = (
-        in_batches(tokenize(some, tokenizer, settings.longest), settings.batch_size) for some in drawn
+        in_batches(tokenize(some, tokenizer, settings.longest), settings.batch_size)
+        for some in drawn
     )
     stock_row = LanguageArm(model, packed)
     arms: dict[str, LanguageArm] = {}
     for way, lay_out in WAYS.items():
         own = copy.deepcopy(model) if arms else model
-        arms[way] = LanguageArm(own, lay_out, torch.optim.SGD(own.parameters(), settings.learning_rate))
-    tell(f"evaluating {settings.held_out} documents in {len(arms)} ways, and packed in the stock model")
+        arms[way] = LanguageArm(
+            own, lay_out, torch.optim.SGD(own.parameters(), settings.learning_rate)
+        )
+    tell(
+        f"evaluating {settings.held_out} documents in {len(arms)} ways, and packed in the stock "
+        "model"
+    )
     before = {STOCK_ROW: [evaluate(stock_row, batch) for batch in held_out]}
     autopack.enable(arms["packed"].model)
     before |= {way: [evaluate(arm, batch) for batch in held_out] for way, arm in arms.items()}

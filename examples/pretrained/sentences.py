@@ -1,4 +1,5 @@
-"""all-MiniLM-L6-v2 three times: padded by stock, enabled, and each sentence alone; encoding, training, retrieval."""
+"""all-MiniLM-L6-v2 three times: padded by stock, enabled, and each sentence alone; encoding,
+training, retrieval."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ from .texts import Pair, collect_pairs, draw_apart, in_batches
 from .weights import MINILM, checked_folder
 
 WAYS = ("padded", "enabled", "alone")
-"""The arms: stock on padded batches, an enabled model on the same batches, and stock on one sentence at a time."""
+"""The arms: stock on padded batches, an enabled model on the same batches, and stock on one
+sentence at a time."""
 EMBEDDING_TOLERANCE = 1e-6
 """Of vectors of length one; about 2e-7 is seen."""
 TIE = 1e-5
-"""Passages whose scores are nearer than this are equally near to a query: rounding must not rank them."""
+"""Passages whose scores are nearer than this are equally near to a query: rounding must not rank
+them."""
 SCALE = 20.0
-"""What similarities are multiplied by in the loss, as in sentence-transformers' MultipleNegativesRankingLoss."""
+"""What similarities are multiplied by in the loss, as in sentence-transformers'
+MultipleNegativesRankingLoss."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class SentenceSettings:
 
 
 class Retrieval(NamedTuple):
-    """How well queries find their passages: the share whose own is the nearest, and the mean of 1 / rank."""
+    """How well queries find their passages: the share whose own is the nearest, and the mean of 1 /
+    rank."""
 
     accuracy_at_1: float
     mrr: float
@@ -50,12 +55,18 @@ class SentenceArm(Arm):
         import torch
         from sentence_transformers import SentenceTransformer
 
-        encoder: Any = SentenceTransformer(str(checked_folder(MINILM)), device="cpu", local_files_only=True)
+        encoder: Any = SentenceTransformer(
+            str(checked_folder(MINILM)), device="cpu", local_files_only=True
+        )
         encoder.max_seq_length = settings.longest
         for module in encoder.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0  # what it draws depends on the form of the batch, in stock too
-        super().__init__(encoder, torch.optim.AdamW(encoder.parameters(), lr=settings.learning_rate), clip=math.inf)
+        super().__init__(
+            encoder,
+            torch.optim.AdamW(encoder.parameters(), lr=settings.learning_rate),
+            clip=math.inf,
+        )
         self.alone = way == "alone"
         self.encoding_seconds = 0.0
 
@@ -84,15 +95,17 @@ class SentenceArm(Arm):
         import torch
 
         queries, passages = (self.embed(texts) for texts in zip(*batch, strict=True))
-        yield torch.nn.functional.cross_entropy(SCALE * queries @ passages.T, torch.arange(len(batch)))
+        yield torch.nn.functional.cross_entropy(
+            SCALE * queries @ passages.T, torch.arange(len(batch))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceComparison(Comparison):
     """What the demo of sentences shows; tokens are those that are encoded.
 
-    `differences` are the largest ones between embeddings of the same weights, by the names of the two ways.
-    """
+    `differences` are the largest ones between embeddings of the same weights, by the names of the
+    two ways."""
 
     pairs: int
     differences: dict[tuple[str, str], float]
@@ -116,7 +129,8 @@ class SentenceComparison(Comparison):
 
 
 def retrieval(embeddings: Any) -> Retrieval:
-    """What queries find, of embeddings (2 x pairs, width) in which each query is followed by its passage."""
+    """What queries find, of embeddings (2 x pairs, width) in which each query is followed by its
+    passage."""
     queries, passages = embeddings[0::2], embeddings[1::2]
     scores = queries @ passages.T
     # What is not a number is nearer than anything, so that it is seen.
@@ -127,16 +141,18 @@ def retrieval(embeddings: Any) -> Retrieval:
 def compare_sentences(
     settings: SentenceSettings, tell: Tell = lambda stage: None, progress: Progress = iter
 ) -> SentenceComparison:
-    """Encode held-out pairs in all ways, train on others step by step in turn, and encode the held-out ones again.
+    """Encode held-out pairs in all ways, train on others step by step in turn, and encode the
+    held-out ones again.
 
-    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
-    Python installation holds too little text.
-    """
+    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall`
+    where the Python installation holds too little text."""
     tell(f"checking the weights of {MINILM.model}")
     checked_folder(MINILM)
     tell("collecting the documentation of this Python installation")
     pairs, size = collect_pairs(collect_documents()), settings.batch_size
-    held_out, trained_on = draw_apart(pairs, settings.held_out, settings.steps * size, settings.seed)
+    held_out, trained_on = draw_apart(
+        pairs, settings.held_out, settings.steps * size, settings.seed
+    )
     texts = [text for pair in held_out for text in pair]
 
     tell("importing torch and sentence-transformers")
@@ -154,9 +170,15 @@ def compare_sentences(
     trained = _encode(arms, chunks)
 
     tokenizer = arms["padded"].model.tokenizer
-    ids = [tokenizer(chunk, truncation=True, max_length=settings.longest)["input_ids"] for chunk in chunks]
+    ids = [
+        tokenizer(chunk, truncation=True, max_length=settings.longest)["input_ids"]
+        for chunk in chunks
+    ]
     found = measured(arms, [[len(each) for each in chunk] for chunk in ids])
-    found["seconds"] = {"encoding": {way: arm.encoding_seconds for way, arm in arms.items()}, **found["seconds"]}
+    found["seconds"] = {
+        "encoding": {way: arm.encoding_seconds for way, arm in arms.items()},
+        **found["seconds"],
+    }
     return SentenceComparison(
         settings=settings,
         pairs=len(pairs),
@@ -171,7 +193,8 @@ def compare_sentences(
 
 
 def _encode(arms: dict[str, SentenceArm], chunks: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The embeddings of all texts by way, batches in the order in which they come, every way in turn."""
+    """The embeddings of all texts by way, batches in the order in which they come, every way in
+    turn."""
     import torch
 
     found = [{way: arm.encode(chunk) for way, arm in arms.items()} for chunk in chunks]

@@ -1,4 +1,5 @@
-"""Texts of the Python installation as questions and passages, drawn apart, in batches, and one at a time."""
+"""Texts of the Python installation as questions and passages, drawn apart, in batches, and one at a
+time."""
 
 from __future__ import annotations
 
@@ -23,30 +24,35 @@ class Pair(NamedTuple):
 
 
 def collect_pairs(texts: Sequence[str]) -> list[Pair]:
-    """The pairs of texts with more than one paragraph, in their order; no query and no passage occurs twice."""
+    """The pairs of texts with more than one paragraph, in their order; no query and no passage
+    occurs twice."""
     found: dict[str, Pair] = {}
     passages: set[str] = set()
     for text in texts:
         first, _, rest = text.partition("\n\n")
         pair = Pair(" ".join(first.split()), " ".join(rest.split()))
-        wanted = SHORTEST_QUERY <= len(pair.query) <= LONGEST_QUERY and len(pair.passage) >= SHORTEST
+        wanted = (
+            SHORTEST_QUERY <= len(pair.query) <= LONGEST_QUERY and len(pair.passage) >= SHORTEST
+        )
         if wanted and pair.query not in found and pair.passage not in passages:
             found[pair.query] = pair
             passages.add(pair.passage)
     return list(found.values())
 
 
-def draw_apart(texts: Sequence[Text], held_out: int, trained_on: int, seed: int) -> tuple[list[Text], list[Text]]:
+def draw_apart(
+    texts: Sequence[Text], held_out: int, trained_on: int, seed: int
+) -> tuple[list[Text], list[Text]]:
     """Draw texts to hold out and other ones to train on, by a seed.
 
     Raises `CorpusTooSmall` where there are fewer than both together.
     """
     if len(texts) < held_out + trained_on:
         raise CorpusTooSmall(
-            f"the demo wants {held_out + trained_on} texts of the documentation inside the Python installation, but "
-            f"found {len(texts)}: this Python seems to be shipped without its source files, or --steps asks for more "
-            "than it has. Run the demo with a Python from python.org, conda, uv or a distribution's full package, or "
-            "with fewer steps."
+            f"the demo wants {held_out + trained_on} texts of the documentation inside the Python "
+            f"installation, but found {len(texts)}: this Python seems to be shipped without its "
+            "source files, or --steps asks for more than it has. Run the demo with a Python from "
+            "python.org, conda, uv or a distribution's full package, or with fewer steps."
         )
     drawn = random.Random(seed).sample(texts, held_out + trained_on)
     return drawn[:held_out], drawn[held_out:]

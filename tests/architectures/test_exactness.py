@@ -1,10 +1,11 @@
-"""Every causal-LM type that autopack says it serves: packed equals alone, on eager, sdpa or flash in turn.
+"""Every causal-LM type that autopack says it serves: packed equals alone, on eager, sdpa or flash
+in turn.
 
-The recorded table has all types in every call mode on every backend (`python -m compat.exactness`), and the matrix
-those of every release; flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some. The measurement is
-`compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor: 1e-4 of the logits'
-standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
-"""
+The recorded table has all types in every call mode on every backend (`python -m compat.exactness`),
+and the matrix those of every release; flex takes seconds per type on a CPU:
+tests/attention/test_flex.py runs some. The measurement is `compat.exactness.measure`, the same that
+prints the table. Tolerances are those of the auditor: 1e-4 of the logits' standard deviation, 1e-3
+for gradients and losses in float32; 1e-9 and 1e-8 in float64."""
 
 import json
 from pathlib import Path
@@ -21,8 +22,8 @@ from tests.support.refusals import refused
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
 REFUSED = sorted({t: r for f in registry.families() for t, r in f.refused_types.items()})
 AVAILABLE = set(tiny.types_for("causal-lm"))
-# One of each kind: plain, window, MLA, keys chosen per document, learned positions, encoder, decoder half ...
-# Mixtures are not among them: upstream's grouped matrix products take no float64.
+# One of each kind: plain, window, MLA, keys chosen per document, learned positions, encoder,
+# decoder half ... Mixtures are not among them: upstream's grouped matrix products take no float64.
 DOZEN = ["llama", "mistral", "minicpm3", "doge", "gpt2", "bert", "whisper", "opt", "phi3", "gpt_neox", "qwen3",
          "modernbert-decoder", "roberta"]  # fmt: skip
 BACKENDS = ("eager", "sdpa", "flash")
@@ -44,7 +45,8 @@ def _types(names):
 
 @pytest.mark.sampled(18)
 @pytest.mark.parametrize(
-    ("model_type", "backend"), [(name, BACKENDS[i % len(BACKENDS)]) for i, name in enumerate(_types(SERVED))]
+    ("model_type", "backend"),
+    [(name, BACKENDS[i % len(BACKENDS)]) for i, name in enumerate(_types(SERVED))],
 )
 def test_packed_equals_alone(model_type, backend):
     some = {"modes": ("default", "padding mask", "two rows", "right-padded"), "training": (True,)}
@@ -62,15 +64,14 @@ def test_packed_equals_alone(model_type, backend):
 def test_packed_equals_alone_in_float64(model_type, backend):
     """Held to 1e-9, so of types that upstream computes in float64 throughout.
 
-    gemma2's norms and llama4's rotary embedding go through float32 whatever the dtype of the model (2e-7 between two
-    orders of summation), so they are held to float32 alone.
-    """
+    gemma2's norms and llama4's rotary embedding go through float32 whatever the dtype of the model
+    (2e-7 between two orders of summation), so they are held to float32 alone."""
     _check(model_type, backend, torch.float64)
 
 
 def test_casts_to_float32_in_upstreams_code_are_all_that_keeps_a_type_from_float64():
-    """GPT-J multiplies queries and keys in float32, which shows where a machine adds up in another order; what autopack
-    does to it is held to 1e-9 without that."""
+    """GPT-J multiplies queries and keys in float32, which shows where a machine adds up in another
+    order; what autopack does to it is held to 1e-9 without that."""
     model = tiny.build("gptj", dtype=torch.float64)
     with autopack.enable(model):
         found = autopack.audit(model, modes=("two rows",), training=(True,))

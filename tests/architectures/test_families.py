@@ -29,7 +29,9 @@ def test_every_family_is_listed_with_its_types(capsys):
 
 def test_as_json_every_mixer_has_its_way(capsys):
     found = json.loads(printed(capsys, "--json")[1])["families"]
-    assert [each["mixers"].keys() for each in found] == [family.mixers.keys() for family in registry.families()]
+    assert [each["mixers"].keys() for each in found] == [
+        family.mixers.keys() for family in registry.families()
+    ]
     (state_space,) = (each["mixers"] for each in found if each["name"] == "state_space")
     assert state_space["Mamba2Mixer"] == "AtOperations"
 
@@ -53,7 +55,10 @@ def test_named_types(capsys):
     status, text = printed(capsys, "mamba2", "llama", "bert", "deberta-v2")
     assert status == 0
     said = " ".join(text.split())
-    assert "mamba2 served: convolution and scan by documents; attention document by document (family" in said
+    assert (
+        "mamba2 served: convolution and scan by documents; attention document by document (family"
+        in said
+    )
     assert "llama served: attention site, document by document (family attention)" in said
     assert max(map(len, text.splitlines())) <= 120
     status, text = printed(capsys, "mamba2", "--json")
@@ -73,7 +78,13 @@ def test_what_is_refused_or_not_listed_says_so(capsys, name, what):
 
 
 def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
-    own = Family(name="mine", model_types=frozenset({"toy"}), how="rows", mixers={"ToyMixer": ROWS}, attends=False)
+    own = Family(
+        name="mine",
+        model_types=frozenset({"toy"}),
+        how="rows",
+        mixers={"ToyMixer": ROWS},
+        attends=False,
+    )
     monkeypatch.setattr(registry, "_registered", [own])
     assert printed(capsys)[1].startswith("mine: rows\n  toy\n")
     assert printed(capsys, "toy")[1].splitlines() == [f"{'toy':<20} served: rows (family mine)"]

@@ -1,4 +1,5 @@
-"""What a family says of a type, where an older release has code of another form under the same name."""
+"""What a family says of a type, where an older release has code of another form under the same
+name."""
 
 import copy
 from types import SimpleNamespace
@@ -20,15 +21,19 @@ from tests.inspection.test_older_code import ROWS, Rotating, build
 
 @pytest.fixture
 def of_attention():
-    """A family that knows the attention by its newest form, which cuts no table of rotations (Falcon)."""
-    family = Family("falcons", frozenset({"old"}), "alone", mixers={"OldAttention": Alone()}, attends=False)
+    """A family that knows the attention by its newest form, which cuts no table of rotations
+    (Falcon)."""
+    family = Family(
+        "falcons", frozenset({"old"}), "alone", mixers={"OldAttention": Alone()}, attends=False
+    )
     registry.register(family)
     yield family
     registry._registered.remove(family)
 
 
 def test_rotations_that_an_older_release_cuts_restart_at_every_document(of_attention):
-    """Those of a batch that is padded to the left begin behind 0, where the table of a document alone has no row."""
+    """Those of a batch that is padded to the left begin behind 0, where the table of a document
+    alone has no row."""
     model = build(Rotating)
     ids, behind = token_ids(len(ROWS), sum(ROWS[0]), 0), positions(*ROWS) + 3
     expected = alone(model, ids, *ROWS)
@@ -46,7 +51,8 @@ def test_without_a_look_at_the_code_cut_rotations_raise(of_attention, monkeypatc
 
 
 class WantsKernels(LlamaForCausalLM):
-    """Insists on kernels of a GPU unless it is told not to, as Jamba and Zamba do up to transformers 4."""
+    """Insists on kernels of a GPU unless it is told not to, as Jamba and Zamba do up to
+    transformers 4."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -54,7 +60,9 @@ class WantsKernels(LlamaForCausalLM):
 
     def forward(self, *args, **kwargs):
         if self.use_fast_kernels:
-            raise ValueError("Fast kernels are not available. Make sure that the model is on a CUDA device.")
+            raise ValueError(
+                "Fast kernels are not available. Make sure that the model is on a CUDA device."
+            )
         return super().forward(*args, **kwargs)
 
 
@@ -70,7 +78,8 @@ def test_a_twin_runs_without_the_kernels_that_its_class_insists_on(monkeypatch):
 
 
 class Layers(LlamaPreTrainedModel):
-    """Layers that are a model by themselves, which takes hidden states, as DeBERTa's encoder was in 4.47 to 4.50."""
+    """Layers that are a model by themselves, which takes hidden states, as DeBERTa's encoder was in
+    4.47 to 4.50."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -98,7 +107,8 @@ def test_layers_that_are_a_model_are_none_of_a_tower():
 
 
 class OfOneWord:
-    """A configuration of transformers 4.45 to 4.53: its `get_text_config` knows the decoder alone."""
+    """A configuration of transformers 4.45 to 4.53: its `get_text_config` knows the decoder
+    alone."""
 
     def get_text_config(self, decoder=False):
         return SimpleNamespace(decoder=decoder)

@@ -1,4 +1,5 @@
-"""An architecture costs one file: two toys, each known by what one new file in autopack/architectures says of it."""
+"""An architecture costs one file: two toys, each known by what one new file in
+autopack/architectures says of it."""
 
 import shutil
 import sys
@@ -82,7 +83,9 @@ class WarmingAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config, self.scaling, self.num_key_value_groups = config, 0.5, 1
-        self.into, self.out = (nn.Linear(config.hidden_size, n * config.hidden_size) for n in (3, 1))
+        self.into, self.out = (
+            nn.Linear(config.hidden_size, n * config.hidden_size) for n in (3, 1)
+        )
 
     def warmth(self, column):
         return 1 + torch.log1p(column.double() / self.config.columns_per_degree)
@@ -94,7 +97,9 @@ class WarmingAttention(nn.Module):
         attend = eager_attention_forward
         if self.config._attn_implementation != "eager":
             attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        mixed, _ = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **options)
+        mixed, _ = attend(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **options
+        )
         return self.out(mixed.reshape(hidden.shape))
 
 
@@ -119,7 +124,10 @@ class WarmingForCausalLM(PreTrainedModel):
         super().__init__(config)
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.attention, self.head = WarmingAttention(config), nn.Linear(config.hidden_size, config.vocab_size)
+        self.attention, self.head = (
+            WarmingAttention(config),
+            nn.Linear(config.hidden_size, config.vocab_size),
+        )
         self.post_init()
 
     def get_input_embeddings(self):
@@ -129,7 +137,9 @@ class WarmingForCausalLM(PreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(2, 2 + input_ids.shape[1])[None]
         hidden = self.tokens(input_ids) + self.positions(position_ids)
-        mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values=None, position_ids=position_ids)
+        mask = create_causal_mask(
+            self.config, hidden, attention_mask, past_key_values=None, position_ids=position_ids
+        )
         return CausalLMOutput(logits=self.head(hidden + self.attention(hidden, mask, **options)))
 
 
@@ -138,7 +148,10 @@ class FadingForCausalLM(PreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.tokens, self.mixer = nn.Embedding(config.vocab_size, config.hidden_size), FadingMixer(config)
+        self.tokens, self.mixer = (
+            nn.Embedding(config.vocab_size, config.hidden_size),
+            FadingMixer(config),
+        )
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
@@ -156,9 +169,12 @@ every_toy = pytest.mark.parametrize("model_type", TOYS)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A copy of autopack/architectures in its place, with one more file per toy; transformers knows their types."""
+    """A copy of autopack/architectures in its place, with one more file per toy; transformers knows
+    their types."""
     copy = tmp_path / "architectures"
-    shutil.copytree(Path(architectures.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(architectures.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__")
+    )
     monkeypatch.setattr(architectures, "__path__", [str(copy)])
     for name, (text, model_class) in TOYS.items():
         (copy / f"{name}.py").write_text(text)
@@ -178,10 +194,16 @@ def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
     assert model_type in tiny.types_for("causal-lm")
     config = tiny.build(model_type).config
     assert (config.hidden_size, config.vocab_size) == (64, 128)
-    own = next(family.tiny.configs for family in autopack.registry.families() if family.name == model_type)[model_type]
+    own = next(
+        family.tiny.configs for family in autopack.registry.families() if family.name == model_type
+    )[model_type]
     assert own == {name: getattr(config, name) for name in own}
     start = tiny.first_position(config)
-    assert start == autopack.PackingCollator.for_model(config).first_position == {"warming": 2}.get(model_type, 0)
+    assert (
+        start
+        == autopack.PackingCollator.for_model(config).first_position
+        == {"warming": 2}.get(model_type, 0)
+    )
 
 
 @every_toy

@@ -1,5 +1,5 @@
-"""Configurations in which models look at the row in another way than as they come: exact, and not without what makes
-them so."""
+"""Configurations in which models look at the row in another way than as they come: exact, and not
+without what makes them so."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -47,7 +47,9 @@ def test_inkling_scales_queries_by_their_place_in_the_document(implementation, m
 
 def test_gpt2_that_reorders_and_upcasts_is_refused_where_it_does():
     """Only its eager attention reads that field."""
-    must_be_exact(partial(tiny.build, "gpt2", attn_implementation="sdpa", **REORDERED), ROW, verify=False)
+    must_be_exact(
+        partial(tiny.build, "gpt2", attn_implementation="sdpa", **REORDERED), ROW, verify=False
+    )
     with refused("cannot-be-packed", match="attn_implementation='sdpa'"):
         autopack.enable(tiny.build("gpt2", attn_implementation="eager", **REORDERED), verify=False)
 
@@ -56,9 +58,16 @@ def test_gpt2_that_reorders_and_upcasts_is_refused_where_it_does():
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
 def test_reformer_with_chunks_of_more_than_a_token(task, monkeypatch):
     """Upstream pads documents to whole chunks, which it can do beside no positions."""
-    make, calls = partial(build, "reformer", task, **CHUNKS), Call(labels=None, lengths=(7, 12, 5, 9)).row
+    make, calls = (
+        partial(build, "reformer", task, **CHUNKS),
+        Call(labels=None, lengths=(7, 12, 5, 9)).row,
+    )
     must_be_exact(make, calls, verify=False)
-    plain = {name: OneByOne("of chunks") for name, way in whole_model.WHOLE_MODEL.mixers.items() if "Reformer" in name}
+    plain = {
+        name: OneByOne("of chunks")
+        for name, way in whole_model.WHOLE_MODEL.mixers.items()
+        if "Reformer" in name
+    }
     without(monkeypatch, whole_model.WHOLE_MODEL, mixers=plain)
     with pytest.raises(RuntimeError):
         must_be_exact(make, calls, verify=False)
@@ -87,8 +96,12 @@ class Masked(Call):
 
 @pytest.mark.parametrize("token_dropout", [True, False])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(implementation, token_dropout, monkeypatch):
-    make = partial(build, "esm", "masked-lm", token_dropout=token_dropout, attn_implementation=implementation)
+def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(
+    implementation, token_dropout, monkeypatch
+):
+    make = partial(
+        build, "esm", "masked-lm", token_dropout=token_dropout, attn_implementation=implementation
+    )
     call = Masked(shifts=False, lengths=(7, 12, 5, 9))
     must_be_exact(make, call.both, verify=False)
     if token_dropout:

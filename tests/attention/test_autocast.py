@@ -1,4 +1,5 @@
-"""Under autocast rotary embeddings leave queries and keys in float32 beside values in half precision."""
+"""Under autocast rotary embeddings leave queries and keys in float32 beside values in half
+precision."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ class Lowered(Call):
     lengths: Sequence[int] = LENGTHS
 
     def run(self, model, arguments):
-        with contextlib.nullcontext() if self.dtype is None else torch.autocast("cpu", dtype=self.dtype):
+        with (
+            contextlib.nullcontext()
+            if self.dtype is None
+            else torch.autocast("cpu", dtype=self.dtype)
+        ):
             return super().run(model, arguments)
 
 
@@ -51,16 +56,23 @@ def _distance(*results):
 @LOWERED
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("model_type", TYPES)
-def test_packed_rows_are_documents_alone_up_to_the_rounding_of_the_dtype(model_type, compiled, lowered):
+def test_packed_rows_are_documents_alone_up_to_the_rounding_of_the_dtype(
+    model_type, compiled, lowered
+):
     stock, model, call = _build(model_type), _build(model_type), Lowered(dtype=lowered)
     wanted = call.alone(stock)
-    rounding, leak = _distance(wanted, Lowered().alone(stock)), _distance(call.undeclared(stock), wanted)
+    rounding, leak = (
+        _distance(wanted, Lowered().alone(stock)),
+        _distance(call.undeclared(stock), wanted),
+    )
     autopack.enable(model)
     if compiled:
         model.compile(backend="aot_eager")
         counters.clear()
     # Two ways to round differ by about as much as each does from float32.
-    for found, size, leaked in zip(_distance(call.packed(model), wanted), rounding, leak, strict=True):
+    for found, size, leaked in zip(
+        _distance(call.packed(model), wanted), rounding, leak, strict=True
+    ):
         assert found <= 3 * size, "more than rounding"
         assert 3 * size < leaked, "rounding would hide a leak"
     assert not any("autocast" in reason for reason in counters["graph_break"])
@@ -75,7 +87,9 @@ def test_no_bit_of_another_document_arrives(compiled):
     rows = ids(lengths=LENGTHS).repeat(2, 1)
     rows[1, 5:17] = rows[1, 5:17].flip(0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        before, after = (model(input_ids=row[None], position_ids=positions(LENGTHS)).logits for row in rows)
+        before, after = (
+            model(input_ids=row[None], position_ids=positions(LENGTHS)).logits for row in rows
+        )
     assert torch.equal(before[:, :5], after[:, :5])
     assert torch.equal(before[:, 17:], after[:, 17:])
     assert error(after[:, 5:17].float(), before[:, 5:17].float()) > LEAK

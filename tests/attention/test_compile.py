@@ -1,4 +1,5 @@
-"""torch.compile of an enabled model: one graph without a break for all layouts of one shape, exact both ways."""
+"""torch.compile of an enabled model: one graph without a break for all layouts of one shape, exact
+both ways."""
 
 import copy
 import random
@@ -34,7 +35,14 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.usefixtures("nothing_left_behind", "fresh_dynamo")
 COLUMNS = 24
 IDS = token_ids(1, COLUMNS)
-BATCHES = [(5, 19), (9, 4, 11), (1, 8, 8, 7), (3, 3, 6, 2, 10), (4, 4, 4, 4, 4, 4), (2, 9, 1, 1, 5, 2, 4)]
+BATCHES = [
+    (5, 19),
+    (9, 4, 11),
+    (1, 8, 8, 7),
+    (3, 3, 6, 2, 10),
+    (4, 4, 4, 4, 4, 4),
+    (2, 9, 1, 1, 5, 2, 4),
+]
 """Two to seven documents in a row of 24 tokens."""
 NOT_PACKED = (COLUMNS,)
 
@@ -56,10 +64,15 @@ def _breaks():
 
 
 def _fixed_batches(model, steps):
-    """Batches of one shape with random layouts, as the collator makes them of a token budget, and their documents."""
+    """Batches of one shape with random layouts, as the collator makes them of a token budget, and
+    their documents."""
     draw = random.Random(0)
     collate = autopack.PackingCollator.for_model(
-        model, rows=2, max_length=COLUMNS, max_documents=5, declare=("attention_mask", "cu_seq_lens")
+        model,
+        rows=2,
+        max_length=COLUMNS,
+        max_documents=5,
+        declare=("attention_mask", "cu_seq_lens"),
     )
     for step in range(steps):
         lengths = [draw.randint(2, 9) for _ in range(draw.randint(2, 5))]
@@ -70,7 +83,10 @@ def _fixed_batches(model, steps):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model_type", "by_layer"),
-    [*((name, False) for name in ("llama", "mistral", "gemma3_text", "mixtral", "qwen3")), ("llama", True)],
+    [
+        *((name, False) for name in ("llama", "mistral", "gemma3_text", "mixtral", "qwen3")),
+        ("llama", True),
+    ],
 )
 def test_training_steps_of_one_shape_compile_once(model_type, by_layer):
     model = tiny.build(model_type, attn_implementation="sdpa").train()
@@ -102,7 +118,9 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     with autopack.enable(model, verify=False) as handle:
         compiled = torch.compile(model, backend=counter)
         for step in range(30):
-            call = batch("causal LM", mask_of([draw.randint(3, 12) for _ in range(4)], columns=12), seed=step)
+            call = batch(
+                "causal LM", mask_of([draw.randint(3, 12) for _ in range(4)], columns=12), seed=step
+            )
             loss, expected = compiled(**call).loss, stock(**call).loss
             assert abs(loss - expected) < FLOAT32
             loss.backward()
@@ -122,7 +140,10 @@ def test_training_is_exact(checkpointing):
     compiled = torch.compile(model, backend=counter)
     with autopack.enable(model):
         for one, other in zip(BATCHES[::2], BATCHES[1::2], strict=True):
-            packed, expected = [_run(compiled, n) for n in (one, other)], [alone(stock, IDS, n) for n in (one, other)]
+            packed, expected = (
+                [_run(compiled, n) for n in (one, other)],
+                [alone(stock, IDS, n) for n in (one, other)],
+            )
             sum((p * weights_like(p)).sum() for p in packed).backward()
             sum((e * weights_like(e)).sum() for e in expected).backward()
             assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
@@ -133,7 +154,8 @@ def test_training_is_exact(checkpointing):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("how", "another_enabled"), [("torch.compile", True), ("model.compile", False), ("layers", True)]
+    ("how", "another_enabled"),
+    [("torch.compile", True), ("model.compile", False), ("layers", True)],
 )
 def test_enabling_and_disabling_after_compiling_are_followed(how, another_enabled):
     model, stock, another = _small(), _small(), _small()
@@ -162,11 +184,14 @@ def test_unpacked_calls_of_a_compiled_model_are_those_of_the_stock_model():
 
 
 class TestErrorsInCompiledCode:
-    """Inside compiled code torch runs no exit hooks after an error: what such a forward leaves is never used."""
+    """Inside compiled code torch runs no exit hooks after an error: what such a forward leaves is
+    never used."""
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
-    @pytest.mark.parametrize("whole", [True, False], ids=["the model", "the backbone under an eager top"])
+    @pytest.mark.parametrize(
+        "whole", [True, False], ids=["the model", "the backbone under an eager top"]
+    )
     def test_the_next_calls_have_their_own_layouts(self, kind, whole):
         raising = []
 
@@ -192,7 +217,10 @@ class TestErrorsInCompiledCode:
                 if call == "backbone":
                     assert error(_states(model, BATCHES[1]), states) <= FLOAT64
                 else:
-                    assert max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3])) <= FLOAT64
+                    assert (
+                        max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3]))
+                        <= FLOAT64
+                    )
             stop = model.lm_head.register_forward_pre_hook(_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 _run(model, BATCHES[0])
@@ -217,7 +245,10 @@ MORE = {name: each for name, each in PATTERNS.items() if each.chunk is None} | {
 @pytest.mark.parametrize("pattern", MORE.values(), ids=[*MORE])
 def test_the_operator_has_the_gradients_of_attention_written_out(pattern):
     given = states(6, 8)
-    found, expected = attend_compiled(LAYOUT.cu_seqlens, *given, pattern, 0.3), attended(*given, pattern, 0.3)
+    found, expected = (
+        attend_compiled(LAYOUT.cu_seqlens, *given, pattern, 0.3),
+        attended(*given, pattern, 0.3),
+    )
     assert error(found, expected) <= FLOAT64
     weights = weights_like(expected)
     grads = [[*torch.autograd.grad((each * weights).sum(), given)] for each in (found, expected)]
@@ -227,10 +258,16 @@ def test_the_operator_has_the_gradients_of_attention_written_out(pattern):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "qwen3", "gemma2", "bart", "t5"])
 def test_a_decoding_step_is_one_graph(model_type):
-    """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two documents."""
-    model = tiny.build(model_type, task="seq2seq" if model_type in ("bart", "t5") else "causal-lm").eval()
+    """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two
+    documents."""
+    model = tiny.build(
+        model_type, task="seq2seq" if model_type in ("bart", "t5") else "causal-lm"
+    ).eval()
     model.generation_config.eos_token_id = None
-    ids, given = tiny.tokens(model.config, 2, 7), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    ids, given = (
+        tiny.tokens(model.config, 2, 7),
+        {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False},
+    )
     expected = model.generate(ids, **given)
     compiled = CompileConfig(fullgraph=True, dynamic=False, backend="eager")
     compiled._compile_all_devices = True

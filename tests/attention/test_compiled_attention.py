@@ -36,7 +36,9 @@ def test_compiled_attention_keeps_documents_apart(compile_attention, implementat
         for layer in model.model.layers:
             compile_attention(layer, backend)
 
-    calls = [Call(lengths=lengths, given={"use_cache": False}) for lengths in (LENGTHS, OTHER_LENGTHS)]
+    calls = [
+        Call(lengths=lengths, given={"use_cache": False}) for lengths in (LENGTHS, OTHER_LENGTHS)
+    ]
     rows = tuple(row for call in (*calls, calls[0]) for row in call.row)
     must_be_exact(partial(llama, implementation), rows, change, when)
 

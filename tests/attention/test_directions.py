@@ -1,8 +1,7 @@
 """Attention modules whose `is_causal` says another thing than the mask of their model.
 
-Stock SDPA follows the mask where a batch has padding, and `is_causal` where it has none, so that the documents of a
-padded batch do not get what they get alone.
-"""
+Stock SDPA follows the mask where a batch has padding, and `is_causal` where it has none, so that
+the documents of a padded batch do not get what they get alone."""
 
 import copy
 from functools import partial
@@ -21,7 +20,14 @@ from tests.subjects import build
 from tests.support.refusals import refused_by_its_first_call
 
 CALL = Call()
-TURNED = {"llama": False, "olmo2": False, "qwen2_moe": False, "gpt2": False, "bert": True, "roberta": True}
+TURNED = {
+    "llama": False,
+    "olmo2": False,
+    "qwen2_moe": False,
+    "gpt2": False,
+    "bert": True,
+    "roberta": True,
+}
 """Types, and what is said of their modules against their masks."""
 
 
@@ -68,7 +74,9 @@ def test_sdpa_that_is_asked_for_by_name_refuses_it_too():
 @pytest.mark.parametrize("model_type", ["llama", "olmo2", "gpt2", "bert"])
 def test_eager_attention_reads_the_mask_alone_and_is_exact(model_type):
     change = partial(turn, causal=TURNED[model_type])
-    must_be_exact(partial(_build, model_type, attn_implementation="eager"), call_of(model_type).both, change)
+    must_be_exact(
+        partial(_build, model_type, attn_implementation="eager"), call_of(model_type).both, change
+    )
 
 
 def _compiled():
@@ -93,7 +101,9 @@ def test_a_part_of_the_model_is_refused_or_exact(place):
         if place == "one layer":
             layers[1].self_attn.is_causal = False
         else:
-            layers[0].register_forward_pre_hook(lambda layer, args: setattr(layer.self_attn, "is_causal", False))
+            layers[0].register_forward_pre_hook(
+                lambda layer, args: setattr(layer.self_attn, "is_causal", False)
+            )
 
     for when in WHEN:
         assert "refused" in verdict("llama", CALL.both, change, when)
@@ -111,7 +121,9 @@ def test_a_function_that_is_registered_with_the_masks_of_sdpa(when, registered_a
 @pytest.fixture
 def registered_as_sdpa():
     name = "users_sdpa"
-    AttentionInterface.register(name, lambda *args, **kwargs: sdpa_attention_forward(*args, **kwargs))
+    AttentionInterface.register(
+        name, lambda *args, **kwargs: sdpa_attention_forward(*args, **kwargs)
+    )
     AttentionMaskInterface.register(name, sdpa_mask)
     yield name
     for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):

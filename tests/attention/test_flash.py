@@ -1,4 +1,5 @@
-"""Flash attention 2, 3 and 4, through transformers' own loader and argument processing, on stand-ins of the kernels."""
+"""Flash attention 2, 3 and 4, through transformers' own loader and argument processing, on
+stand-ins of the kernels."""
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ VERSIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", VERSIONS)
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2", "deepseek_v3", "gpt2", "bert"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "gemma2", "deepseek_v3", "gpt2", "bert"]
+)
 def test_packed_equals_alone_in_every_call_mode(model_type, implementation):
     if implementation not in KNOWN:
         pytest.skip(f"this transformers has no {implementation}")
@@ -29,14 +32,18 @@ def test_packed_equals_alone_in_every_call_mode(model_type, implementation):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "implementation"), [("llama", "flash_attention_2"), ("gpt_oss", "flash_attention_4")]
+    ("model_type", "implementation"),
+    [("llama", "flash_attention_2"), ("gpt_oss", "flash_attention_4")],
 )
 def test_several_rows_with_layouts_of_their_own_are_flattened(model_type, implementation):
     """Sinks reach flash attention 4."""
     if implementation not in KNOWN:
         pytest.skip(f"this transformers has no {implementation}")
     model = tiny.build(model_type)
-    call = {"input_ids": tiny.tokens(model.config, 3, 24), "position_ids": positions([24], [5, 19], [1, 1, 10, 12])}
+    call = {
+        "input_ids": tiny.tokens(model.config, 3, 24),
+        "position_ids": positions([24], [5, 19], [1, 1, 10, 12]),
+    }
     autopack.enable(model)
     eager = model(**call).logits
     set_implementation(model, implementation)

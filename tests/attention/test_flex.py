@@ -1,4 +1,5 @@
-"""flex_attention, through transformers' own mask and attention functions, on a stand-in of the kernel."""
+"""flex_attention, through transformers' own mask and attention functions, on a stand-in of the
+kernel."""
 
 import pytest
 
@@ -8,7 +9,9 @@ from autopack.inspection import masks
 from compat.standins import flex_standin, set_implementation
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.skipif(not masks.has_mask_interface(), reason="this transformers has no mask interface")
+pytestmark = pytest.mark.skipif(
+    not masks.has_mask_interface(), reason="this transformers has no mask interface"
+)
 
 
 @pytest.mark.sampled(1)
@@ -17,7 +20,9 @@ def test_packed_equals_alone(model_type):
     model = tiny.build(model_type)
     set_implementation(model, "flex_attention")
     with flex_standin():
-        assert not autopack.audit(model, modes=("default",), gradients=False).exact, "negative control: stock leaks"
+        assert not autopack.audit(model, modes=("default",), gradients=False).exact, (
+            "negative control: stock leaks"
+        )
         autopack.enable(model, backend="flex")
         report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
     assert report.exact, str(report)
@@ -27,14 +32,18 @@ OWN_RULES = {
     "causal": lambda batch, head, query, key: query >= key,
     "window": lambda batch, head, query, key: (query >= key) & (query - key < 4),
     "chunks of columns": lambda batch, head, query, key: (query >= key) & (query // 8 == key // 8),
-    "first column for all": lambda batch, head, query, key: (query >= key) & ((query - key < 4) | (key == 0)),
+    "first column for all": lambda batch, head, query, key: (
+        (query >= key) & ((query - key < 4) | (key == 0))
+    ),
 }
-"""Rules of BlockMasks that somebody makes; the last two depend on where in the row a document lies."""
+"""Rules of BlockMasks that somebody makes; the last two depend on where in the row a document
+lies."""
 
 
 @pytest.fixture
 def own(request, monkeypatch):
-    """A model that makes its own mask, one for all layers, as OPT and BART do up to 4.57, and how many it has made."""
+    """A model that makes its own mask, one for all layers, as OPT and BART do up to 4.57, and how
+    many it has made."""
     from torch.nn.attention.flex_attention import create_block_mask
     from transformers.models.llama import modeling_llama
 
@@ -42,7 +51,11 @@ def own(request, monkeypatch):
 
     def own_mask(*, inputs_embeds, **others):
         columns = inputs_embeds.shape[1]
-        made.append(create_block_mask(OWN_RULES[request.param], len(inputs_embeds), None, columns, columns, "cpu"))
+        made.append(
+            create_block_mask(
+                OWN_RULES[request.param], len(inputs_embeds), None, columns, columns, "cpu"
+            )
+        )
         return made[-1]
 
     monkeypatch.setattr(modeling_llama, "create_causal_mask", own_mask)
@@ -55,7 +68,9 @@ def own(request, monkeypatch):
 @pytest.mark.parametrize("own", ["causal", "window"], indirect=True)
 def test_a_block_mask_of_the_models_own_is_cut_by_documents(own):
     model, made = own
-    assert not autopack.audit(model, modes=("default",), gradients=False).exact, "negative control: stock leaks"
+    assert not autopack.audit(model, modes=("default",), gradients=False).exact, (
+        "negative control: stock leaks"
+    )
     autopack.enable(model)
     made.clear()
     report = autopack.audit(model, modes=("default", "two rows"), training=(True,))

@@ -1,4 +1,5 @@
-"""What a mask function is found to say, against the function itself on a grid of queries and keys."""
+"""What a mask function is found to say, against the function itself on a grid of queries and
+keys."""
 
 import pytest
 import torch
@@ -23,11 +24,17 @@ MASK_FUNCTIONS = {
 }
 UNKNOWN_FUNCTIONS = {
     "padding": masking_utils.padding_mask_function(torch.ones(1, 9)),
-    "either": masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function),
+    "either": masking_utils.or_masks(
+        masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function
+    ),
     "strictly before": lambda batch, head, query, key: key < query,
     "from a column on": lambda batch, head, query, key: query >= 3,
-    "chunks after padding": masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
-    "an offset of each row": lambda batch, head, query, key: key <= query - torch.tensor([2])[batch],
+    "chunks after padding": masking_utils.chunked_causal_mask_function(
+        4, torch.zeros(1, dtype=torch.long)
+    ),
+    "an offset of each row": lambda batch, head, query, key: (
+        key <= query - torch.tensor([2])[batch]
+    ),
     "even keys": lambda batch, head, query, key: key % 2 == 0,
     "twice as far": lambda batch, head, query, key: key + key <= query,
     "chunks from a column on": lambda batch, head, query, key: (key + 1) // 4 == (query + 1) // 4,
@@ -38,7 +45,9 @@ UNKNOWN_FUNCTIONS = {
 
 def _on_grid(function):
     query, key = torch.arange(SIZE).view(-1, 1), torch.arange(SIZE).view(1, -1)
-    return (torch.as_tensor(function(0, 0, query, key)) & torch.ones(SIZE, SIZE, dtype=torch.bool)).tolist()
+    return (
+        torch.as_tensor(function(0, 0, query, key)) & torch.ones(SIZE, SIZE, dtype=torch.bool)
+    ).tolist()
 
 
 def _seen(pattern):
@@ -71,4 +80,6 @@ def test_chunks_of_transformers_are_those_of_a_document_without_padding():
 
 
 def test_chunks_are_read_where_no_tensor_says_how_far_a_row_is_padded():
-    assert pattern_of(lambda batch, head, query, key: key // 4 == query // 4) == Pattern(causal=False, chunk=4)
+    assert pattern_of(lambda batch, head, query, key: key // 4 == query // 4) == Pattern(
+        causal=False, chunk=4
+    )

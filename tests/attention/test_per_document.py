@@ -1,4 +1,5 @@
-"""Attention once per document: equally long documents are a batch, and one call of the model's function."""
+"""Attention once per document: equally long documents are a batch, and one call of the model's
+function."""
 
 from functools import partial
 
@@ -21,7 +22,8 @@ MANY_SHORT = (5, 2, 9, 5, 5, 2, 9, 9, 2, 5, 2, 9)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "calls"), [((6, 6, 6), 1), ((6, 7, 5), 3), ((18,), 1), (MANY_SHORT, 3), ((40, 20) * 4, 8)]
+    ("lengths", "calls"),
+    [((6, 6, 6), 1), ((6, 7, 5), 3), ((18,), 1), (MANY_SHORT, 3), ((40, 20) * 4, 8)],
 )
 def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
     seen, sdpa = [], AttentionInterface._global_mapping["sdpa"]
@@ -44,12 +46,15 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
 def test_many_short_documents_are_those_alone(kind):
     """Windows and chunks of these types are shorter than some documents."""
     task = "masked-lm" if kind == "modernbert" else "causal-lm"
-    must_be_exact(partial(build, kind, task), Call(lengths=MANY_SHORT, shifts=task == "causal-lm").row)
+    must_be_exact(
+        partial(build, kind, task), Call(lengths=MANY_SHORT, shifts=task == "causal-lm").row
+    )
 
 
 @pytest.mark.parametrize("lengths", [(3, 1), (1, 3), (2, 2), (1, 1, 1, 1), (4,)])
 def test_as_many_tokens_as_heads(lengths):
-    """Sinks of this type are (rows, heads, columns, 1), and which axis is which cannot be told by their sizes."""
+    """Sinks of this type are (rows, heads, columns, 1), and which axis is which cannot be told by
+    their sizes."""
     model, ids = tiny.build("inkling2_text"), token_ids(columns=4)
     assert model.config.num_attention_heads == 4
     expected = alone(model, ids, lengths)
@@ -64,7 +69,9 @@ def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
 
         def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
             gate = hidden_states[..., : self.config.num_attention_heads, None].sigmoid()
-            return super().forward(hidden_states, position_embeddings, attention_mask, gate=gate, **kwargs)
+            return super().forward(
+                hidden_states, position_embeddings, attention_mask, gate=gate, **kwargs
+            )
 
     def gated(module, query, key, value, mask, gate, **options):
         found, weights = sdpa(module, query, key, value, mask, **options)

@@ -1,4 +1,5 @@
-"""Attention masks of four dimensions that the caller has prepared, beside positions that declare documents."""
+"""Attention masks of four dimensions that the caller has prepared, beside positions that declare
+documents."""
 
 import pytest
 import torch
@@ -51,7 +52,11 @@ added = hiding_by(torch.finfo(torch.float64).min)
 
 
 NUMBERS = {"minus infinity": -torch.inf, "-1e9": -1e9, "-65504": -65504.0, "-1e4": -1e4}
-FORMS = {"bool": lambda seen: seen, "added": added, **{name: hiding_by(number) for name, number in NUMBERS.items()}}
+FORMS = {
+    "bool": lambda seen: seen,
+    "added": added,
+    **{name: hiding_by(number) for name, number in NUMBERS.items()},
+}
 
 
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -70,7 +75,8 @@ def test_a_mask_of_the_documents_is_served(implementation, form):
     with autopack.enable(model) as handle:
         found = model(**call, attention_mask=mask)
         assert error(found.logits, alone(stock, IDS, *ROWS)) < FLOAT64
-        if implementation == "sdpa":  # eager adds a bool mask, and its softmax over a longer row rounds otherwise
+        # eager adds a bool mask, and its softmax over a longer row rounds otherwise
+        if implementation == "sdpa":
             assert error(found.logits, stock(**call, attention_mask=mask).logits) < FLOAT64
         assert handle.verified
         found.loss.backward()
@@ -93,9 +99,13 @@ def test_padding_in_it_is_padding(form):
     assert error(found[real], expected[real]) < FLOAT64
 
 
-@pytest.mark.parametrize("seen", [together(), together().tril().triu(-3)], ids=["both ways", "a window"])
+@pytest.mark.parametrize(
+    "seen", [together(), together().tril().triu(-3)], ids=["both ways", "a window"]
+)
 @pytest.mark.parametrize("name", FORMS)
-def test_one_that_keeps_documents_apart_in_its_own_way_is_left_to_stock_if_it_hides_for_good(name, seen):
+def test_one_that_keeps_documents_apart_in_its_own_way_is_left_to_stock_if_it_hides_for_good(
+    name, seen
+):
     model, stock = llama(), llama()
     call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": FORMS[name](seen)}
     with autopack.enable(model):
@@ -113,12 +123,20 @@ def test_one_that_lets_documents_see_each_other_contradicts_them(form):
         autopack.enable(model),
         refused("prepared-mask"),
     ):
-        model(input_ids=IDS, position_ids=POSITIONS, attention_mask=form(torch.ones_like(together()).tril()))
+        model(
+            input_ids=IDS,
+            position_ids=POSITIONS,
+            attention_mask=form(torch.ones_like(together()).tril()),
+        )
 
 
 def test_a_number_that_lets_something_through_hides_nothing():
     model, stock = llama(), llama()
-    call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": hiding_by(-5.0)(together().tril())}
+    call = {
+        "input_ids": IDS,
+        "position_ids": POSITIONS,
+        "attention_mask": hiding_by(-5.0)(together().tril()),
+    }
     assert error(stock(**call).logits, alone(stock, IDS, *ROWS)) > LEAK
     with autopack.enable(model), refused("prepared-mask"):
         model(**call)
@@ -145,7 +163,9 @@ def test_documents_of_an_encoder_are_apart_however_large_its_scores_are_or_refus
         assert error(found, expected) < FLOAT64
         (found * weights_like(found)).sum().backward()
     # Those of scores so large are zero but for rounding, so they are compared with the others.
-    found, expected = (torch.cat([gradient.flatten() for gradient in gradients(which)]) for which in (model, stock))
+    found, expected = (
+        torch.cat([gradient.flatten() for gradient in gradients(which)]) for which in (model, stock)
+    )
     assert error(found, expected) < FLOAT64
 
 

@@ -1,10 +1,10 @@
-"""Every argument of every call of a kernel against the signatures of the packages that are published.
+"""Every argument of every call of a kernel against the signatures of the packages that are
+published.
 
-`compat/signatures.json` has them, as they were read from the packages. Stand-ins of
-flash-attn 2, 3 and 4 bind what they are given to those signatures, so the tests that use them (`test_flash.py`, the
-cells of flash in the version matrix) check the arguments that transformers makes of what autopack hands it; here are
-torch's.
-"""
+`compat/signatures.json` has them, as they were read from the packages. Stand-ins of flash-attn 2, 3
+and 4 bind what they are given to those signatures, so the tests that use them (`test_flash.py`, the
+cells of flash in the version matrix) check the arguments that transformers makes of what autopack
+hands it; here are torch's."""
 
 import inspect
 
@@ -20,7 +20,9 @@ from tests.conftest import positions
 FLASH = {name: signatures.signature(signatures.FLASH_2, name) for name in signatures.OF_FLASH}
 
 
-@pytest.mark.skipif(torches.without_flex_attention() is not None, reason="this torch has no flex_attention")
+@pytest.mark.skipif(
+    torches.without_flex_attention() is not None, reason="this torch has no flex_attention"
+)
 @pytest.mark.parametrize("release", signatures.TORCHES)
 def test_block_masks_are_asked_for_with_what_their_signature_takes(monkeypatch, release):
     """By autopack and by transformers, which alone calls `flex_attention`."""
@@ -30,8 +32,11 @@ def test_block_masks_are_asked_for_with_what_their_signature_takes(monkeypatch, 
     called, makes_mask = [], flex.create_block_mask
 
     def create_block_mask(*args, **kwargs):
-        if not inspect.getmodule(inspect.stack()[1].frame).__name__.startswith("torch."):  # it calls itself, compiled
-            called.append(signatures.signature(f"torch {release}", "create_block_mask").bind(*args, **kwargs))
+        # it calls itself, compiled
+        if not inspect.getmodule(inspect.stack()[1].frame).__name__.startswith("torch."):
+            called.append(
+                signatures.signature(f"torch {release}", "create_block_mask").bind(*args, **kwargs)
+            )
         return makes_mask(*args, **kwargs)
 
     for site in (flex, masking_utils):
@@ -56,7 +61,9 @@ def test_the_installed_torch_has_the_recorded_signatures():
     for function in (torches.varlen_attn, create_block_mask, flex_attention):
         recorded = signatures.signature(f"torch {release}", function.__name__)
         found = inspect.signature(function)
-        one, other = ([(p.name, p.kind) for p in each.parameters.values()] for each in (found, recorded))
+        one, other = (
+            [(p.name, p.kind) for p in each.parameters.values()] for each in (found, recorded)
+        )
         assert one == other
 
 

@@ -1,4 +1,5 @@
-"""The varlen backend as far as a CPU allows: its arguments and its algebra, against kernels written out in torch."""
+"""The varlen backend as far as a CPU allows: its arguments and its algebra, against kernels written
+out in torch."""
 
 import pytest
 import torch
@@ -12,9 +13,13 @@ from compat.standins import attend_densely
 from tests.attention.written_out import LAYOUT, PATTERNS, attended, states
 from tests.gpu import test_models
 
-SIGNATURES = {release: signatures.signature(f"torch {release}", "varlen_attn") for release in signatures.TORCHES}
+SIGNATURES = {
+    release: signatures.signature(f"torch {release}", "varlen_attn")
+    for release in signatures.TORCHES
+}
 CHOOSING = ("2.14.1", "2.15.0")
-"""Those that take cuDNN for what has no window, as `(-1, -1)` or in 2.15 `(-1, 0)` say; a wider one says the same."""
+"""Those that take cuDNN for what has no window, as `(-1, -1)` or in 2.15 `(-1, 0)` say; a wider one
+says the same."""
 
 
 def _varlen_of(monkeypatch, release):
@@ -31,10 +36,15 @@ def _varlen_of(monkeypatch, release):
         assert query.is_contiguous()
         assert query.shape[-1] % 8 == 0
         tells_groups = "enable_gqa" in signature.parameters
-        assert given.get("enable_gqa") is ((query.shape[1] != key.shape[1]) if tells_groups else None)
+        assert given.get("enable_gqa") is (
+            (query.shape[1] != key.shape[1]) if tells_groups else None
+        )
         window = given["window_size"]
         assert release not in CHOOSING or -1 not in window
-        wanted = (given[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"))
+        wanted = (
+            given[name]
+            for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")
+        )
         return attend_densely(*wanted, given.get("scale"), False, window, 0.0)
 
     monkeypatch.setattr(torches, "varlen_attn", varlen_attn)
@@ -70,7 +80,8 @@ is_there = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch ha
 @pytest.mark.parametrize("pattern", ["causal", "window", "bidirectional"])
 @pytest.mark.parametrize("sizes", [(16, 16), (12, 10)], ids=str)
 def test_arguments_pass_torchs_own_dispatcher(sizes, pattern):
-    """Through `varlen_attn` and the aten operators as they are; only what they compute on a GPU is stood in for."""
+    """Through `varlen_attn` and the aten operators as they are; only what they compute on a GPU is
+    stood in for."""
     given = states(*sizes, torch.float16)
     with torch_flash.aten_on_cpu():
         found = varlen.attend_varlen(LAYOUT, *given, PATTERNS[pattern], 0.3)
@@ -84,7 +95,9 @@ def test_arguments_pass_torchs_own_dispatcher(sizes, pattern):
 
 @is_there
 @pytest.mark.parametrize(
-    "case", [("varlen", "sdpa", "mistral"), ("flash", "flash_attention_2", "mistral")], ids=lambda case: case[0]
+    "case",
+    [("varlen", "sdpa", "mistral"), ("flash", "flash_attention_2", "mistral")],
+    ids=lambda case: case[0],
 )
 def test_tests_of_models_pass_on_stand_ins(monkeypatch, case):
     assert case in test_models.CASES

@@ -1,4 +1,5 @@
-"""Attention within documents written out, and small states for it: what kernels and operators are compared with."""
+"""Attention within documents written out, and small states for it: what kernels and operators are
+compared with."""
 
 from functools import partial
 
@@ -22,7 +23,10 @@ def states(size=16, value_size=None, dtype=torch.float64):
     """Queries of four heads, keys and values of two, which want gradients."""
     generator = torch.Generator().manual_seed(0)
     wanted = ((4, size), (2, size), (2, value_size or size))
-    drawn = [torch.randn(2, heads, 15, width, generator=generator, dtype=torch.float64) for heads, width in wanted]
+    drawn = [
+        torch.randn(2, heads, 15, width, generator=generator, dtype=torch.float64)
+        for heads, width in wanted
+    ]
     return [each.to(dtype).requires_grad_() for each in drawn]
 
 

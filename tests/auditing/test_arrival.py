@@ -1,4 +1,5 @@
-"""What mixes tokens in a packed forward comes to the place where documents are kept apart, or the call raises.
+"""What mixes tokens in a packed forward comes to the place where documents are kept apart, or the
+call raises.
 
 `verify=False` stands for everything that an audit and the look at the code would have found before.
 """
@@ -13,7 +14,18 @@ from autopack.inspection.modules import attention_modules
 from tests.engine import counted
 from tests.support.refusals import refused
 
-TYPES = ["llama", "gemma2", "qwen2", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "starcoder2", "stablelm"]
+TYPES = [
+    "llama",
+    "gemma2",
+    "qwen2",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "phi",
+    "olmo2",
+    "starcoder2",
+    "stablelm",
+]
 IDS = tiny.tokens(None, 1, 9)
 WHERE = counted((4, 5))
 
@@ -24,7 +36,8 @@ def attending_by_itself(attention, width):
 
     def forward(hidden_states, *args, **kwargs):
         queries, keys, values = (
-            part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts(hidden_states).chunk(3, dim=-1)
+            part.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part in parts(hidden_states).chunk(3, dim=-1)
         )
         mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         return mixed.transpose(1, 2).flatten(2), None
@@ -39,7 +52,9 @@ def test_attention_that_goes_past_its_site_raises(model_type):
     with autopack.enable(model, verify=False):
         model(input_ids=IDS, position_ids=WHERE)
         first.forward = attending_by_itself(first, model.config.hidden_size)
-        with refused("other-code", match=f"{type(first).__name__} has run in a packed forward without"):
+        with refused(
+            "other-code", match=f"{type(first).__name__} has run in a packed forward without"
+        ):
             model(input_ids=IDS, position_ids=WHERE)
         model(input_ids=IDS)  # a row of one document has nothing to keep apart
     # What would have come back: the second document sees the first.

@@ -1,4 +1,5 @@
-"""The auditor finds leaks where they are and none where there are none, and leaves the model as it was."""
+"""The auditor finds leaks where they are and none where there are none, and leaves the model as it
+was."""
 
 import copy
 
@@ -35,11 +36,20 @@ def enabled_report():
 def test_stock_llama_leaks_wherever_a_mask_or_a_cache_comes_along(stock_report):
     verdicts = _verdicts(stock_report)
     assert verdicts["use_cache=False, eval"]
-    for mode in ("default", "all-ones mask", "padding mask", "segment ids", "two rows", "thresholds"):
+    for mode in (
+        "default",
+        "all-ones mask",
+        "padding mask",
+        "segment ids",
+        "two rows",
+        "thresholds",
+    ):
         assert not verdicts[f"{mode}, eval"], mode
     for mode in ("default", "padding mask", "two rows"):
         assert not verdicts[f"{mode}, train"], mode
-    assert not any("padded" in name for name in verdicts), "padded batches of stock are what they are compared with"
+    assert not any("padded" in name for name in verdicts), (
+        "padded batches of stock are what they are compared with"
+    )
     assert not stock_report.exact
     assert not stock_report.enabled
     assert stock_report.worst > LEAK
@@ -91,7 +101,9 @@ def test_a_leak_in_training_alone_is_found():
     model.model.layers[0].mlp = torch.nn.Sequential(LeakyInTraining(), model.model.layers[0].mlp)
     with autopack.enable(model, verify=False):
         verdicts = _verdicts(autopack.audit(model, modes=FEW))
-    assert verdicts == {f"{mode}, {when}": when == "eval" for mode in FEW for when in ("eval", "train")}
+    assert verdicts == {
+        f"{mode}, {when}": when == "eval" for mode in FEW for when in ("eval", "train")
+    }
 
 
 def test_a_call_that_raises_is_reported_as_raised():
@@ -102,7 +114,9 @@ def test_a_call_that_raises_is_reported_as_raised():
             raise ZeroDivisionError("no masks please")
 
     model.register_forward_pre_hook(dislike_masks, with_kwargs=True)
-    report = autopack.audit(model, modes=("use_cache=False", "all-ones mask"), training=(False,), gradients=False)
+    report = autopack.audit(
+        model, modes=("use_cache=False", "all-ones mask"), training=(False,), gradients=False
+    )
     fine, raised = report.results
     assert report.is_exact(fine)
     assert raised.failure == "ZeroDivisionError: no masks please"
@@ -126,7 +140,8 @@ def test_the_model_and_the_random_state_are_left_as_they_were(enable, training):
     before, weights = attributes(model), copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    assert autopack.audit(model, modes=FEW).exact == enable  # dropout is off while the auditor trains
+    # dropout is off while the auditor trains
+    assert autopack.audit(model, modes=FEW).exact == enable
     assert torch.equal(torch.get_rng_state(), state)
     assert same(attributes(model), before)
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
@@ -147,7 +162,10 @@ def test_frozen_models_can_be_audited():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"modes": ("default", "upside down")}, "modes must be among default, .*; found upside down"),
+        (
+            {"modes": ("default", "upside down")},
+            "modes must be among default, .*; found upside down",
+        ),
         ({"lengths": (5,)}, r"two or more documents of at least one token; found \(5,\)"),
         ({"lengths": (5, 0)}, r"found \(5, 0\)"),
         ({"training": ()}, r"training must name False, True or both; found \(\)"),
@@ -166,14 +184,17 @@ def test_what_is_no_model_is_refused():
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 9, 2), (6, 6, 6)])
 def test_any_lengths_are_measured(lengths):
     with autopack.enable(llama()) as handle:
-        report = autopack.audit(handle.model, lengths=lengths, modes=("default", "two rows"), training=(False,))
+        report = autopack.audit(
+            handle.model, lengths=lengths, modes=("default", "two rows"), training=(False,)
+        )
     assert report.exact, report
     assert report.lengths == lengths
     assert all((result.loss is None) == (max(lengths) == 1) for result in report.results)
 
 
 def test_a_few_values_that_lie_close_together_are_no_scale():
-    """One label of each document: their spread is chance, and rounding is relative to their size."""
+    """One label of each document: their spread is chance, and rounding is relative to their
+    size."""
     close = [{"logits": torch.tensor([5.0 + 1e-3 * i])} for i in range(4)]
     assert scales_of(close)["logits"] == pytest.approx(5.0, rel=1e-2)
     many = [{"logits": 5 + torch.randn(100)} for _ in range(4)]

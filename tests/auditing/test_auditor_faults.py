@@ -1,7 +1,8 @@
-"""The auditor finds faults of every kind that it claims to look for, and none in models that have none.
+"""The auditor finds faults of every kind that it claims to look for, and none in models that have
+none.
 
-Faults are planted in models, or in autopack, so that each is there whatever autopack serves; every test has a control.
-"""
+Faults are planted in models, or in autopack, so that each is there whatever autopack serves; every
+test has a control."""
 
 import copy
 from typing import ClassVar
@@ -36,7 +37,8 @@ def enabled(model, **options):
 
 
 class KeepsBoundaries(LlamaForCausalLM):
-    """Its loss has a term for every token, that at the boundary of two documents too, whatever label is ignored."""
+    """Its loss has a term for every token, that at the boundary of two documents too, whatever
+    label is ignored."""
 
     def forward(self, *args, **kwargs):
         labels = kwargs.pop("labels", None)
@@ -71,7 +73,8 @@ class Scaled(torch.autograd.Function):
 
 
 class FaultyWhenPacked(LlamaForCausalLM):
-    """What it makes of rows of several documents is right but for the loss, or for the gradients."""
+    """What it makes of rows of several documents is right but for the loss, or for the
+    gradients."""
 
     fault = ""
 
@@ -137,7 +140,11 @@ def shifted_states(module, args, output):
 
 ODD_SHAPE = "pooler_output has shape (1, 64), which is not made of those alone: (1, 64), (1, 64)"
 FOUND = {
-    "no labels": (lambda: as_class(TakesNoLabelOfAnyForm), PACKED, "labels", "no labels were found that its loss"),
+    "no labels": (lambda: as_class(TakesNoLabelOfAnyForm), PACKED, "labels", (
+                                                                                 "no labels were "
+                                                                                 "found that its "
+                                                                                 "loss"
+                                                                             )),
     "a pooled field of another shape": (lambda: hooked(bert(), one_pooled), PACKED, "packed", ODD_SHAPE),
     "a field beside the logits": (
         lambda: hooked(tiny.build("llama"), shifted_states), ("default", "every output"), "packed", "hidden_states["
@@ -156,7 +163,9 @@ def test_a_fault_changes_one_verdict(name):
     for each in ("packed", "labels"):
         assert words in getattr(report, each) if each == verdict else getattr(report, each) is None
     if name == "no labels":
-        assert "loss: not measured, because RuntimeError: labels must be a dictionary" in str(report)
+        assert "loss: not measured, because RuntimeError: labels must be a dictionary" in str(
+            report
+        )
     elif name == "a field beside the logits":
         assert {result.mode: report.is_exact(result) for result in report.results}["default"]
     else:
@@ -208,7 +217,10 @@ def test_padded_batches_that_a_twin_or_a_check_finds_wrong_stay_as_they_came(mon
 def test_a_shape_that_padding_should_have_is_found(monkeypatch):
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
     monkeypatch.setattr(Unpadded, "finish", lambda self, ended, module, output: output)
-    assert "logits has shape (1, 33, 128); stock gives (4, 12, 128)" in autopack.audit(model, modes=PADDED).padded
+    assert (
+        "logits has shape (1, 33, 128); stock gives (4, 12, 128)"
+        in autopack.audit(model, modes=PADDED).padded
+    )
 
 
 def leaks_past(column):
@@ -227,16 +239,21 @@ def test_a_leak_past_a_threshold_is_found(column):
     model = tiny.build("llama", max_position_embeddings=4096)
     model.model.layers[0].mlp.register_forward_pre_hook(leaks_past(column))
     enabled(model)
-    usual = tuple(name for name, form in FORMS.items() if not (form.own_documents or form.is_padded))
+    usual = tuple(
+        name for name, form in FORMS.items() if not (form.own_documents or form.is_padded)
+    )
     assert autopack.audit(model, modes=usual, gradients=False).exact
-    assert "thresholds" not in {result.mode for result in autopack.audit(model, gradients=False).results}
+    assert "thresholds" not in {
+        result.mode for result in autopack.audit(model, gradients=False).results
+    }
     model.config.attention_chunk = column
     report = autopack.audit(model, gradients=False)
     assert "thresholds" in {result.mode for result in report.results if not report.is_exact(result)}
 
 
 class CarriesSomeTokens(LlamaForCausalLM):
-    """Hands something of certain tokens to all that come after them in a row, which no loss shows."""
+    """Hands something of certain tokens to all that come after them in a row, which no loss
+    shows."""
 
     carriers = frozenset()
     rows: ClassVar[list[torch.Tensor]] = []
@@ -276,7 +293,9 @@ def test_what_it_says_of_the_routers_loss_is_so(model_type):
     packed = torch.cat([ids[0], ids[1, :4], ids[1, 4:6]])[None]
     where = counted((9, 4, 2))
     real = (torch.arange(15) < 13).long()[None]
-    found = model(input_ids=packed, position_ids=where, attention_mask=real, output_router_logits=True).aux_loss
+    found = model(
+        input_ids=packed, position_ids=where, attention_mask=real, output_router_logits=True
+    ).aux_loss
     (result,) = autopack.audit(model, modes=("router loss",), training=(False,)).results
     error = float((found - expected).abs() / expected)
     assert (result.loss > 1e-4) == (error > 1e-4), f"{result.loss}, {error}"
@@ -285,7 +304,10 @@ def test_what_it_says_of_the_routers_loss_is_so(model_type):
 def test_gradients_of_padded_batches_are_compared():
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
     packed = 0.9  # the share of the gradient of a packed row
-    hooked(model.model.norm, lambda module, args, output: Scaled.apply(output, packed if len(output) == 1 else 1.0))
+    hooked(
+        model.model.norm,
+        lambda module, args, output: Scaled.apply(output, packed if len(output) == 1 else 1.0),
+    )
     report = autopack.audit(model, modes=("right-padded",))
     assert "gradients are off by" in report.padded
     assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None

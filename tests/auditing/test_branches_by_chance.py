@@ -1,4 +1,5 @@
-"""A branch that a model takes by chance is run in its first training call, however rarely it is taken."""
+"""A branch that a model takes by chance is run in its first training call, however rarely it is
+taken."""
 
 import pytest
 import torch
@@ -54,7 +55,8 @@ def test_one_that_does_not_is_served(kind):
 
 
 def test_code_that_gives_no_numbers_for_rare_draws_is_judged_by_others():
-    """As Gumbel's noise gives none of a number that is nothing, and as code may stop at what never comes."""
+    """As Gumbel's noise gives none of a number that is nothing, and as code may stop at what never
+    comes."""
 
     def takes():
         if float(torch.rand(())) > 1 - RARE:
@@ -68,7 +70,8 @@ def test_code_that_gives_no_numbers_for_rare_draws_is_judged_by_others():
 
 
 def test_the_precision_is_that_of_most_parameters():
-    """One of half precision that comes first does not make a leak of two hundredths pass for rounding."""
+    """One of half precision that comes first does not make a leak of two hundredths pass for
+    rounding."""
 
     class Users(LlamaForCausalLM):
         def __init__(self, config, more=None):

@@ -1,8 +1,9 @@
-"""Whole numbers, lists, objects and single numbers in an output are compared as floating-point tensors are.
+"""Whole numbers, lists, objects and single numbers in an output are compared as floating-point
+tensors are.
 
-Each model here is exact in its logits, and returns something beside them that is not: `enable` refuses its packed rows,
-and `verify=False` shows what would have gone wrong. What is exact is served.
-"""
+Each model here is exact in its logits, and returns something beside them that is not: `enable`
+refuses its packed rows, and `verify=False` shows what would have gone wrong. What is exact is
+served."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -41,7 +42,8 @@ class Plain:
 
 
 def tags(logits, mixes):
-    """The likeliest tag of each token, (rows, columns), which may depend on what was likely before: a small CRF."""
+    """The likeliest tag of each token, (rows, columns), which may depend on what was likely before:
+    a small CRF."""
     scores = logits[..., :5]
     if mixes:
         scores = scores + 0.5 * scores.cumsum(1)
@@ -88,10 +90,15 @@ def _holding_itself(value):
 
 
 def _tagged(model):
-    """What documents get of the additional field in a packed row, and alone, as far as it is one of tokens."""
+    """What documents get of the additional field in a packed row, and alone, as far as it is one of
+    tokens."""
 
     def more(**given):
-        return [value.reshape(-1) for name, value in fields_of(model(**given)).items() if name.startswith("more")]
+        return [
+            value.reshape(-1)
+            for name, value in fields_of(model(**given)).items()
+            if name.startswith("more")
+        ]
 
     batch = row(*LENGTHS)
     alone = [more(input_ids=ids) for ids in batch["input_ids"].split(LENGTHS, 1)]
@@ -148,17 +155,25 @@ def own(form=Output):
 @torch.no_grad()
 @pytest.mark.parametrize("verify", [True, "strict"])
 @pytest.mark.parametrize("form", [Output, dict, SimpleNamespace])
-def test_what_nobody_can_attribute_is_none_in_packed_calls_and_all_else_is_exact(form, verify, caplog):
+def test_what_nobody_can_attribute_is_none_in_packed_calls_and_all_else_is_exact(
+    form, verify, caplog
+):
     model, batch = own(form), row(*LENGTHS)
-    alone = torch.cat([_named(model(input_ids=ids))["logits"][0] for ids in batch["input_ids"].split(LENGTHS, 1)])
+    alone = torch.cat(
+        [_named(model(input_ids=ids))["logits"][0] for ids in batch["input_ids"].split(LENGTHS, 1)]
+    )
     handle = autopack.enable(model, verify=verify)
     assert handle.enabled.proof.leaves_out == ("more",)
-    assert "Formed return None for more, which autopack cannot split by document. Run" in caplog.text
+    assert (
+        "Formed return None for more, which autopack cannot split by document. Run" in caplog.text
+    )
     for given in (batch, batch | {"labels": batch["input_ids"]}):
         output = _named(model(**given))
         assert output.get("more") is None
-        torch.testing.assert_close(output["logits"][0], alone, rtol=0, atol=1e-5)  # rounding of float32
-    # Calls that pack nothing have it, and padded batches, which a forward of one's own gets as they came.
+        # rounding of float32
+        torch.testing.assert_close(output["logits"][0], alone, rtol=0, atol=1e-5)
+    # Calls that pack nothing have it, and padded batches, which a forward of one's own gets as they
+    # came.
     padded = {**padded_batch("backbone", mask_of((9, 4))), "use_cache": False}
     for given in ({"input_ids": batch["input_ids"]}, padded):
         assert _named(model(**given))["more"] is not None
@@ -196,7 +211,8 @@ def test_whole_numbers_that_leak_in_long_documents_are_found_in_the_call(kind):
 
 @torch.no_grad()
 def test_a_few_ties_are_no_leak():
-    """A tenth of the tokens may have another class: rounding decides between two that are all but equal."""
+    """A tenth of the tokens may have another class: rounding decides between two that are all but
+    equal."""
 
     def more(logits):
         found = tags(logits, False)

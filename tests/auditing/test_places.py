@@ -16,7 +16,8 @@ class Averaging(modeling_llama.LlamaMLP):
 
 
 class Around(nn.Module):
-    """Something of the user's with a layer of torch in it, which is not to blame for what it is given."""
+    """Something of the user's with a layer of torch in it, which is not to blame for what it is
+    given."""
 
     def __init__(self, inner):
         super().__init__()
@@ -49,18 +50,24 @@ def audited(model):
 def test_the_module_that_mixes_is_named(make, kind):
     model, name = with_layer(make), kind.__name__
     assert f"it begins in model.layers.1.mlp, of the class {name})" in audited(model)
-    assert f"It begins in model.layers.1.mlp, of the class {name}." in refused_by_its_first_call(model)
+    assert f"It begins in model.layers.1.mlp, of the class {name}." in refused_by_its_first_call(
+        model
+    )
 
 
 def test_a_hook_is_found_in_the_module_around_what_it_is_on():
     model = tiny.build("llama")
-    model.model.layers[-1].register_forward_hook(lambda module, given, output: output + output.mean(1, keepdim=True))
+    model.model.layers[-1].register_forward_hook(
+        lambda module, given, output: output + output.mean(1, keepdim=True)
+    )
     assert "it begins in model, of the class LlamaModel)" in audited(model)
     assert "It begins in model, of the class LlamaModel." in refused_by_its_first_call(model)
 
 
 def test_code_of_transformers_is_named_by_its_own_module(monkeypatch):
     forward = modeling_llama.LlamaRMSNorm.forward
-    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: forward(self, x - x.mean(1, True)))
+    monkeypatch.setattr(
+        modeling_llama.LlamaRMSNorm, "forward", lambda self, x: forward(self, x - x.mean(1, True))
+    )
     assert "of the class LlamaRMSNorm)" in audited(tiny.build("llama"))
     assert torch.nn.modules.module._global_forward_hooks == {}

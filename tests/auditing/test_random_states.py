@@ -1,5 +1,5 @@
-"""Generators of random numbers are put back: torch's on every kind of device, each with functions of its own, Python's
-and numpy's."""
+"""Generators of random numbers are put back: torch's on every kind of device, each with functions
+of its own, Python's and numpy's."""
 
 import random
 from types import SimpleNamespace
@@ -19,9 +19,13 @@ def test_generators_are_left_as_found(monkeypatch):
     def set_rng_state(new_state, device=0):
         states[device] = new_state.clone()
 
-    kind = SimpleNamespace(get_rng_state=lambda device=0: states[device].clone(), set_rng_state=set_rng_state)
+    kind = SimpleNamespace(
+        get_rng_state=lambda device=0: states[device].clone(), set_rng_state=set_rng_state
+    )
     monkeypatch.setattr(torch, "some_accelerator", kind, raising=False)
-    monkeypatch.setattr(randomness, "_devices_of", lambda module: [("some_accelerator", 0), ("some_accelerator", 1)])
+    monkeypatch.setattr(
+        randomness, "_devices_of", lambda module: [("some_accelerator", 0), ("some_accelerator", 1)]
+    )
     module = nn.Linear(2, 2)
     before = state_of(module)
 

@@ -16,7 +16,9 @@ RAISED = ModeResult("segment ids", False, failure="ValueError: <no> segments")
 
 
 def _report(*results, enabled=True):
-    return LeakReport("TinyModel (tiny)", "sdpa", enabled, "float32", (7, 12), 1e-4, 1e-3, 1e-3, list(results))
+    return LeakReport(
+        "TinyModel (tiny)", "sdpa", enabled, "float32", (7, 12), 1e-4, 1e-3, 1e-3, list(results)
+    )
 
 
 def test_all_within_tolerance_is_exact():
@@ -57,8 +59,8 @@ def test_an_audit_of_nothing_is_not_exact():
 
 def test_the_worst_case_is_said_in_words():
     assert _report(EXACT, LEAK).worst_case == (
-        "in mode 'all-ones mask, train' logits are off by 9.0e-01 of their standard deviation, and one document "
-        "changes another by 7.0e-01"
+        "in mode 'all-ones mask, train' logits are off by 9.0e-01 of their standard deviation, and "
+        "one document changes another by 7.0e-01"
     )
     assert _report(EXACT, RAISED).worst_case == (
         "in mode 'segment ids, eval' the call raised ValueError: <no> segments"
@@ -84,7 +86,9 @@ def test_text_has_a_line_per_mode_and_its_verdict():
     assert str(_report(LEAK)).splitlines()[0].endswith("LEAKS")
 
 
-@pytest.mark.parametrize("results", [(EXACT,), (LEAK, RAISED), (RAISED,)], ids=["exact", "leak", "raised"])
+@pytest.mark.parametrize(
+    "results", [(EXACT,), (LEAK, RAISED), (RAISED,)], ids=["exact", "leak", "raised"]
+)
 def test_plot_draws_one_cell_per_pair_of_documents(results):
     pytest.importorskip("matplotlib")
     report = _report(*results)

@@ -1,4 +1,5 @@
-"""Errors of float32 that are gone in double precision are none; leaks stay leaks in any precision."""
+"""Errors of float32 that are gone in double precision are none; leaks stay leaks in any
+precision."""
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def test_a_kink_is_no_leak(seed, mode):
 
 
 class Leaky(torch.nn.Module):
-    """A layer whose tokens get a little of the first token of the row: some ten times what float32 allows."""
+    """A layer whose tokens get a little of the first token of the row: some ten times what float32
+    allows."""
 
     def __init__(self, inner):
         super().__init__()
@@ -63,7 +65,8 @@ def test_compiled_code_that_runs_uncompiled_in_double_precision_is_not_taken_for
     model = made(SplitsUncompiled)
     model.compile(backend="eager", dynamic=True)
     config = torch._dynamo.config
-    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # up to torch 2.5
+    # up to torch 2.5
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     with config.patch({limit: 4}):  # torch runs what needs a fifth graph without one
         report = autopack.audit(model, modes=("default",), training=(False,), gradients=False)
     assert not report.exact
@@ -72,7 +75,9 @@ def test_compiled_code_that_runs_uncompiled_in_double_precision_is_not_taken_for
 
 def test_weights_come_back_by_identity():
     model = drawn("llama", "causal-lm", 0)
-    tensors = {name: (t, t.clone()) for name, t in (*model.named_parameters(), *model.named_buffers())}
+    tensors = {
+        name: (t, t.clone()) for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
     with pytest.raises(KeyboardInterrupt), in_double(model):  # noqa: PT012
         assert not any(p is tensors[name][0] for name, p in model.named_parameters())
         raise KeyboardInterrupt

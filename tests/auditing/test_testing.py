@@ -104,10 +104,13 @@ def test_its_size(model):
 
 
 def pytest_in(folder, *options, status, **texts):
-    """Run pytest in a project with these files, where the plugin is installed as pyproject.toml has it."""
+    """Run pytest in a project with these files, where the plugin is installed as pyproject.toml has
+    it."""
     for name, text in {"ours": MODEL, **texts}.items():
         (folder / f"{name}.py").write_text(text)
-    told = re.search(r"\[project.entry-points.pytest11\]\n(.*\n)", (ROOT / "pyproject.toml").read_text())[1]
+    told = re.search(
+        r"\[project.entry-points.pytest11\]\n(.*\n)", (ROOT / "pyproject.toml").read_text()
+    )[1]
     installed = folder / "site" / "autopack_here-0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: autopack-here\nVersion: 0\n")
@@ -126,7 +129,8 @@ def test_a_project_of_its_own_sees_what_leaks_and_where(tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("apart", "options", "status"), [(True, ["--pack-audit"], 0), (False, ["--pack-audit"], 1), (False, [], 0)]
+    ("apart", "options", "status"),
+    [(True, ["--pack-audit"], 0), (False, ["--pack-audit"], 1), (False, [], 0)],
 )
 def test_models_of_fixtures_are_audited_if_asked_for(tmp_path, apart, options, status):
     said = pytest_in(tmp_path, *options, status=status, test_ours=HANDED.format(apart=apart)).stdout
@@ -144,7 +148,9 @@ def test_an_exact_model_passes_enabled_or_not():
 
 def test_a_step_says_what_is_wrong_with_it():
     testing.assert_step_exact(_trainer.trainer())
-    with pytest.raises(AssertionError, match=r"come as one with others: document \d+ of \d+ tokens and document"):
+    with pytest.raises(
+        AssertionError, match=r"come as one with others: document \d+ of \d+ tokens and document"
+    ):
         testing.assert_step_exact(_trainer.trainer(collator=unpositioned))
 
 

@@ -1,4 +1,5 @@
-"""`autopack.audit(trainer)` finds mistakes of data and losses unaided, gives no alarm without one, changes nothing."""
+"""`autopack.audit(trainer)` finds mistakes of data and losses unaided, gives no alarm without one,
+changes nothing."""
 
 import copy
 import random
@@ -56,7 +57,9 @@ def audited(make):
 
 
 def test_every_exhibit_of_data_is_here():
-    assert {f"data.{name}" for name in FOUND} == {name for name in exhibit.names() if name.startswith("data.")}
+    assert {f"data.{name}" for name in FOUND} == {
+        name for name in exhibit.names() if name.startswith("data.")
+    }
 
 
 @pytest.mark.sampled(4)
@@ -123,7 +126,9 @@ SOUND = {
     "padded and enabled": lambda: enabled(_trainer.trainer()),
     "steps cut anew": lambda: enabled(_trainer.trainer(), max_tokens=40),
     "padded on the left": lambda: steps_of.trainer("llama", steps_of.on_the_left),
-    "classes": lambda: steps_of.trainer("bert", steps_of.classes, task="sequence-classification", accumulate=1),
+    "classes": lambda: steps_of.trainer(
+        "bert", steps_of.classes, task="sequence-classification", accumulate=1
+    ),
     "encoder-decoder": lambda: steps_of.trainer("t5", steps_of.pairs, task="seq2seq", accumulate=1),
     "smoothed": lambda: _trainer.trainer(label_smoothing_factor=0.1),
     "last ones left out": lambda: _trainer.trainer(

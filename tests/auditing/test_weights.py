@@ -19,7 +19,8 @@ class Bounded(nn.Linear):
 
 
 def altup(**options):
-    """Gemma 3n, whose forward in training bounds weights of a part's part, as a class that no run has measured."""
+    """Gemma 3n, whose forward in training bounds weights of a part's part, as a class that no run
+    has measured."""
     model = tiny.build("gemma3n_text", altup_coef_clip=0.01, **options)
     return type("Mine", (type(model),), {})(model.config)
 
@@ -45,7 +46,9 @@ def test_an_audit_leaves_them_as_they_were(build, training):
         assert torch.equal(parameter, before[name]), name
     handle.remove()
     model.train()(input_ids=token_ids(1, 5))
-    assert any(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert any(
+        not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters()
+    )
 
 
 def test_without_copies_they_would_change(monkeypatch):

@@ -1,4 +1,5 @@
-"""`autopack bench`: what is said of noise, that all arms run the same documents, its report, and what it refuses."""
+"""`autopack bench`: what is said of noise, that all arms run the same documents, its report, and
+what it refuses."""
 
 import json
 import math
@@ -34,11 +35,18 @@ def test_an_interval_is_of_measured_values_and_judged_as_it_is_shown(values):
     spread = Spread.of(values)
     assert spread.low <= spread.median <= spread.high
     assert {spread.low, spread.high} <= set(values)
-    shown = [float(each.replace(",", "")) for each in str(spread).rstrip(")").replace(" (", "..").split("..")]
+    shown = [
+        float(each.replace(",", ""))
+        for each in str(spread).rstrip(")").replace(" (", "..").split("..")
+    ]
     for value, exact in zip(shown, (spread.median, spread.low, spread.high), strict=True):
-        assert value == pytest.approx(exact, abs=0.0051 * max(1, spread.median)), "three digits, or two decimals"
+        assert value == pytest.approx(exact, abs=0.0051 * max(1, spread.median)), (
+            "three digits, or two decimals"
+        )
     noisy = "too noisy to tell"
-    assert verdict(spread) == (noisy if round(spread.low, 2) <= 1 <= round(spread.high, 2) else str(spread))
+    assert verdict(spread) == (
+        noisy if round(spread.low, 2) <= 1 <= round(spread.high, 2) else str(spread)
+    )
     if spread.median < 10:
         assert (verdict(spread) == noisy) == (shown[1] <= 1 <= shown[2])
 
@@ -144,7 +152,14 @@ def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):
     lengths = tmp_path / "lengths.npy"
     np.save(lengths, np.array([7, 11, 7, 90, 11, 7]))
     data = found(capsys, "llama", *QUICK, "--lengths", str(lengths), "--forward")
-    assert sorted(length for batch in data["documents"] for length in batch) == [7, 7, 7, 11, 11, 40]
+    assert sorted(length for batch in data["documents"] for length in batch) == [
+        7,
+        7,
+        7,
+        11,
+        11,
+        40,
+    ]
     assert data["about"]["source"] == f"{lengths}: 6 documents, 1 cut to 40 tokens"
 
 
@@ -152,7 +167,12 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     folder, lengths = tmp_path / "model", tmp_path / "lengths.json"
     tiny.build("gpt2", max_position_embeddings=64).save_pretrained(folder)
     lengths.write_text(json.dumps([20, 65, 30, 10, 5, 12]))
-    assert bench(str(folder), "--lengths", str(lengths), *"--batch-size 3 --seconds 1 --forward".split()) == 0
+    assert (
+        bench(
+            str(folder), "--lengths", str(lengths), *"--batch-size 3 --seconds 1 --forward".split()
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "6 documents, 1 cut to 64 tokens" in " ".join(printed.split())
     assert all(f"\n{name}  " in printed for name in NAMES)
@@ -170,7 +190,9 @@ def one_by_one(most):
 
     def attend(module, query, *args, **kwargs):
         if query.shape[0] * query.shape[2] > most:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB\nand so on")
+            raise torch.cuda.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 7.00 GiB\nand so on"
+            )
         return sdpa_attention_forward(module, query, *args, **kwargs)
 
     AttentionInterface.register("one_by_one", attend)
@@ -180,7 +202,9 @@ def one_by_one(most):
 
 def test_arms_without_memory_say_so_and_the_others_go_on():
     model = tiny.build("llama", attn_implementation=one_by_one(most=30))
-    result = compare(model, np.array([30, 12, 14, 9]), batch_size=4, seconds=0, name="a llama", source="some")
+    result = compare(
+        model, np.array([30, 12, 14, 9]), batch_size=4, seconds=0, name="a llama", source="some"
+    )
     outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
     for name in NAMES[:1]:
         assert (outcomes[name].failed, outcomes[name].speed) == ("out of memory", None)
@@ -195,18 +219,29 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
 def bare_result(name="a llama"):
     """A result of a machine and a model of which only what has to be is known."""
     outcomes = [Outcome(arm, 7, 4.0, True, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
-    about = {"name": name, "dtype": "float32", "source": "some", "parameters": 1e6, "attention": "sdpa"}
+    about = {
+        "name": name,
+        "dtype": "float32",
+        "source": "some",
+        "parameters": 1e6,
+        "attention": "sdpa",
+    }
     about |= {"work": "steps", "device": "A CPU", "threads": 1, "torch": "2", "transformers": "5"}
     return Comparison(about, [[3, 4]], 0.125, outcomes)
 
 
 def test_an_arm_with_another_loss_is_wrong():
     result = bare_result()
-    assert "has padded's loss on the same documents: 4.0000, within 0.0001 of it" in " ".join(str(result).split())
+    assert "has padded's loss on the same documents: 4.0000, within 0.0001 of it" in " ".join(
+        str(result).split()
+    )
     result.outcomes[-1].loss, result.outcomes[-1].same_loss = 4.4, False
     assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
     said = " ".join(str(result).split())
-    assert '"enabled, packed rows" is WRONG; please report it: its loss is 4.4000, and padded\'s 4.0000.' in said
+    assert (
+        '"enabled, packed rows" is WRONG; please report it: its loss is 4.4000, and padded\'s 4.0000.'
+        in said
+    )
     assert "has padded's loss" not in said
     assert "A CPU, threads: 1; torch 2, transformers 5" in said
 
@@ -216,7 +251,9 @@ def test_losses_that_differ_are_found(loss, monkeypatch):
     """Even one that is no number; in the last arm, an enabled one."""
     losses = iter([4.0] * (len(ARMS) - 1) + [loss])
     monkeypatch.setattr("autopack.bench.compare._loss", lambda model, calls: next(losses))
-    result = compare(tiny.build("llama"), np.full(4, 8), batch_size=2, seconds=0, name="a llama", source="some")
+    result = compare(
+        tiny.build("llama"), np.full(4, 8), batch_size=2, seconds=0, name="a llama", source="some"
+    )
     assert result.wrong == [result.outcomes[-1]]
 
 
@@ -228,7 +265,10 @@ def test_models_without_a_loss_over_tokens_are_refused():
 
 @pytest.mark.exhaustive
 def test_the_time_decides_how_much_is_timed():
-    few, many = (compare(tiny.build("llama"), np.full(64, 8), batch_size=2, seconds=seconds) for seconds in (0, 20))
+    few, many = (
+        compare(tiny.build("llama"), np.full(64, 8), batch_size=2, seconds=seconds)
+        for seconds in (0, 20)
+    )
     assert (len(few.documents), few.rounds) == (2, 6)
     assert len(many.documents) > 2
     assert many.rounds >= 6
@@ -245,4 +285,6 @@ def test_sizes_hold_for_other_types_too():
         assert (model.config.hidden_size, model.config.num_hidden_layers) == (128, 2)
         assert model.num_parameters() > 500_000
         assert longest_document(model) in (3008, None)
-    assert small("mistral").config.sliding_window == 4096, "the type's own, and not that of tiny models"
+    assert small("mistral").config.sliding_window == 4096, (
+        "the type's own, and not that of tiny models"
+    )

@@ -20,12 +20,21 @@ LENGTHS = [3, 9, 1, 4, 4, 7]
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9))
 @settings(max_examples=40)
 def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, batch_size):
-    options = {"batch_sizes": (), "strategies": ("sequential",), "cost": autopack.packing.CostModel(1.0, 0.5)}
+    options = {
+        "batch_sizes": (),
+        "strategies": ("sequential",),
+        "cost": autopack.packing.CostModel(1.0, 0.5),
+    }
     found = autopack.estimate(lengths, 30, batch_size=batch_size, **options)
     random, grouped = found.padded
     order = np.random.default_rng(0).permutation(lengths).tolist()
-    megabatch = batch_size * max(1, min(len(order) // (batch_size * 4), 50))  # as transformers' group_by_length
-    regrouped = [n for i in range(0, len(order), megabatch) for n in sorted(order[i : i + megabatch], reverse=True)]
+    # as transformers' group_by_length
+    megabatch = batch_size * max(1, min(len(order) // (batch_size * 4), 50))
+    regrouped = [
+        n
+        for i in range(0, len(order), megabatch)
+        for n in sorted(order[i : i + megabatch], reverse=True)
+    ]
     for arm, documents in ((random, order), (grouped, regrouped)):
         batches = [documents[i : i + batch_size] for i in range(0, len(documents), batch_size)]
         assert arm.tokens == sum(len(b) * max(b) for b in batches)
@@ -34,9 +43,10 @@ def test_padding_and_cost_are_those_of_batches_put_together_one_by_one(lengths, 
     assert found.baseline == random
     assert (found["mini-batch"].tokens, found["mini-batch"].padding) == (sum(lengths), 0)
     rows = autopack.packing.plan(lengths, 30, "sequential").tokens_per_row
-    assert (found["sequential"].rows, found["sequential"].tokens) == (len(rows), len(rows) * max(rows)), (
-        "padded to the longest"
-    )
+    assert (found["sequential"].rows, found["sequential"].tokens) == (
+        len(rows),
+        len(rows) * max(rows),
+    ), "padded to the longest"
     for arm in found.packed:
         assert arm.pairs == sum(n * n for n in lengths)
         assert arm.speedup == pytest.approx(random.cost / arm.cost)
@@ -131,7 +141,9 @@ def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
     (tmp_path / "columns.json").write_text(json.dumps({"lengths": LENGTHS}))
     (tmp_path / "l.jsonl").write_text("".join(f"{n}\n" for n in LENGTHS))
     files = [tmp_path / name for name in ("l.npy", "l.json", "columns.json", "l.jsonl")]
-    part = datasets.Dataset.from_dict({"input_ids": [[1] * n for n in (99, *LENGTHS)]}).select(range(1, 7))
+    part = datasets.Dataset.from_dict({"input_ids": [[1] * n for n in (99, *LENGTHS)]}).select(
+        range(1, 7)
+    )
     for data in (*files, part, np.array(LENGTHS)):
         assert autopack.estimate(data, 9, strategies=()).lengths.tolist() == LENGTHS, data
 
@@ -143,18 +155,34 @@ def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
         ("l.json", "[]", "found none"),
         ("l.json", '{"length": 17}', "make no columns"),
         ("l.json", '[{"length": 17}, 3]', "make no columns"),
-        ("l.jsonl", '{"tokens": 3}', "found no column 'input_ids' or 'length' or 'lengths' or 'text' in ['tokens']"),
+        (
+            "l.jsonl",
+            '{"tokens": 3}',
+            "found no column 'input_ids' or 'length' or 'lengths' or 'text' in ['tokens']",
+        ),
         ("l.jsonl", '{"length": 3}\n{"n": 4}', "column 'length': values are missing (1)"),
         ("l.jsonl", '{"text": "a b"}', "name a tokenizer"),
         ("l.npy", "PK\x03\x04 no archive", "cannot be read as .npy"),
         ("l.csv", "1", "wanted one of .json, .jsonl, .npy, .parquet"),
         ("none.json", None, "no such file"),
-        ("l.json", '[{"length": ["a", "b"]}]', "wanted lengths, lists of token ids, text, or messages"),
-        ("l.json", '[{"length": {"role": "user", "content": "a"}}]', "wanted lengths, lists of token ids"),
+        (
+            "l.json",
+            '[{"length": ["a", "b"]}]',
+            "wanted lengths, lists of token ids, text, or messages",
+        ),
+        (
+            "l.json",
+            '[{"length": {"role": "user", "content": "a"}}]',
+            "wanted lengths, lists of token ids",
+        ),
         ("l.json", '[{"length": [1, null]}]', "values are missing"),
         ("l.json", '[{"length": [1]}, {"length": "a"}]', "make no columns"),
         ("l.json", '[{"text": [{"role": "user", "content": "a"}]}]', "name a tokenizer"),
-        ("l.json", '[{"text": [{"role": "user", "content": [{"type": "image"}]}]}]', "wanted lengths"),
+        (
+            "l.json",
+            '[{"text": [{"role": "user", "content": [{"type": "image"}]}]}]',
+            "wanted lengths",
+        ),
     ],
 )
 def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_path, capsys):
@@ -168,7 +196,9 @@ def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_pat
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", [[0.5], [[1], [2]], {"bytes": b"", "path": "a.png"}, ["a"], 0.5, [True]])
+@pytest.mark.parametrize(
+    "value", [[0.5], [[1], [2]], {"bytes": b"", "path": "a.png"}, ["a"], 0.5, [True]]
+)
 def test_columns_that_hold_no_tokens_are_refused(value):
     with pytest.raises(InvalidPacking, match="wanted"):
         autopack.estimate(datasets.Dataset.from_list([{"x": value}] * 2), column="x")
@@ -188,7 +218,20 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
 
 def test_the_command_gives_json(tmp_path, capsys):
     (tmp_path / "l.json").write_text(json.dumps(LENGTHS))
-    assert main(["estimate", str(tmp_path / "l.json"), "--json", "--max-length", "10", "--batch-size", "6"]) == 0
+    assert (
+        main(
+            [
+                "estimate",
+                str(tmp_path / "l.json"),
+                "--json",
+                "--max-length",
+                "10",
+                "--batch-size",
+                "6",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["baseline"]["tokens"] == 54
     assert {arm["name"] for arm in found["packed"]} >= {"mini-batch", "best_fit", "sequential"}
@@ -198,13 +241,21 @@ def test_steps_of_ranks_wait_for_the_slowest_one():
     lengths = [9, 1, 1, 1, 5, 3, 2, 2, 4]  # the last one is in no whole step
     order = np.random.default_rng(0).permutation(lengths).tolist()
     found = autopack.estimate(
-        lengths, 30, batch_size=2, max_tokens=12, ranks=2, accumulation=2, cost=autopack.packing.CostModel(1.0, 0.0)
+        lengths,
+        30,
+        batch_size=2,
+        max_tokens=12,
+        ranks=2,
+        accumulation=2,
+        cost=autopack.packing.CostModel(1.0, 0.0),
     )
     batches = [order[start : start + 2] for start in range(0, 8, 2)]
     padded = max(sum(2 * max(each) for each in batches[rank : rank + 2]) for rank in (0, 2))
     packed = [sum(map(sum, batches[rank : rank + 2])) for rank in (0, 2)]
     even = sum(order[:8]) / 2
-    names, speedups, slowest = zip(*((each.name, each.speedup, each.slowest) for each in found.steps), strict=True)
+    names, speedups, slowest = zip(
+        *((each.name, each.speedup, each.slowest) for each in found.steps), strict=True
+    )
     assert names == ("padded", "mini-batch", "max_tokens")
     assert speedups[:2] == pytest.approx((1.0, padded / max(packed)))
     assert slowest[1] == pytest.approx(max(packed) / even)
@@ -220,22 +271,31 @@ def test_a_gpu_is_predicted_by_its_roofline_and_never_called_measured(tmp_path, 
     padded, _, packed = found.predicted
     for arm, predicted in ((found.baseline, padded), (found["mini-batch"], packed)):
         operations = layers * (72 * hidden**2 * arm.tokens + 6 * hidden * arm.pairs)
-        assert predicted.seconds == pytest.approx(operations / 312e12 + layers * hidden * arm.tokens * 480 / 2.039e12)
+        assert predicted.seconds == pytest.approx(
+            operations / 312e12 + layers * hidden * arm.tokens * 480 / 2.039e12
+        )
         assert predicted.bound_by == "arithmetic"
     assert packed.speedup == padded.seconds / packed.seconds > 1.5
     assert packed.tokens_per_second == sum(lengths) / packed.seconds
 
     short = {"batch_size": 1, "batch_sizes": (), "strategies": (), "on": "h100"}
     few = autopack.estimate([5] * 50, **short)
-    assert {arm.bound_by for arm in few.predicted} == {"launches"}, "the host starts 111 operations in each layer"
+    assert {arm.bound_by for arm in few.predicted} == {"launches"}, (
+        "the host starts 111 operations in each layer"
+    )
     assert few.predicted[0].seconds == pytest.approx(50 * layers * 111 * 4e-6)
-    wide = autopack.estimate([5] * 50, cost=autopack.packing.CostModel(1, 1 / (12 * 65536)), **short)
-    assert {arm.bound_by for arm in wide.predicted} == {"memory"}, "five tokens do not repay reading the weights"
+    wide = autopack.estimate(
+        [5] * 50, cost=autopack.packing.CostModel(1, 1 / (12 * 65536)), **short
+    )
+    assert {arm.bound_by for arm in wide.predicted} == {"memory"}, (
+        "five tokens do not repay reading the weights"
+    )
 
     (tmp_path / "l.json").write_text(json.dumps(lengths))
     assert main(["estimate", str(tmp_path / "l.json"), "--on", "mi300x", "--batch-size", "2"]) == 0
-    assert "predicted, not measured: a transformer of hidden size 4,096 and 32 layers on one mi300x" in " ".join(
-        capsys.readouterr().out.split()
+    assert (
+        "predicted, not measured: a transformer of hidden size 4,096 and 32 layers on one mi300x"
+        in " ".join(capsys.readouterr().out.split())
     )
     with pytest.raises(ValueError, match="on='b200': wanted one of None, 'h100'"):
         autopack.estimate(lengths, on="b200")

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.counted`: what has to hold of an enabled model holds, and what does not is found."""
+"""`python -m benchmarks.counted`: what has to hold of an enabled model holds, and what does not is
+found."""
 
 import copy
 import json
@@ -46,7 +47,9 @@ def test_an_enabled_llama_starts_and_keeps_what_one_by_hand_does_and_waits_for_n
 def test_what_does_not_hold_is_found(counts, arm, what, factor, said):
     worse = copy.deepcopy(counts)
     of = worse[NAME]
-    of.update({arm: of[arm] * factor} if what is None else {arm: of[arm] | {what: of[arm][what] * factor}})
+    of.update(
+        {arm: of[arm] * factor} if what is None else {arm: of[arm] | {what: of[arm][what] * factor}}
+    )
     assert [said in each for each in counted.failures(worse)].count(True) == 1
 
 
@@ -65,7 +68,9 @@ def test_the_roofline_has_the_layer_that_was_counted(counts):
     layer = counts[NAME]["layer"]
     assert layer["operations"] == pytest.approx(estimate.LAYER_OPERATIONS, rel=0.1)
     hidden = counted.SIZES["1B"]["hidden_size"]
-    assert layer["moved"] / (2 * sum(LENGTHS) * hidden) == pytest.approx(estimate.LAYER_VALUES, rel=0.05)
+    assert layer["moved"] / (2 * sum(LENGTHS) * hidden) == pytest.approx(
+        estimate.LAYER_VALUES, rel=0.05
+    )
 
 
 def _padded(moved):
@@ -83,7 +88,8 @@ def test_a_copy_that_waits_is_counted_and_its_place_named(monkeypatch):
     found, counting = _padded(lambda batch: HostBatch(batch).to("cuda"))
     assert found.waits == 2
     assert all(
-        each.startswith("copy from memory that is not pinned, autopack/calls/rows.py:") for each in counting.waits
+        each.startswith("copy from memory that is not pinned, autopack/calls/rows.py:")
+        for each in counting.waits
     )
 
 
@@ -94,14 +100,22 @@ def test_a_batch_that_nobody_remembers_would_be_read_from_the_device():
 
 def test_operations_and_bytes_are_those_of_a_layer_counted_by_hand():
     layer = torch.nn.Linear(8, 4, bias=False, device="meta", dtype=torch.bfloat16)
-    layer.forward = lambda states: type("Output", (), {"loss": (states @ layer.weight.T).relu().sum()})
+    layer.forward = lambda states: type(
+        "Output", (), {"loss": (states @ layer.weight.T).relu().sum()}
+    )
     with as_on_cuda(False):
         states = torch.zeros(3, 8, dtype=torch.bfloat16, device="cuda")
         assert (states.device.type, states.is_cuda, states.is_meta) == ("cuda", True, False)
         assert not torch.zeros(1).is_cuda
         found, counting = count(layer, {"states": states}, LENGTHS)
     assert found.flops == 2 * (2 * 3 * 8 * 4), "forward, and the gradient of the weight"
-    assert counting.operations == {"mm": 2, "relu": 1, "sum": 1, "ones_like": 1, "threshold_backward": 1}
+    assert counting.operations == {
+        "mm": 2,
+        "relu": 1,
+        "sum": 1,
+        "ones_like": 1,
+        "threshold_backward": 1,
+    }
     assert found.saved == 2 * (3 * 8 + 3 * 4), "the states and what relu gives, and no parameter"
     with Counting(LENGTHS) as sent, as_on_cuda(False):
         torch.arange(5).to("cuda")

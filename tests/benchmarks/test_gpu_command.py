@@ -1,4 +1,5 @@
-"""`python -m benchmarks.gpu` on a CPU: every part on stand-ins, parts that fail, budgets, what is left out."""
+"""`python -m benchmarks.gpu` on a CPU: every part on stand-ins, parts that fail, budgets, what is
+left out."""
 
 import json
 import subprocess
@@ -47,9 +48,18 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     assert "in _raise" in "\n".join(found["raises"]["error"]["traceback"])
     assert found["raises"]["result"] == {"before": "it was recorded"}
     left_out = dict.fromkeys(
-        ("speed, 1B", "speed, 1B, autocast", "speed, 7B, autocast", "speed, qwen3_next", "paper, 7B"), "left out"
+        (
+            "speed, 1B",
+            "speed, 1B, autocast",
+            "speed, 7B, autocast",
+            "speed, qwen3_next",
+            "paper, 7B",
+        ),
+        "left out",
     )
-    not_ok = {name: outcome["status"] for name, outcome in found.items() if outcome["status"] != "ok"}
+    not_ok = {
+        name: outcome["status"] for name, outcome in found.items() if outcome["status"] != "ok"
+    }
     assert not_ok == {"raises": "failed"} | left_out, table
 
     def result_of(name):
@@ -63,9 +73,16 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
                 assert cell["tokens_per_second"]["median"] > 0
                 assert cell["speed of stock packed flash"]["median"] > 0
                 assert cell["peak_bytes"] > 0
-            assert f"{batches} padded batches packed inside" in timed["arms"]["enabled, padded batch"]["note"]
+            assert (
+                f"{batches} padded batches packed inside"
+                in timed["arms"]["enabled, padded batch"]["note"]
+            )
         errors = measured["checked"]
-        assert max(errors["arms"].values()) <= errors["bound"] < errors["control: documents that see each other"]
+        assert (
+            max(errors["arms"].values())
+            <= errors["bound"]
+            < errors["control: documents that see each other"]
+        )
     assert "padding" in "\n".join(result_of("paper, 1B")["output"])
 
 
@@ -86,7 +103,17 @@ main(sys.argv[1:])
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     asked = ["--parts", "environment", "dies in the middle", "live checks"]
-    command = [sys.executable, "-c", _KILLED, "--out", str(tmp_path), "--device", "cpu", "--small", *asked]
+    command = [
+        sys.executable,
+        "-c",
+        _KILLED,
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--small",
+        *asked,
+    ]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
     left = tmp_path / "dies-in-the-middle.unfinished.json"
     assert json.loads(left.read_text())["result"] == {"half": "of it"}
@@ -132,9 +159,14 @@ def test_only_a_gpu_is_a_gpu(capsys):
 
 
 def test_what_a_process_leaves_behind_does_not_hold_the_run_up():
-    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    child = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; "
+        "time.sleep(60)'])"
+    )
     assert run_bounded([sys.executable, "-c", f"{child}; print('done')"], 30) == (0, ["done"])
-    status, lines = run_bounded([sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(60)"], 1)
+    status, lines = run_bounded(
+        [sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(60)"], 1
+    )
     assert status is None
     assert lines in ([], ["so far"])
 
@@ -145,7 +177,10 @@ def test_what_is_no_json_does_not_end_the_run(tmp_path):
     run.go([Part("odd", lambda job: odd, 1)])
     assert run.failed() == []
     assert "cannot be shown" in (tmp_path / "gpu.txt").read_text()
-    assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["odd"]["result"]["dtype"] == "torch.float16"
+    assert (
+        json.loads((tmp_path / "gpu.json").read_text())["parts"]["odd"]["result"]["dtype"]
+        == "torch.float16"
+    )
 
 
 def test_a_part_whose_process_dies_keeps_what_it_had_recorded(tmp_path, monkeypatch):
@@ -168,9 +203,14 @@ def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch):
     assert outcome["status"] == "ok", outcome
     for kind in ("forward", "step"):
         race = outcome["result"][kind]["arms"]
-        assert (race["greedy"]["failed"], race["greedy"]["tokens_per_second"]) == ("out of memory", None)
+        assert (race["greedy"]["failed"], race["greedy"]["tokens_per_second"]) == (
+            "out of memory",
+            None,
+        )
         assert all(race[arm.name]["tokens_per_second"] for arm in (arms[0], arms[3]))
-    said = [line for line in report._section("speed", outcome["result"]) if line.startswith("greedy")]
+    said = [
+        line for line in report._section("speed", outcome["result"]) if line.startswith("greedy")
+    ]
     assert len(said) == 2
     assert all("out of memory" in line for line in said)
 

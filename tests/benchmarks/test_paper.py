@@ -1,4 +1,5 @@
-"""The paper's comparison (`benchmarks.paper`): its arms hold what they say, and MiniBatchPacking trains as padding."""
+"""The paper's comparison (`benchmarks.paper`): its arms hold what they say, and MiniBatchPacking
+trains as padding."""
 
 import copy
 from itertools import chain
@@ -10,12 +11,23 @@ import torch
 from autopack.bench.race import peak_memory
 from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import paper, paper_arms
-from benchmarks.paper_arms import ARMS, FIXED, FIXED_POSID, IGNORED, MINI_BATCH, OFFLINE, PADDING, Corpus, Shape
+from benchmarks.paper_arms import (
+    ARMS,
+    FIXED,
+    FIXED_POSID,
+    IGNORED,
+    MINI_BATCH,
+    OFFLINE,
+    PADDING,
+    Corpus,
+    Shape,
+)
 from tests.packing.batches import documents_in, loss_alone
 
 SHAPE = Shape(batch_size=3, max_length=40)
 EQUAL = 1e-6
-"""Largest difference of losses in float64: transformers takes the loss of logits in float32, of about 4."""
+"""Largest difference of losses in float64: transformers takes the loss of logits in float32, of
+about 4."""
 LEAK = 1e-3
 """Least difference that the negative control must show."""
 FEW = "--documents 20 --scale 16 --max-length 40 --batch-size 3 --model tiny --timed 4 --rounds 1 --threads 1".split()
@@ -60,7 +72,9 @@ def test_an_epoch_has_every_token_once_and_calls_hold_the_documents(corpus, arm)
     if arm in (FIXED, FIXED_POSID):  # cut, so only the text as a whole is the same
         order = [piece.document for pieces in steps for piece in pieces if piece.offset == 0]
         text = np.concatenate([corpus.train[i] for i in order])
-        assert np.array_equal(torch.cat([ids for call in calls for ids, _, _ in rows_of(call)]).numpy(), text)
+        assert np.array_equal(
+            torch.cat([ids for call in calls for ids, _, _ in rows_of(call)]).numpy(), text
+        )
     else:
         found = sorted(document for call in calls for document in documents_in(call))
         assert found == sorted(document.tolist() for document in corpus.train)
@@ -69,14 +83,18 @@ def test_an_epoch_has_every_token_once_and_calls_hold_the_documents(corpus, arm)
         if "attention_mask" in call:
             assert (call["labels"][call["attention_mask"] == 0] == IGNORED).all()
         for ids, labels, positions in rows_of(call):
-            assert torch.equal(labels == IGNORED, (positions == 0) & ARMS[arm].enabled), "where a document begins"
+            assert torch.equal(labels == IGNORED, (positions == 0) & ARMS[arm].enabled), (
+                "where a document begins"
+            )
             assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
         assert arm == FIXED or paper_arms.targets(call) == sum(piece.length - 1 for piece in pieces)
 
 
 def test_rows_are_as_long_as_the_arm_says_and_others_with_another_seed(corpus):
     for arm in (FIXED, FIXED_POSID):
-        *full, last = (ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in chosen(arm, corpus.lengths))
+        *full, last = (
+            ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in chosen(arm, corpus.lengths)
+        )
         assert {call["input_ids"].shape for call in full} == {(SHAPE.batch_size, SHAPE.max_length)}
         assert last["input_ids"].shape[1] <= SHAPE.max_length
     sizes = [sum(piece.length for piece in pieces) for pieces in chosen(OFFLINE, corpus.lengths)]

@@ -1,4 +1,5 @@
-"""Steps of eight simulated ranks (`benchmarks.paper_ranks`) hold the same documents, and train as padding does."""
+"""Steps of eight simulated ranks (`benchmarks.paper_ranks`) hold the same documents, and train as
+padding does."""
 
 import argparse
 
@@ -33,9 +34,13 @@ def _documents(step):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_each_step_holds_the_documents_of_padding_in_rows_that_are_not_too_long(corpus, accumulation):
+def test_each_step_holds_the_documents_of_padding_in_rows_that_are_not_too_long(
+    corpus, accumulation
+):
     shape = Shape.of(OPTIONS)
-    steps = {arm: paper_ranks.steps_of(arm, corpus, shape, accumulation, CostModel()) for arm in ARMS}
+    steps = {
+        arm: paper_ranks.steps_of(arm, corpus, shape, accumulation, CostModel()) for arm in ARMS
+    }
     held = {arm: [_documents(step) for step in of] for arm, of in steps.items()}
     assert len(held[PADDING]) == OPTIONS.documents // (RANKS * OPTIONS.batch_size * accumulation)
     assert held[REGROUPED] == held[MINI_BATCH] == held[PADDING]

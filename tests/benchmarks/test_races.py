@@ -1,4 +1,5 @@
-"""Races of benchmarks: arms that do not agree are not timed, and what is timed is written in words."""
+"""Races of benchmarks: arms that do not agree are not timed, and what is timed is written in
+words."""
 
 import json
 

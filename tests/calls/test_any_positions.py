@@ -1,4 +1,5 @@
-"""Documents that seq_idx declares, with positions that do not count on by one in them: each has exactly its own."""
+"""Documents that seq_idx declares, with positions that do not count on by one in them: each has
+exactly its own."""
 
 from __future__ import annotations
 
@@ -26,13 +27,25 @@ FORMS = {
 }
 POSITIONS = {name: torch.cat([make(n) for n in LENGTHS])[None] for name, make in FORMS.items()}
 POSITIONS["reversed throughout"] = torch.arange(sum(LENGTHS)).flip(0)[None]
-TYPES = ["llama", "gpt2", "gpt_neox", "gptj", "opt", "bamba", "mistral", "gemma3_text", "roberta", "qwen2"]
+TYPES = [
+    "llama",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "opt",
+    "bamba",
+    "mistral",
+    "gemma3_text",
+    "roberta",
+    "qwen2",
+]
 CASES = [(kind, "reversed") for kind in TYPES] + [("llama", name) for name in POSITIONS]
 
 
 @dataclass(frozen=True)
 class Positioned(Call):
-    """Documents have these positions; without a mask stock would cut them where positions do not count on."""
+    """Documents have these positions; without a mask stock would cut them where positions do not
+    count on."""
 
     form: str = "seq_idx"
     lengths: Sequence[int] = LENGTHS
@@ -40,7 +53,9 @@ class Positioned(Call):
 
     def run(self, model, arguments):
         ids = arguments["input_ids"]
-        of_length = {part.shape[1]: part for part in (self.where, *self.where.split(self.lengths, 1))}
+        of_length = {
+            part.shape[1]: part for part in (self.where, *self.where.split(self.lengths, 1))
+        }
         given = {"position_ids": of_length[ids.shape[1]], "use_cache": False}
         if "seq_idx" not in arguments:
             given["attention_mask"] = torch.ones_like(ids)
@@ -62,7 +77,12 @@ def test_a_row_of_one_document_is_one_document():
 def test_frequencies_are_those_of_the_largest_position_of_each_document(scaling):
     half = 8
     factors = {"short_factor": [1.0] * half, "long_factor": [float(n + 2) for n in range(half)]}
-    rope = {"rope_type": scaling, "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 24}
+    rope = {
+        "rope_type": scaling,
+        "factor": 4.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 24,
+    }
     rope |= factors if scaling == "longrope" else {}
     changed = {"rope_scaling": rope, "max_position_embeddings": 24 if scaling == "dynamic" else 96}
     must_be_exact(partial(llama, **changed), Positioned().row, verify=False)

@@ -1,4 +1,5 @@
-"""Layers of the BERT kind that take some tokens at a time (`chunk_size_feed_forward`): a row has to be a multiple."""
+"""Layers of the BERT kind that take some tokens at a time (`chunk_size_feed_forward`): a row has to
+be a multiple."""
 
 import pytest
 import torch
@@ -33,9 +34,12 @@ def test_packed_rows_are_those_of_the_documents_alone_unchunked(kind, size):
             Call(lengths=(*LENGTHS[:-1], 3)).packed(model)
 
 
-@pytest.mark.parametrize(("length", "kept", "when"), [(8, False, "before"), (9, True, "before"), (9, True, "after")])
+@pytest.mark.parametrize(
+    ("length", "kept", "when"), [(8, False, "before"), (9, True, "before"), (9, True, "after")]
+)
 def test_padded_batches_keep_their_padding_where_stock_alone_can_chunk_them(length, kept, when):
-    """Stock asks of the columns of a batch that they are a multiple, and the tokens of a batch may be none."""
+    """Stock asks of the columns of a batch that they are a multiple, and the tokens of a batch may
+    be none."""
     call, stock, model = (
         Call(lengths=(length, 12), shifts=False),
         _build("bert", 4),
@@ -53,7 +57,8 @@ def test_checks_of_calls_go_on_where_stock_cannot_run_a_document_alone():
     with autopack.enable(model, check_every=1) as handle:
         for _ in range(3):
             Call(lengths=LENGTHS).packed(model)
-        assert (handle.checked.checks, handle.checked.leaks, handle.checked.worst) == (3, 0, 0.0)  # by replacement
+        # by replacement
+        assert (handle.checked.checks, handle.checked.leaks, handle.checked.worst) == (3, 0, 0.0)
 
 
 class Mixing(BertIntermediate):
@@ -75,9 +80,12 @@ def test_what_mixes_the_tokens_of_a_chunk_is_refused():
     """Its twin would take one token at a time, beside which nothing is mixed."""
     config = tiny.config("bert", task="masked-lm", chunk_size_feed_forward=4)
     refused_by_its_first_call(Own(config), lengths=LENGTHS)
-    model = Own(config).double().eval()  # the control: without a proof a document changes another one
+    # the control: without a proof a document changes another one
+    model = Own(config).double().eval()
     rows = [ids(seed, LENGTHS) for seed in range(2)]
     rows[1][:, : LENGTHS[0]] = rows[0][:, : LENGTHS[0]]
     with autopack.enable(model, verify=False), torch.no_grad():
-        first, second = (model(input_ids=each, position_ids=positions(LENGTHS)).logits for each in rows)
+        first, second = (
+            model(input_ids=each, position_ids=positions(LENGTHS)).logits for each in rows
+        )
     assert error(first[:, : LENGTHS[0]], second[:, : LENGTHS[0]]) > LEAK

@@ -1,4 +1,5 @@
-"""Packed rows with restarting positions beside a mask of ones, as LLaMA-Factory's `packing: true` makes them."""
+"""Packed rows with restarting positions beside a mask of ones, as LLaMA-Factory's `packing: true`
+makes them."""
 
 import logging
 
@@ -15,7 +16,8 @@ FLOAT32, LEAK = 1e-5, 1e-3
 
 
 def rows(pad=0, **more):
-    """A row of documents, and `pad` tokens of padding that nothing marks but a position of 0 and a label of -100."""
+    """A row of documents, and `pad` tokens of padding that nothing marks but a position of 0 and a
+    label of -100."""
     ids = tiny.tokens(None, 1, sum(LENGTHS) + pad)
     where = positions([*LENGTHS, *[1] * pad])
     labels = ids.index_fill(1, torch.arange(sum(LENGTHS), ids.shape[1]), -100)
@@ -29,7 +31,9 @@ def ones(batch):
 def test_they_are_kept_apart_and_it_is_said_once(caplog):
     model = tiny.build("llama", attn_implementation="sdpa")
     expected = float(alone_loss(model, rows()["input_ids"], LENGTHS))
-    assert abs(float(model(**ones(rows())).loss) - expected) > LEAK, "the control: stock lets them see each other"
+    assert abs(float(model(**ones(rows())).loss) - expected) > LEAK, (
+        "the control: stock lets them see each other"
+    )
     with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model):
         for _ in range(3):
             assert abs(float(model(**ones(rows())).loss) - expected) <= FLOAT32

@@ -1,4 +1,5 @@
-"""The entry: all declarations give the same outputs and losses, unpacked calls pass untouched, the rest is refused."""
+"""The entry: all declarations give the same outputs and losses, unpacked calls pass untouched, the
+rest is refused."""
 
 import copy
 import itertools
@@ -59,8 +60,12 @@ def test_all_declarations_give_the_logits_of_the_documents_alone(model, stock, c
 
 CALLS = {
     "positional": lambda model: model(IDS, ONES, WHERE),
-    "embeddings": lambda model: model(inputs_embeds=model.get_input_embeddings()(IDS), position_ids=WHERE),
-    "empty cache": lambda model: model(input_ids=IDS, position_ids=WHERE, past_key_values=DynamicCache()),
+    "embeddings": lambda model: model(
+        inputs_embeds=model.get_input_embeddings()(IDS), position_ids=WHERE
+    ),
+    "empty cache": lambda model: model(
+        input_ids=IDS, position_ids=WHERE, past_key_values=DynamicCache()
+    ),
     "tuple": lambda model: model(input_ids=IDS, position_ids=WHERE, return_dict=False),
 }
 
@@ -100,7 +105,9 @@ SEGMENTS = torch.tensor(NUMBERS).repeat_interleave(torch.tensor(RUNS))[None]
 def test_padding_may_stand_left_right_and_between(model, stock, said):
     ids = IDS[:, : sum(RUNS)]
     found = model(input_ids=ids, **said).logits
-    for number, document, logits in zip(NUMBERS, ids.split(RUNS, 1), found.split(RUNS, 1), strict=True):
+    for number, document, logits in zip(
+        NUMBERS, ids.split(RUNS, 1), found.split(RUNS, 1), strict=True
+    ):
         assert not number or error(logits, stock(input_ids=document).logits) <= FLOAT64
 
 
@@ -113,7 +120,9 @@ class TestLosses:
         found = model(input_ids=IDS, labels=labels, **said)
         assert loss_error(found.loss, expected) <= FLOAT32_LOSS
         assert torch.equal(labels, IDS)  # the caller's stay as they are
-        unmasked = stock.loss_function(logits=found.logits, labels=IDS, vocab_size=stock.config.vocab_size)
+        unmasked = stock.loss_function(
+            logits=found.logits, labels=IDS, vocab_size=stock.config.vocab_size
+        )
         assert loss_error(unmasked, expected) > LEAK / 10
 
 
@@ -129,7 +138,10 @@ class TestUnpackedCalls:
             {},
             {"attention_mask": torch.ones_like(mask)},
             {"attention_mask": mask},
-            {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)},
+            {
+                "attention_mask": mask,
+                "position_ids": (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1),
+            },
             {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clip(min=0)},
             {"position_ids": torch.arange(10)[None], "labels": ids},
             {"attention_mask": torch.ones(10, 10, dtype=torch.bool).tril().expand(3, 1, 10, 10)},
@@ -138,7 +150,9 @@ class TestUnpackedCalls:
         with autopack.enable(enabled):
             for call in calls:
                 call = {**call, "output_hidden_states": True}
-                found, expected = (m(input_ids=ids, **copy.deepcopy(call)) for m in (enabled, stock))
+                found, expected = (
+                    m(input_ids=ids, **copy.deepcopy(call)) for m in (enabled, stock)
+                )
                 assert torch.equal(found.logits, expected.logits)
                 assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
                 assert (found.past_key_values is None) == (expected.past_key_values is None)
@@ -146,10 +160,16 @@ class TestUnpackedCalls:
 
 REFUSED = {
     "a cache is wanted": ({"use_cache": True}, "cache-given"),
-    "a four-dimensional mask": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS)}, "prepared-mask"),
+    "a four-dimensional mask": (
+        {"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS)},
+        "prepared-mask",
+    ),
     "a mask of another width": ({"attention_mask": torch.ones(1, 40)}, "prepared-mask"),
     "one of four dimensions": ({"attention_mask": torch.ones(1, 1, COLUMNS, 40)}, "prepared-mask"),
-    "one of whole numbers": ({"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS).long()}, "prepared-mask"),
+    "one of whole numbers": (
+        {"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS).long()},
+        "prepared-mask",
+    ),
     "a dict of masks": ({"attention_mask": {"full_attention": None}}, "prepared-mask"),
     "encoder states": ({"encoder_hidden_states": torch.zeros(1, 4, 64)}, "argument-of-no-document"),
     "declarations that disagree": ({"seq_idx": torch.zeros_like(IDS)}, "documents-unclear"),
@@ -173,9 +193,9 @@ def test_positions_that_only_jump_are_left_to_stock_with_a_word(model, stock, ca
     for _ in range(2):
         call = {"input_ids": IDS, "position_ids": stretched, "use_cache": False}
         assert torch.equal(model(**call).logits, stock(**call).logits)
-    assert [r.message.partition(".")[0] for r in caplog.records if "neither go on" in r.message] == [
-        "position_ids of a call of LlamaForCausalLM neither go on by one nor begin anew"
-    ]
+    assert [
+        r.message.partition(".")[0] for r in caplog.records if "neither go on" in r.message
+    ] == ["position_ids of a call of LlamaForCausalLM neither go on by one nor begin anew"]
 
 
 def test_a_cache_that_holds_tokens_is_refused(model):
@@ -190,7 +210,8 @@ def test_positional_arguments_beyond_those_named_are_refused(model):
 
 
 def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model, stock):
-    """Without the mask nobody knows what follows; the padding changes no result, and no gradient."""
+    """Without the mask nobody knows what follows; the padding changes no result, and no
+    gradient."""
     ids, labels = (torch.nn.functional.pad(IDS, (0, 6), value=value) for value in (3, -100))
     call, mask = {"input_ids": ids, **DECLARATIONS["cu_seq_lens"]}, (labels >= 0).long()
     found = model(**call, attention_mask=mask, labels=labels)

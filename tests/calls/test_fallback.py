@@ -1,4 +1,5 @@
-"""Models that `autopack run` has enabled run a call that is refused as stock would, also one further in."""
+"""Models that `autopack run` has enabled run a call that is refused as stock would, also one
+further in."""
 
 import logging
 
@@ -19,8 +20,12 @@ class BringsPositions(LlamaForCausalLM):
     """Declares documents to its backbone alone, and wants the cache as well."""
 
     def forward(self, input_ids=None, attention_mask=None, **options):
-        where = positions(LENGTHS).expand(len(input_ids), -1) if input_ids.shape == IDS.shape else None
-        states = self.model(input_ids, attention_mask, position_ids=where, use_cache=True).last_hidden_state
+        where = (
+            positions(LENGTHS).expand(len(input_ids), -1) if input_ids.shape == IDS.shape else None
+        )
+        states = self.model(
+            input_ids, attention_mask, position_ids=where, use_cache=True
+        ).last_hidden_state
         return self.lm_head(states)
 
 
@@ -29,7 +34,9 @@ def _built():
     return BringsPositions(llama().config).double().eval()
 
 
-@pytest.mark.parametrize("mask", [None, torch.ones_like(IDS), FIVE_ONES], ids=["no mask", "all ones", "padded"])
+@pytest.mark.parametrize(
+    "mask", [None, torch.ones_like(IDS), FIVE_ONES], ids=["no mask", "all ones", "padded"]
+)
 def test_a_call_further_in_is_stocks(mask, caplog):
     model, stock = _built(), _built()
     with autopack.enable(model) as handle:

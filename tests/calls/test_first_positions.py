@@ -1,4 +1,5 @@
-"""Types whose documents begin at a later position than 0: positions before it are refused, all ways out are exact.
+"""Types whose documents begin at a later position than 0: positions before it are refused, all ways
+out are exact.
 
 A table of positions read from its first row on moves the logits by more than `LEAK`.
 """
@@ -51,14 +52,23 @@ def test_positions_of_padded_batches_are_what_stock_makes_of_them():
     """They may begin at 0."""
     stock, model = build("roberta"), build("roberta")
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    batch = {"input_ids": IDS[:, :12].view(2, 6), "attention_mask": mask, "position_ids": torch.arange(6)[None]}
+    batch = {
+        "input_ids": IDS[:, :12].view(2, 6),
+        "attention_mask": mask,
+        "position_ids": torch.arange(6)[None],
+    }
     with autopack.enable(model):
-        assert error(model(**batch).logits[mask.bool()], stock(**batch).logits[mask.bool()]) <= FLOAT64
+        assert (
+            error(model(**batch).logits[mask.bool()], stock(**batch).logits[mask.bool()]) <= FLOAT64
+        )
 
 
 @pytest.mark.parametrize(
     ("model_type", "task", "config"),
-    [("esm", "masked-lm", {"position_embedding_type": "rotary"}), ("paligemma", "image-text-to-text", {})],
+    [
+        ("esm", "masked-lm", {"position_embedding_type": "rotary"}),
+        ("paligemma", "image-text-to-text", {}),
+    ],
 )
 def test_rotations_know_only_differences(model_type, task, config):
     model = build(model_type, task, **config)
@@ -71,13 +81,17 @@ def test_rotations_know_only_differences(model_type, task, config):
 @pytest.mark.parametrize("model_type", TYPES)
 @pytest.mark.parametrize("place", [0, 2, -1], ids=["first", "inside", "last"])
 def test_a_padding_token_inside_a_document_is_numbered_as_alone(model_type, place):
-    """Most count no padding token, wherever it stands: it gets the position of its number, and those after it go on."""
+    """Most count no padding token, wherever it stands: it gets the position of its number, and
+    those after it go on."""
     model, ids = build(model_type), IDS.clone()
     for first, end in spans(LENGTHS)[1:]:
         ids[0, range(first, end)[place]] = model.config.pad_token_id
     expected = alone(model, ids, LENGTHS)
     parts = ids[0].split(LENGTHS)
-    batch = {"input_ids": in_rows(parts), "attention_mask": in_rows([torch.ones_like(part) for part in parts])}
+    batch = {
+        "input_ids": in_rows(parts),
+        "attention_mask": in_rows([torch.ones_like(part) for part in parts]),
+    }
     real = batch["attention_mask"].bool()
     stock = model(**batch).logits[real]
     with autopack.enable(model):

@@ -27,7 +27,9 @@ class Forwarded(Call):
     part: str = ""
 
     def run(self, model, arguments):
-        return model.get_submodule(self.part).forward(arguments.pop("input_ids"), **arguments, **self.given)
+        return model.get_submodule(self.part).forward(
+            arguments.pop("input_ids"), **arguments, **self.given
+        )
 
 
 def _checkpointed(model):

@@ -1,4 +1,5 @@
-"""Generation gives the same tokens whether a model is enabled or not, whatever its cache and its padding."""
+"""Generation gives the same tokens whether a model is enabled or not, whatever its cache and its
+padding."""
 
 import copy
 
@@ -35,7 +36,10 @@ def _prompts(model, side):
     mask = torch.ones(3, 8, dtype=torch.long)
     for row, first, end in PADDING[side]:
         mask[row, first:end] = 0
-    return {"input_ids": tiny.tokens(model.config, 3, 8).masked_fill(mask == 0, 0), "attention_mask": mask}
+    return {
+        "input_ids": tiny.tokens(model.config, 3, 8).masked_fill(mask == 0, 0),
+        "attention_mask": mask,
+    }
 
 
 def _generated(model, prompts, **options):
@@ -45,7 +49,9 @@ def _generated(model, prompts, **options):
     torch.manual_seed(0)
     try:
         options = {"do_sample": False, **options}
-        return model.generate(**prompts, max_new_tokens=4, pad_token_id=0, eos_token_id=None, **options).tolist()
+        return model.generate(
+            **prompts, max_new_tokens=4, pad_token_id=0, eos_token_id=None, **options
+        ).tolist()
     except (ValueError, NotImplementedError, AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -73,13 +79,16 @@ def test_positions_of_generation_would_be_taken_for_documents(monkeypatch):
     with autopack.enable(model):
         with refused("cache-given"):
             model.generate(**prompts, max_new_tokens=2, cache_implementation="static")
-        assert _generated(model, prompts, use_cache=False) != _generated(stock, prompts, use_cache=False)
+        assert _generated(model, prompts, use_cache=False) != _generated(
+            stock, prompts, use_cache=False
+        )
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mamba2", "bamba", "qwen3_next", "gpt2", "lfm2"])
 @pytest.mark.parametrize("first", [0, 5], ids=["before the first turn", "before the second"])
 def test_a_second_turn_with_padding(model_type, first):
-    """Positions stand still at the padding, at what the first token of the row has; they declare nothing there."""
+    """Positions stand still at the padding, at what the first token of the row has; they declare
+    nothing there."""
     stock = tiny.build(model_type).eval()
     model, found = copy.deepcopy(stock), []
     ids, mask = tiny.tokens(stock.config, 2, 9), torch.ones(2, 9, dtype=torch.long)
@@ -87,8 +96,12 @@ def test_a_second_turn_with_padding(model_type, first):
     where = (mask.cumsum(1) - 1).clamp(min=0)
     with autopack.enable(model), torch.no_grad():
         for which in (stock, model):
-            turn = which(ids[:, :5], attention_mask=mask[:, :5], position_ids=where[:, :5], use_cache=True)
-            cache = {name: turn[name] for name in ("past_key_values", "cache_params") if name in turn}
+            turn = which(
+                ids[:, :5], attention_mask=mask[:, :5], position_ids=where[:, :5], use_cache=True
+            )
+            cache = {
+                name: turn[name] for name in ("past_key_values", "cache_params") if name in turn
+            }
             seen = mask[:, 5:] if model_type == "mamba2" else mask
             following = {"attention_mask": seen, "position_ids": where[:, 5:], "use_cache": True}
             found.append(which(ids[:, 5:], **following, **cache).logits)
@@ -96,10 +109,12 @@ def test_a_second_turn_with_padding(model_type, first):
 
 
 @pytest.mark.skipif(
-    not hasattr(transformers, "ContinuousBatchingConfig"), reason="this release has no continuous batching"
+    not hasattr(transformers, "ContinuousBatchingConfig"),
+    reason="this release has no continuous batching",
 )
 def test_continuous_batching_and_packed_rows_after_it():
-    """Its loop runs in a thread of its own, without `generate`, and asks for another attention meanwhile."""
+    """Its loop runs in a thread of its own, without `generate`, and asks for another attention
+    meanwhile."""
     asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=-1)
     # Without a limit its cache takes most of the machine's memory.
     cache = transformers.ContinuousBatchingConfig(

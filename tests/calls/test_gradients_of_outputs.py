@@ -1,4 +1,5 @@
-"""Gradients that are asked for of the outputs of a padded batch: the loss has them in its graph, as stock's has."""
+"""Gradients that are asked for of the outputs of a padded batch: the loss has them in its graph, as
+stock's has."""
 
 from functools import partial
 
@@ -28,7 +29,8 @@ def _twins(model_type):
     """A stock model and one to be enabled, with the same parameters."""
     stock = build(model_type, attn_implementation="eager")
     if model_type == "qwen2_moe":
-        stock.config.output_router_logits = True  # a way from the parameters to the loss that passes no logits
+        # a way from the parameters to the loss that passes no logits
+        stock.config.output_router_logits = True
     return twins(stock)
 
 
@@ -49,7 +51,8 @@ def _call(model, **options):
 @pytest.mark.parametrize("kind", ["llama", "blenderbot"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_states_beside_a_loss_do_not_stop_checkpoints(kind, reentrant):
-    """A reentrant checkpoint runs in no pass that asks for single gradients, and nobody asks for those of states."""
+    """A reentrant checkpoint runs in no pass that asks for single gradients, and nobody asks for
+    those of states."""
     stock, model = pair = _twins(kind)
     with autopack.enable(model):
         for which in pair:
@@ -62,7 +65,8 @@ def test_states_beside_a_loss_do_not_stop_checkpoints(kind, reentrant):
 
 
 def _error(found, expected):
-    """Largest difference at real tokens, relative to the largest entry; padding gets no gradient that matters."""
+    """Largest difference at real tokens, relative to the largest entry; padding gets no gradient
+    that matters."""
     real = mask_of(PADDED).bool()
     return float((found - expected)[real].abs().max() / expected[real].abs().max())
 
@@ -118,7 +122,11 @@ def _norm_of_a_gradient(output):
     (output.loss + slope.pow(2).sum()).backward()
 
 
-USES = {f"{how.__name__} {name}": partial(how, of=of) for how in (_asked, _retained) for name, of in OF.items()} | {
+USES = {
+    f"{how.__name__} {name}": partial(how, of=of)
+    for how in (_asked, _retained)
+    for name, of in OF.items()
+} | {
     how.__name__: how
     for how in (
         _changed_by_a_hook,

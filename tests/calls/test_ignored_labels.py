@@ -13,7 +13,8 @@ IGNORED = 3
 
 @pytest.mark.parametrize("model_type", KINDS)
 def test_packed_rows(model_type):
-    """A sum over a number of items, of which the label that is left out, which a document has, is none."""
+    """A sum over a number of items, of which the label that is left out, which a document has, is
+    none."""
     given = {"ignore_index": int(ids()[0, 3]), "num_items_in_batch": 50}
     must_be_exact(model_type, Call(given=given, reduction="sum").row)
 

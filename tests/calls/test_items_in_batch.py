@@ -1,4 +1,5 @@
-"""`num_items_in_batch`, by which trainers have a loss divide its sum: some losses do, others take no notice of it."""
+"""`num_items_in_batch`, by which trainers have a loss divide its sum: some losses do, others take
+no notice of it."""
 
 import pytest
 import torch
@@ -10,14 +11,18 @@ from tests.engine import LENGTHS, Call, must_be_exact
 
 HEEDING = ["llama", "reformer", "blt"]
 UNHEEDING = ["xlnet", "cpmant"]
-"""Types that compute their loss themselves, whatever a trainer says, and compare within a column."""
+"""Types that compute their loss themselves, whatever a trainer says, and compare within a
+column."""
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("model_type", [*HEEDING, *UNHEEDING])
 def test_the_loss_is_what_documents_alone_have_with_it(model_type, as_tensor):
     number, heeds = 3 * sum(LENGTHS), model_type in HEEDING  # as with three micro-batches
-    given = {"num_items_in_batch": torch.tensor(number) if as_tensor else number, "use_cache": False}
+    given = {
+        "num_items_in_batch": torch.tensor(number) if as_tensor else number,
+        "use_cache": False,
+    }
     call = Call(given=given, shifts=heeds, reduction="sum" if heeds else "mean")
     must_be_exact(lambda: tiny.build(model_type).train(), call.row)
 

@@ -1,4 +1,5 @@
-"""Terms of stock's loss that are predicted at padding: left out, said once by name, and no fault for live checks."""
+"""Terms of stock's loss that are predicted at padding: left out, said once by name, and no fault
+for live checks."""
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ MASKS = {
     "hole": [[1] * 9, [1, 1, 0, 0, 1, 1, 1, 1, 1], [1] * 9],
 }
 BOUND = 1e-5
-"""Relative, of a loss in float32: rounding leaves about 1e-7. The terms left out here change it by 5e-3 or more."""
+"""Relative, of a loss in float32: rounding leaves about 1e-7. The terms left out here change it by
+5e-3 or more."""
 
 
 class Mine(nn.Linear):
@@ -32,12 +34,15 @@ def build(own_layer=False):
 
 
 def batch(mask, scored, shifted):
-    """A batch of which tokens behind padding are `scored`; labels are also given `shifted` by the caller."""
+    """A batch of which tokens behind padding are `scored`; labels are also given `shifted` by the
+    caller."""
     ids = tiny.tokens(tiny.config("llama"), *mask.shape)
     labels = ids.masked_fill(mask == 0, -100)
     if not scored:
         labels[:, 1:][(mask[:, 1:] == 1) & (mask[:, :-1] == 0)] = -100
-    moved = {"shift_labels": nn.functional.pad(labels[:, 1:], (0, 1), value=-100)} if shifted else {}
+    moved = (
+        {"shift_labels": nn.functional.pad(labels[:, 1:], (0, 1), value=-100)} if shifted else {}
+    )
     return {"input_ids": ids, "attention_mask": mask, "labels": labels, **moved}
 
 
@@ -45,9 +50,13 @@ def batch(mask, scored, shifted):
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("scored", [True, False])
 @pytest.mark.parametrize("padding", MASKS)
-def test_the_loss_is_that_without_them_and_they_are_said_once(padding, scored, shifted, own_layer, caplog):
+def test_the_loss_is_that_without_them_and_they_are_said_once(
+    padding, scored, shifted, own_layer, caplog
+):
     mask, model = torch.tensor(MASKS[padding]), build(own_layer)
-    wanted, stock = (model(**batch(mask, given, shifted)).loss.detach() for given in (False, scored))
+    wanted, stock = (
+        model(**batch(mask, given, shifted)).loss.detach() for given in (False, scored)
+    )
     differs = scored and padding != "right"
     assert (abs(stock - wanted) > 1e-3 * wanted) == differs, "control"
     with autopack.enable(model) as handle:
@@ -57,7 +66,9 @@ def test_the_loss_is_that_without_them_and_they_are_said_once(padding, scored, s
         shown = repr(handle)
     said = [line for line in caplog.messages if "right behind padding" in line]
     assert len(said) == differs
-    assert ("3 padded batches without the terms of stock's loss that are predicted at padding" in shown) == differs
+    assert (
+        "3 padded batches without the terms of stock's loss that are predicted at padding" in shown
+    ) == differs
 
 
 def test_a_label_that_only_the_caller_shifted_into_padding_keeps_padding():

@@ -1,4 +1,5 @@
-"""Rows longer than the positions that a model has, of documents that are not: tables and buffers end before the row."""
+"""Rows longer than the positions that a model has, of documents that are not: tables and buffers
+end before the row."""
 
 from functools import partial
 
@@ -26,7 +27,9 @@ IN_FLOAT32 = 1e-5
 
 def build(model_type, task="masked-lm"):
     most = MOST + first_position(tiny.config(model_type, task=task))
-    landmarks = {"segment_means_seq_len": 16, "num_landmarks": 16} if model_type == "nystromformer" else {}
+    landmarks = (
+        {"segment_means_seq_len": 16, "num_landmarks": 16} if model_type == "nystromformer" else {}
+    )
     return tiny.build(model_type, task=task, max_position_embeddings=most, **landmarks).double()
 
 
@@ -34,7 +37,9 @@ def build(model_type, task="masked-lm"):
 @pytest.mark.parametrize("model_type", TYPES)
 def test_documents_that_fit_are_exact_in_rows_that_do_not(model_type, form):
     call = Call(shifts=False, form=form, lengths=LENGTHS)
-    must_be_exact(partial(build, model_type), ((call.packed, call.alone), *call.batch), verify=False)
+    must_be_exact(
+        partial(build, model_type), ((call.packed, call.alone), *call.batch), verify=False
+    )
 
 
 @pytest.mark.parametrize("model_type", [*CUT, "bert"])
@@ -46,10 +51,14 @@ def test_several_rows_with_padding_behind_them(model_type):
     call = {"input_ids": pad(IDS, (0, 31)), "attention_mask": pad(NUMBER, (0, 31))}
     with autopack.enable(model, verify=False):
         found = model(**{name: row.expand(2, -1) for name, row in call.items()}).logits
-    assert error(found[:, : IDS.shape[1]], expected.expand_as(found[:, : IDS.shape[1]])) <= IN_FLOAT32
+    assert (
+        error(found[:, : IDS.shape[1]], expected.expand_as(found[:, : IDS.shape[1]])) <= IN_FLOAT32
+    )
 
 
 @pytest.mark.parametrize("model_type", ["big_bird", "roformer"])
 def test_decoders(model_type):
     call = Call(form="segments", lengths=LENGTHS, given={"use_cache": False})
-    must_be_exact(partial(build, model_type, "causal-lm"), ((call.packed, call.alone),), verify=False)
+    must_be_exact(
+        partial(build, model_type, "causal-lm"), ((call.packed, call.alone),), verify=False
+    )

@@ -1,4 +1,5 @@
-"""Outputs of unpadded calls: tensors of the form of the batch, and logits beside a loss only where they are used."""
+"""Outputs of unpadded calls: tensors of the form of the batch, and logits beside a loss only where
+they are used."""
 
 import copy
 import pickle
@@ -27,7 +28,9 @@ ROW = torch.randn(1, TOKENS, VOCABULARY, requires_grad=True)
 
 def output():
     hidden = (ROW * 2, ROW * 3)
-    return restore(CausalLMOutputWithPast(loss=ROW.sum(), logits=ROW * 1, hidden_states=hidden), PADDING)
+    return restore(
+        CausalLMOutputWithPast(loss=ROW.sum(), logits=ROW * 1, hidden_states=hidden), PADDING
+    )
 
 
 READERS = {
@@ -53,7 +56,9 @@ def test_every_way_of_reading_gives_the_batch(read):
 
 
 USERS = {
-    "a function": lambda x: torch.nn.functional.cross_entropy(x.flatten(0, 1), torch.zeros(6, dtype=torch.long)),
+    "a function": lambda x: torch.nn.functional.cross_entropy(
+        x.flatten(0, 1), torch.zeros(6, dtype=torch.long)
+    ),
     "a list": lambda x: torch.stack([x, x]),
     "another tensor first": lambda x: torch.ones(VOCABULARY) * x,
     "an operation of aten": lambda x: torch.ops.aten.sin(x),
@@ -115,17 +120,24 @@ def test_other_outputs():
     hidden, again = restore((ROW, pooled), PADDING)
     assert hidden.shape == (2, 3, VOCABULARY)
     assert again is pooled
-    found = restore({"x": ROW, "router_logits": (router, router), "none": None, "loss": torch.tensor(1.0)}, PADDING)
+    found = restore(
+        {"x": ROW, "router_logits": (router, router), "none": None, "loss": torch.tensor(1.0)},
+        PADDING,
+    )
     assert [r.shape for r in found["router_logits"]] == [(6, 7)] * 2
     assert found["none"] is None
-    found = restore(BaseModelOutputWithPooling(last_hidden_state=ROW, pooler_output=pooled), PADDING)
+    found = restore(
+        BaseModelOutputWithPooling(last_hidden_state=ROW, pooler_output=pooled), PADDING
+    )
     assert found.pooler_output is pooled
 
 
 def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
     """Switch Transformers before 5: of no row, and of no document either."""
     nothing, logits = torch.zeros(1, dtype=torch.long), torch.randn(TOKENS, 7)
-    found = restore({"decoder_router_logits": ((nothing,), (logits,))}, PADDING)["decoder_router_logits"]
+    found = restore({"decoder_router_logits": ((nothing,), (logits,))}, PADDING)[
+        "decoder_router_logits"
+    ]
     assert found[0][0] is nothing
     assert found[1][0].shape == (6, 7)
     for odd in (nothing, torch.zeros(1, 3, 9)):
@@ -136,7 +148,8 @@ def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
     got, _, unknown = sides.split({name: nothing}, [{name: nothing}, {name: nothing.clone()}])
     assert got == [{name: nothing}] * 2
     assert not unknown
-    # Of a head that begins with zeros every document has the same, and one result for all of them is wrong.
+    # Of a head that begins with zeros every document has the same, and one result for all of them
+    # is wrong.
     for zeros in (nothing, torch.zeros(1, 2)):
         with pytest.raises(WrongShape, match="which is not made of those alone"):
             sides.split({"logits": zeros}, [{"logits": zeros}, {"logits": zeros}])
@@ -169,7 +182,11 @@ def test_logits_that_nobody_reads_are_never_made_for_padding():
     stock, model = twins(build("llama", vocab_size=512))
     inputs = batch("causal LM", mask_of(PADDED))
     sizes = {}
-    for name, which, read in (("stock", stock, False), ("unread", model, False), ("read", model, True)):
+    for name, which, read in (
+        ("stock", stock, False),
+        ("unread", model, False),
+        ("read", model, True),
+    ):
         if which is model:
             autopack.enable(model, check_every=0)  # a check runs the batch as stock does
         with _Logits(512, stock.config.hidden_size) as made:
@@ -179,4 +196,8 @@ def test_logits_that_nobody_reads_are_never_made_for_padding():
             outputs.loss.backward()
         sizes[name] = made.tokens
     autopack.disable(model)
-    assert sizes == {"stock": len(PADDED) * max(PADDED), "unread": sum(PADDED), "read": len(PADDED) * max(PADDED)}
+    assert sizes == {
+        "stock": len(PADDED) * max(PADDED),
+        "unread": sum(PADDED),
+        "read": len(PADDED) * max(PADDED),
+    }

@@ -1,4 +1,5 @@
-"""What is read at padding beside a loss of labels: the backward pass raises, or such batches keep their padding."""
+"""What is read at padding beside a loss of labels: the backward pass raises, or such batches keep
+their padding."""
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ READS = {
 
 @pytest.mark.parametrize("reads", READS.values(), ids=[*READS])
 @pytest.mark.parametrize(
-    ("model_type", "task"), [("llama", "causal-lm"), ("bert", "token-classification"), ("t5", "seq2seq")]
+    ("model_type", "task"),
+    [("llama", "causal-lm"), ("bert", "token-classification"), ("t5", "seq2seq")],
 )
 def test_what_is_read_beside_the_loss_of_labels_raises(model_type, task, reads):
     """The backward pass raises before anything is learned, and the step can be run again.
@@ -46,7 +48,9 @@ def test_what_is_read_beside_the_loss_of_labels_raises(model_type, task, reads):
         return output.loss + reads(output.logits)
 
     for _ in range(2):
-        assert torch.allclose(_step(model, given, at_tokens), _step(stock, given, at_tokens), rtol=EXACT)
+        assert torch.allclose(
+            _step(model, given, at_tokens), _step(stock, given, at_tokens), rtol=EXACT
+        )
     assert handle.tally.batches == 2, "nothing of it is read at padding"
     with pytest.raises(UnsupportedModel, match="a gradient came back to logits at padding"):
         # Of a head that takes padded states, calls 1, 2, 4, 8 are looked at.
@@ -56,7 +60,8 @@ def test_what_is_read_beside_the_loss_of_labels_raises(model_type, task, reads):
 
 
 class Users(BertModel):
-    """Its own forward computes a loss of labels by another name, from arguments that nobody knows."""
+    """Its own forward computes a loss of labels by another name, from arguments that nobody
+    knows."""
 
     def forward(self, targets=None, **arguments):
         output = super().forward(**arguments)
@@ -76,7 +81,9 @@ def _of_the_user():
     ("make", "more", "loss"),
     [
         (_of_the_user, {"targets": torch.zeros(3, 11)}, lambda output: output["loss"]),
-        (  # squares of zeros have no slope, so that nothing would come back to padding that is not there
+        # squares of zeros have no slope, so that nothing would come back to padding that is not
+        # there
+        (
             lambda: tiny.build("bert", task="sequence-classification").train(),
             {"output_hidden_states": True, "labels": torch.tensor([0, 1, 0])},
             lambda output: output.loss + output.hidden_states[-1].square().mean(),

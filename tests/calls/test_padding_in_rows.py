@@ -29,18 +29,26 @@ def rows(model):
     for row, lengths in enumerate(LENGTHS):
         mask[row, : sum(lengths)] = 1
         positions[row, : sum(lengths)] = torch.cat([torch.arange(n) for n in lengths]) + first
-    labels = ids.masked_fill((mask == 0) | ((positions == first) & (model.config.model_type != "bert")), -100)
+    labels = ids.masked_fill(
+        (mask == 0) | ((positions == first) & (model.config.model_type != "bert")), -100
+    )
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "labels": labels}
 
 
 def spans():
-    return [(row, sum(each[:n]), sum(each[: n + 1])) for row, each in enumerate(LENGTHS) for n in range(len(each))]
+    return [
+        (row, sum(each[:n]), sum(each[: n + 1]))
+        for row, each in enumerate(LENGTHS)
+        for n in range(len(each))
+    ]
 
 
 def packed(model):
     batch = rows(model)
     output = model(**batch)
-    return Result.of(model, [output.logits[row, first:end] for row, first, end in spans()], output.loss)
+    return Result.of(
+        model, [output.logits[row, first:end] for row, first, end in spans()], output.loss
+    )
 
 
 def alone(model):
@@ -58,7 +66,9 @@ def alone(model):
 def columns_that_ran(model, batch):
     """The number of tokens that the model embeds."""
     seen = []
-    hook = model.get_input_embeddings().register_forward_hook(lambda _, args, output: seen.append(output.shape[:2]))
+    hook = model.get_input_embeddings().register_forward_hook(
+        lambda _, args, output: seen.append(output.shape[:2])
+    )
     model(**batch)
     hook.remove()
     return tuple(seen[-1])
@@ -75,9 +85,12 @@ def test_documents_are_those_alone(model_type):
         assert columns_that_ran(model, rows(model)) == (1, sum(map(sum, LENGTHS)))
 
 
-@pytest.mark.parametrize("kept", ["unpad=False", "no labels", "little padding", "bounds of fixed number"])
+@pytest.mark.parametrize(
+    "kept", ["unpad=False", "no labels", "little padding", "bounds of fixed number"]
+)
 def test_it_stays(kept):
-    """Where it was asked for, where a loss outside may read it, where it is little, and in fixed shapes."""
+    """Where it was asked for, where a loss outside may read it, where it is little, and in fixed
+    shapes."""
     model = built("llama").train()
     batch = rows(model)
     if kept == "no labels":
@@ -86,7 +99,9 @@ def test_it_stays(kept):
         batch = {name: value[:1, :13] for name, value in batch.items()}
     elif kept == "bounds of fixed number":
         ends = torch.tensor([0, 5, 12, 20, 24, 27, 40, 40, 40], dtype=torch.int32)
-        batch |= {f"cu_seq_lens_{each}": ends for each in "qk"} | {f"max_length_{each}": 13 for each in "qk"}
+        batch |= {f"cu_seq_lens_{each}": ends for each in "qk"} | {
+            f"max_length_{each}": 13 for each in "qk"
+        }
     with autopack.enable(model, unpad=kept != "unpad=False", check_every=0):
         assert columns_that_ran(model, batch) == batch["input_ids"].shape
 

@@ -1,8 +1,8 @@
-"""What is read at padding counts there as it does in stock: such batches keep their padding, or the call raises.
+"""What is read at padding counts there as it does in stock: such batches keep their padding, or the
+call raises.
 
-A batch that runs without its padding gives zeros there. A model at which nobody looks (`packs_at_once`) shows the
-difference that each of these readers would make.
-"""
+A batch that runs without its padding gives zeros there. A model at which nobody looks
+(`packs_at_once`) shows the difference that each of these readers would make."""
 
 import copy
 from collections import namedtuple
@@ -17,7 +17,15 @@ from torch.utils.checkpoint import checkpoint
 import autopack
 from autopack import tiny
 from tests.support.padded import packs_at_once
-from tests.support.padding_readers import EXACT, IS_READ, WRONG, backbone, batch, same_gradients, twins
+from tests.support.padding_readers import (
+    EXACT,
+    IS_READ,
+    WRONG,
+    backbone,
+    batch,
+    same_gradients,
+    twins,
+)
 
 READERS = {
     "the mean over all columns": lambda states, mask: states.mean(1).square().sum(),
@@ -29,7 +37,9 @@ OTHERS = {
         ((states * mask[..., None]).sum(1) / mask.sum(1)[:, None]).square().sum()
     ),
     "tokens by index": lambda states, mask: states[mask.bool()].square().sum(),
-    "a softmax over tokens": lambda states, mask: states[..., 0].masked_fill(mask == 0, -1e9).softmax(1)[:, 0].sum(),
+    "a softmax over tokens": lambda states, mask: (
+        states[..., 0].masked_fill(mask == 0, -1e9).softmax(1)[:, 0].sum()
+    ),
     "labels of tokens": lambda states, mask: F.cross_entropy(
         states.transpose(1, 2), torch.where(mask.bool(), 3, -100), ignore_index=-100
     ),
@@ -54,7 +64,9 @@ class Trained(namedtuple("Trained", "handle model stock given")):
         ran = []
         for _ in range(count):
             before = self.handle.tally.batches
-            found, expected = (step(which, self.given, ALL[kind]) for which in (self.model, self.stock))
+            found, expected = (
+                step(which, self.given, ALL[kind]) for which in (self.model, self.stock)
+            )
             assert found == pytest.approx(expected, rel=EXACT), len(ran)
             ran.append(self.handle.tally.batches > before)
         assert same_gradients(self.model, self.stock)
@@ -86,7 +98,9 @@ def test_who_reads_padding_gets_what_stock_gives(trained, kind):
         assert torch.equal(model(**given)[0], stock(**given)[0]), "in evaluation too, from then on"
     model = copy.deepcopy(stock)
     packs_at_once(model)
-    assert step(model, given, READERS[kind]) != pytest.approx(step(stock, given, READERS[kind]), rel=WRONG)
+    assert step(model, given, READERS[kind]) != pytest.approx(
+        step(stock, given, READERS[kind]), rel=WRONG
+    )
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -97,12 +111,15 @@ def test_who_reads_tokens_alone_is_served_without_padding(trained, kind):
 
 @settings(max_examples=10, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4).filter(lambda found: len(set(found)) > 1),
+    lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4).filter(
+        lambda found: len(set(found)) > 1
+    ),
     column=st.integers(-12, 11),
     calls=st.integers(2, 4),
 )
 def test_whichever_column_is_read(lengths, column, calls):
-    """Of some rows it may be a token, of some padding: exact in each call, and in all calls of a step."""
+    """Of some rows it may be a token, of some padding: exact in each call, and in all calls of a
+    step."""
     trained = enabled(*lengths)
     column = column % max(lengths)
     for _ in range(3):
@@ -116,7 +133,8 @@ def test_whichever_column_is_read(lengths, column, calls):
 
 
 def test_all_calls_before_the_first_gradient_run_as_they_came(trained):
-    """A step of several calls, as contrastive trainers make them, learns from none of which that was not known."""
+    """A step of several calls, as contrastive trainers make them, learns from none of which that
+    was not known."""
     handle, model, _, given = trained
     states = [model(**given)[0] for _ in range(7)]
     assert handle.tally.batches == 0
@@ -157,16 +175,21 @@ def test_checkpoints_run_a_batch_again_as_it_was_run(trained, reentrant):
         return lambda **_: [checkpoint(run, embedded, use_reentrant=reentrant)]
 
     for _ in range(6):
-        found, expected = (step(checkpointed(w), given, OTHERS["the mean over tokens"]) for w in (model, stock))
+        found, expected = (
+            step(checkpointed(w), given, OTHERS["the mean over tokens"]) for w in (model, stock)
+        )
         assert found == pytest.approx(expected, rel=EXACT)
     assert same_gradients(model, stock)
     assert handle.tally.batches > 0
 
 
 def test_what_a_mask_hides_and_is_no_padding_keeps_its_place(trained):
-    """ColBERT's queries are expanded by mask tokens that attention does not see, and that are scored all the same."""
+    """ColBERT's queries are expanded by mask tokens that attention does not see, and that are
+    scored all the same."""
     handle, model, stock, given = trained
-    expanded = given | {"input_ids": given["input_ids"].masked_fill(given["attention_mask"] == 0, 5)}
+    expanded = given | {
+        "input_ids": given["input_ids"].masked_fill(given["attention_mask"] == 0, 5)
+    }
     with torch.no_grad():
         found, expected = (which.eval()(**expanded)[0] for which in (model, stock))
         assert torch.equal(found, expected)
@@ -184,7 +207,8 @@ def test_answers_are_looked_for_in_all_columns_in_evaluation_too():
 
 
 def test_gradients_that_are_no_numbers_say_nothing(trained):
-    """A scaler of losses begins so high that the first steps overflow, and infinity times a mask is no number."""
+    """A scaler of losses begins so high that the first steps overflow, and infinity times a mask is
+    no number."""
     handle, model, _, given = trained
     for scale in (float("inf"), float("inf"), 1.0, 1.0):
         loss = OTHERS["the mean over tokens"](model(**given)[0], given["attention_mask"])

@@ -1,8 +1,9 @@
-"""The loss that balances experts: over the tokens of the documents, as in the padded batch, whatever padding a row has.
+"""The loss that balances experts: over the tokens of the documents, as in the padded batch,
+whatever padding a row has.
 
-The reference is the stock padded batch with its mask: the loss is no mean over documents. In float32, two orders of
-sums differ by about 1e-7 of it; padding that counts changes it by more than 1e-3.
-"""
+The reference is the stock padded batch with its mask: the loss is no mean over documents. In
+float32, two orders of sums differ by about 1e-7 of it; padding that counts changes it by more than
+1e-3."""
 
 import copy
 from functools import partial
@@ -28,7 +29,10 @@ TYPES = [
 ]  # fmt: skip
 LENGTHS = (12, 5, 9, 7)
 LOSS, COUNTED, GRADIENT = 2e-6, 1e-3, 1e-3
-DOCUMENTS = [torch.randint(8, 100, (n,), generator=torch.Generator().manual_seed(i)) for i, n in enumerate(LENGTHS)]
+DOCUMENTS = [
+    torch.randint(8, 100, (n,), generator=torch.Generator().manual_seed(i))
+    for i, n in enumerate(LENGTHS)
+]
 NUMBERS = [torch.full((n,), i) for i, n in enumerate(LENGTHS, 1)]
 ROW, NUMBER, WHERE = torch.cat(DOCUMENTS)[None], torch.cat(NUMBERS)[None], positions(LENGTHS)
 ONES = torch.ones_like(ROW)
@@ -53,13 +57,18 @@ def build(model_type, task="causal-lm"):
 
 
 def calls(base=0):
-    halves = [in_rows(each[0].split([sum(LENGTHS[:2]), sum(LENGTHS[2:])])) for each in (ROW, NUMBER)]
+    halves = [
+        in_rows(each[0].split([sum(LENGTHS[:2]), sum(LENGTHS[2:])])) for each in (ROW, NUMBER)
+    ]
     return {
         "padded": padded(),
         "segments with padding": with_mask(wider(ROW), wider(NUMBER)),
         "two rows with padding": with_mask(*map(wider, halves)),
         "packed": {"input_ids": ROW, "position_ids": WHERE + base, "labels": ROW},
-        "positions with padding": {**with_mask(wider(ROW), wider(ONES)), "position_ids": wider(WHERE + base)},
+        "positions with padding": {
+            **with_mask(wider(ROW), wider(ONES)),
+            "position_ids": wider(WHERE + base),
+        },
     }
 
 
@@ -79,9 +88,15 @@ def thin(model):
 
 CASES = {
     **{name: partial(build, name) for name in TYPES},
-    **{f"{name} thin": lambda name=name: thin(build(name)) for name in ("qwen2_moe", "mixtral", "olmoe")},
+    **{
+        f"{name} thin": lambda name=name: thin(build(name))
+        for name in ("qwen2_moe", "mixtral", "olmoe")
+    },
     # Models of images keep the mask at their top.
-    **{name: partial(build, name, "image-text-to-text") for name in ("qwen3_vl_moe", "glm4v_moe", "ernie4_5_vl_moe")},
+    **{
+        name: partial(build, name, "image-text-to-text")
+        for name in ("qwen3_vl_moe", "glm4v_moe", "ernie4_5_vl_moe")
+    },
 }
 
 
@@ -90,7 +105,8 @@ def test_padding_is_not_counted(name):
     stock = CASES[name]()
     model, expected = copy.deepcopy(stock), run(stock, padded())
     unmasked = run(stock, {"input_ids": wider(ROW), "labels": wider(ROW, -100), "use_cache": False})
-    assert difference(unmasked, expected, "aux_loss") > COUNTED  # without a mask, padding is counted
+    # without a mask, padding is counted
+    assert difference(unmasked, expected, "aux_loss") > COUNTED
     told = calls(first_position(model.config))
     of_images = model.config is not model.config.get_text_config()
     with autopack.enable(model, verify=False):
@@ -123,12 +139,21 @@ def test_documents_run_alone_are_refused():
 
 
 def test_pairs_keep_their_padding_and_refuse_packed_rows():
-    """Switch Transformers' losses of routers have no mask, so that the padded batch counts padding."""
+    """Switch Transformers' losses of routers have no mask, so that the padded batch counts
+    padding."""
     stock = tiny.build("switch_transformers", task="seq2seq").train()
     model, pairs = copy.deepcopy(stock), Pairs.draw()
     with autopack.enable(model, verify=False):
-        found, expected = (run(m, {**pairs.padded(), "output_router_logits": True}) for m in (model, stock))
-        for name in ("loss", "encoder_aux_loss", "decoder_aux_loss", "encoder_z_loss", "decoder_z_loss"):
+        found, expected = (
+            run(m, {**pairs.padded(), "output_router_logits": True}) for m in (model, stock)
+        )
+        for name in (
+            "loss",
+            "encoder_aux_loss",
+            "decoder_aux_loss",
+            "encoder_z_loss",
+            "decoder_z_loss",
+        ):
             assert difference(found, expected, name) <= LOSS
         with refused("output-asked"):
             model(**pairs.one_row(), output_router_logits=True)

@@ -58,7 +58,9 @@ def train(model, labels, calls=3):
     for seed in range(calls):
         batch = padded(group(4, seed=seed), labels=labels)
         output = model(**batch, use_cache=False)
-        loss = output.loss if labels else output.logits[batch["attention_mask"].bool()].square().mean()
+        loss = (
+            output.loss if labels else output.logits[batch["attention_mask"].bool()].square().mean()
+        )
         loss.backward()
 
 

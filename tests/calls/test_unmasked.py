@@ -1,4 +1,5 @@
-"""Batches that look padded and bring no mask are pointed out once, where their tokens are on the host."""
+"""Batches that look padded and bring no mask are pointed out once, where their tokens are on the
+host."""
 
 import logging
 
@@ -26,7 +27,9 @@ PADDED = tokens(0, 3, 2, 5)
 
 
 def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if "looks padded" in record.getMessage()]
+    return [
+        record.getMessage() for record in caplog.records if "looks padded" in record.getMessage()
+    ]
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Padded batches of an enabled model give what stock gives and in its shape, without computing padding."""
+"""Padded batches of an enabled model give what stock gives and in its shape, without computing
+padding."""
 
 import pytest
 import torch
@@ -24,7 +25,10 @@ ENCODERS = ["bert", "roberta"]
 CASES = [
     *((model_type, "causal LM") for model_type in DECODERS),
     *((model_type, "sequence classification") for model_type in [*DECODERS, *ENCODERS]),
-    *((model_type, "token classification") for model_type in ["llama", "gemma2", "qwen3_moe", "gpt2", *ENCODERS]),
+    *(
+        (model_type, "token classification")
+        for model_type in ["llama", "gemma2", "qwen3_moe", "gpt2", *ENCODERS]
+    ),
     *((model_type, "masked LM") for model_type in ENCODERS),
 ]
 HOLES = [case for case in CASES if case[0] != "gemma2" and case[1].endswith("LM")]
@@ -48,7 +52,11 @@ class TestAgreement:
         with autopack.enable(model) as handle:
             agree(model, stock, batch(case[1], mask_of(PADDED, side)))
             tally = handle.tally
-            assert (tally.batches, tally.tokens, tally.padding) == (1, sum(PADDED), 4 * 24 - sum(PADDED))
+            assert (tally.batches, tally.tokens, tally.padding) == (
+                1,
+                sum(PADDED),
+                4 * 24 - sum(PADDED),
+            )
 
     @settings(max_examples=40)
     @given(data=st.data(), side=st.sampled_from(["right", "left", "holes"]))
@@ -66,7 +74,8 @@ class TestAgreement:
         for each in (found, plain):
             assert logit_error(each, stock_logits, mask) < FLOAT32
         assert not plain[mask == 0].any()
-        # Where a loss of labels is differentiated, anything but zeros: who reads it is seen by its gradient.
+        # Where a loss of labels is differentiated, anything but zeros: who reads it is seen by its
+        # gradient.
         first = found[0, mask[0].argmax()]
         assert (found[mask == 0] == first).all()
 

@@ -1,4 +1,5 @@
-"""Which padded batches are unpadded, at which entry, and which are left bit for bit as they came."""
+"""Which padded batches are unpadded, at which entry, and which are left bit for bit as they
+came."""
 
 import pytest
 import torch
@@ -62,7 +63,10 @@ AS_IT_CAME = {
         for name in ("bert", "roberta", "xmod")
     },
     "the head reads the last column": (
-        (without_padding_token, "llama"), batch(CLASSES, mask_of((5,), columns=9)), "finds the last token of each"
+        (without_padding_token, "llama"), batch(CLASSES, mask_of((5,), columns=9)), (
+                                                                                        "finds the "
+                                                                                        "last token of each"
+                                                                                    )
     ),
     "padding that the head takes for a token": (
         ("llama", CLASSES),
@@ -74,7 +78,10 @@ AS_IT_CAME = {
     "little padding where a row costs its square": (
         "deepseek_v32", batch("causal LM", mask_of((20, 24, 24, 22))), "scores all pairs"
     ),
-    "no padding": ("llama", batch("causal LM", torch.ones(3, 8, dtype=torch.long)), "no padded batch yet"),
+    "no padding": ("llama", batch("causal LM", torch.ones(3, 8, dtype=torch.long)), (
+                                                                                        "no padded "
+                                                                                        "batch yet"
+                                                                                    )),
     "nothing is to be unpadded": ("llama", BATCH, "unpad=False", {}, {"unpad": False}),
 }  # fmt: skip
 
@@ -118,10 +125,11 @@ class TestFurtherIn:
 
     @pytest.mark.parametrize("verify", [True, False])
     def test_a_forward_that_other_code_has_put_there(self, verify):
-        """It may return what has no place in the batch; here, log-probabilities of all tokens but the first.
+        """It may return what has no place in the batch; here, log-probabilities of all tokens but
+        the first.
 
-        No twin can be called, for nobody knows what `shifted` is; the check of the call compares it with stock.
-        """
+        No twin can be called, for nobody knows what `shifted` is; the check of the call compares it
+        with stock."""
         stock, model = twins(build("llama"))
         packs_at_once(model, verify=verify)
         found = []
@@ -145,7 +153,9 @@ class TestFurtherIn:
     @torch.no_grad()
     def test_the_backbone_called_by_itself(self, pair, options):
         """That of BERT has a pooler, whose results are of whole rows."""
-        expected, found = (which.base_model(**TOKENS, use_cache=False, **options)[:2] for which in pair)
+        expected, found = (
+            which.base_model(**TOKENS, use_cache=False, **options)[:2] for which in pair
+        )
         for part, wanted in zip(found, expected, strict=True):
             assert logit_error(part, wanted, MASK) < FLOAT32
         assert tally_of(pair[1]).batches == 1

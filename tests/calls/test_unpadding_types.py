@@ -10,7 +10,9 @@ from tests.support.padded import FLOAT32, PADDED, batch, logit_error, loss_error
 
 WITHOUT_PADDING = {"xlnet", "reformer masked-lm"}
 """Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""
-WITHOUT_LABELS = {t for f in registry.families() if "labels" in f.refused_without_images for t in f.model_types}
+WITHOUT_LABELS = {
+    t for f in registry.families() if "labels" in f.refused_without_images for t in f.model_types
+}
 """Types whose loss stock transformers cannot compute on text alone."""
 OF_POOLER = "the token that the head reads is padding in some row"
 LABELS = {"causal-lm": "causal LM", "masked-lm": "masked LM"}
@@ -24,7 +26,8 @@ def _types(task):
 
 
 def padded_alone(model, ids, mask):
-    """The logits that each document of a padded batch gets by itself, put where the batch has them."""
+    """The logits that each document of a padded batch gets by itself, put where the batch has
+    them."""
     found = torch.zeros(*ids.shape, model.get_output_embeddings().weight.shape[0])
     for row, (tokens, real) in enumerate(zip(ids, mask.bool(), strict=True)):
         found[row, real] = model(input_ids=tokens[real][None], use_cache=False).logits[0]
@@ -32,9 +35,12 @@ def padded_alone(model, ids, mask):
 
 
 @pytest.mark.sampled(36)
-@pytest.mark.parametrize(("task", "model_type"), [(task, name) for task in LABELS for name in _types(task)])
+@pytest.mark.parametrize(
+    ("task", "model_type"), [(task, name) for task in LABELS for name in _types(task)]
+)
 def test_logits_and_loss_of_every_type(task, model_type):
-    """Left out, and so equal by themselves, are only those whose positions or windows count the padding."""
+    """Left out, and so equal by themselves, are only those whose positions or windows count the
+    padding."""
     model = build(model_type, task, dtype=torch.float32)
     if getattr(model.config, "is_encoder_decoder", False):
         pytest.skip("encoder-decoders have tests of their own")
@@ -49,13 +55,19 @@ def test_logits_and_loss_of_every_type(task, model_type):
                 found = model(**inputs, use_cache=False)
                 tally = handle.tally
             if handle.enabled.traits.recurs and side == "left" and tally.batches:
-                # Stock carries a state from padding into the document; what the document gets alone is right.
-                assert logit_error(found.logits, padded_alone(model, inputs["input_ids"], mask), mask) < FLOAT32
+                # Stock carries a state from padding into the document; what the document gets alone
+                # is right.
+                assert (
+                    logit_error(found.logits, padded_alone(model, inputs["input_ids"], mask), mask)
+                    < FLOAT32
+                )
             else:
                 assert logit_error(found.logits, expected.logits, mask) < FLOAT32
                 assert expected.loss is None or loss_error(found.loss, expected.loss) < FLOAT32
         if handle.enabled.traits.whole_model_reason is not None:
-            assert list(tally.left) == ["documents are run alone, and gain nothing from a packed row"]
+            assert list(tally.left) == [
+                "documents are run alone, and gain nothing from a packed row"
+            ]
         elif handle.enabled.traits.reads_padding:
             (reason,) = tally.left
             assert "reads padding" in reason or (side != "right" and reason == OF_POOLER)
@@ -71,7 +83,8 @@ def test_logits_and_loss_of_every_type(task, model_type):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_composite_numbers_tokens_as_its_text_part_does(side):
-    """KOSMOS-2.5's text model counts the tokens that are not the padding token, and starts after that one."""
+    """KOSMOS-2.5's text model counts the tokens that are not the padding token, and starts after
+    that one."""
     model = tiny.build("kosmos-2.5", task="image-text-to-text", attn_implementation="sdpa")
     mask = mask_of(PADDED, side)
     inputs = {"input_ids": tiny.tokens(model.config, *mask.shape), "attention_mask": mask}
@@ -79,5 +92,8 @@ def test_a_composite_numbers_tokens_as_its_text_part_does(side):
     with torch.no_grad():
         expected = model(**inputs, use_cache=False)
         with autopack.enable(model) as handle:
-            assert logit_error(model(**inputs, use_cache=False).logits, expected.logits, mask) < FLOAT32
+            assert (
+                logit_error(model(**inputs, use_cache=False).logits, expected.logits, mask)
+                < FLOAT32
+            )
     assert handle.tally.batches == 1

@@ -44,28 +44,55 @@ def test_module_runs():
         (["audit", "/no/such/directory"], "'/no/such/directory' is neither a directory"),
         (["audit", __file__], "is neither a directory with a saved model"),
         (["audit", "llama", "--attn", "no_such_attention"], "no_such_attention"),
-        (["audit", "llama", "--stock", "--backend", "sdpa"], "--backend: not allowed with argument --stock"),
-        (["audit", "llama", "--plot", "/no/such/directory/report.png"], "there is no directory /no/such/directory"),
+        (
+            ["audit", "llama", "--stock", "--backend", "sdpa"],
+            "--backend: not allowed with argument --stock",
+        ),
+        (
+            ["audit", "llama", "--plot", "/no/such/directory/report.png"],
+            "there is no directory /no/such/directory",
+        ),
         (["bench", "llamma"], "did you mean llama"),
         (["bench", "no/such-model"], "nothing is downloaded here"),
         (["bench", "--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
-        (["bench", "--plot", "/no/such/directory/a.png"], "--plot /no/such/directory/a.png: there is no directory"),
+        (
+            ["bench", "--plot", "/no/such/directory/a.png"],
+            "--plot /no/such/directory/a.png: there is no directory",
+        ),
         (["bench", "--plot", "a.xyz"], "wanted a file name that ends with"),
         (["bench", "llama", "--attn", "no_such_attention"], "no_such_attention"),
         (["bench", "no/such-model", "--size", "7M"], "--size is for models that are built"),
         (["audit", str(ROOT), "--task", "seq2seq"], "--task says what a type is built for"),
         # A refusal of `enable` itself: UnsupportedModel.
-        (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "backend='flash' cannot serve LlamaForCausalLM"),
+        (
+            ["audit", "llama", "--attn", "sdpa", "--backend", "flash"],
+            "backend='flash' cannot serve LlamaForCausalLM",
+        ),
         (["audit", str(ROOT)], f"cannot load {ROOT}"),
         (["audit", "llama", "--html", "."], "--html .: wanted a file, found a directory"),
-        (["bench", "llama", "--html", "/no/such/directory/a.html"], "there is no directory /no/such/directory"),
+        (
+            ["bench", "llama", "--html", "/no/such/directory/a.html"],
+            "there is no directory /no/such/directory",
+        ),
         (["bench", "llama", "--device", "cuda:99"], "--device cuda:99: torch"),
-        (["estimate", "lengths.npy", "--html", "/no/such/directory/a.html"], "there is no directory"),
+        (
+            ["estimate", "lengths.npy", "--html", "/no/such/directory/a.html"],
+            "there is no directory",
+        ),
         (["estimate", ""], "an empty path: no such file or folder"),
         # What the parser refuses.
-        (["estimate", "lengths.npy", "--max-length", "1099511627776"], "max_length=1099511627776: wanted at most"),
-        (["bench", "llama", "--max-length", "1099511627776"], "max_length=1099511627776: wanted at most"),
-        (["estimate", "lengths.npy", "--hidden-size", "0"], "hidden_size=0: wanted an int of at least 1"),
+        (
+            ["estimate", "lengths.npy", "--max-length", "1099511627776"],
+            "max_length=1099511627776: wanted at most",
+        ),
+        (
+            ["bench", "llama", "--max-length", "1099511627776"],
+            "max_length=1099511627776: wanted at most",
+        ),
+        (
+            ["estimate", "lengths.npy", "--hidden-size", "0"],
+            "hidden_size=0: wanted an int of at least 1",
+        ),
         (["audit", "llama", "--stokc"], "unrecognized arguments: --stokc"),
         (["audit", "llama", "--backend", "spda"], "invalid choice: 'spda' (choose from "),
         (["run", "--unpda", "x.py"], "unrecognized arguments: --unpda"),
@@ -95,7 +122,9 @@ def test_no_command_prints_the_help_which_names_every_subcommand(capsys):
     assert all(name in printed for name in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [["families"], ["--help"], ["audit", "--help"], ["families", "--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["families"], ["--help"], ["audit", "--help"], ["families", "--json"]]
+)
 def test_a_reader_that_has_gone_is_no_error(arguments):
     program = f"import sys; from autopack.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
@@ -103,7 +132,8 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse hides what an unbuffered stream raises
+        # argparse hides what an unbuffered stream raises
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
     process.stdout.close()
     _, said = process.communicate(timeout=600)
@@ -112,7 +142,11 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
 
 @pytest.mark.parametrize(
     ("model_type", "class_name"),
-    [("bert", "BertForMaskedLM"), ("bart", "BartForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")],
+    [
+        ("bert", "BertForMaskedLM"),
+        ("bart", "BartForConditionalGeneration"),
+        ("gpt2", "GPT2LMHeadModel"),
+    ],
 )
 def test_audit_builds_what_a_type_is_and_warns_of_nothing(model_type, class_name, capsys, caplog):
     assert main(["audit", model_type, "--json"]) == 0
@@ -130,8 +164,28 @@ def test_a_call_of_the_user_warns_after_an_audit(caplog):
 
 
 def test_audit_passes_its_options_on(capsys):
-    assert main(["audit", "llama", "--attn", "eager", "--backend", "eager", "--dtype", "float64", "--json"]) == 0
+    assert (
+        main(
+            [
+                "audit",
+                "llama",
+                "--attn",
+                "eager",
+                "--backend",
+                "eager",
+                "--dtype",
+                "float64",
+                "--json",
+            ]
+        )
+        == 0
+    )
     data = json.loads(capsys.readouterr().out)
-    assert (data["implementation"], data["dtype"], data["enabled"], data["exact"]) == ("eager", "float64", True, True)
+    assert (data["implementation"], data["dtype"], data["enabled"], data["exact"]) == (
+        "eager",
+        "float64",
+        True,
+        True,
+    )
     assert data["worst"] <= data["tolerance"]
     assert all(result["exact"] for result in data["results"])

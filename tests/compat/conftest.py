@@ -1,4 +1,5 @@
-"""The model types and attention implementations of scenarios, and what these record for compat/scenarios.py."""
+"""The model types and attention implementations of scenarios, and what these record for
+compat/scenarios.py."""
 
 import os
 import sys
@@ -19,7 +20,8 @@ _NAMES = {Path(name).name for name in FILES}
 
 
 def cells():
-    """The chosen types that the installed release has, each with eager and sdpa as far as its class declares them."""
+    """The chosen types that the installed release has, each with eager and sdpa as far as its class
+    declares them."""
     chosen = os.environ.get(TYPES_VARIABLE)
     types = load_matrix().deep if chosen is None else chosen.split(",")
     there = [name for name in types if name in tiny.types_for("causal-lm")]
@@ -33,7 +35,9 @@ def cells():
 
 def pytest_generate_tests(metafunc):
     """Every scenario that takes a model type and a mode is run for each cell."""
-    if metafunc.definition.path.name in _NAMES and {"model_type", "mode"} <= set(metafunc.fixturenames):
+    if metafunc.definition.path.name in _NAMES and {"model_type", "mode"} <= set(
+        metafunc.fixturenames
+    ):
         found = cells()
         metafunc.parametrize(("model_type", "mode"), found, ids=["/".join(cell) for cell in found])
 

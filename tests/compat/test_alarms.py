@@ -9,7 +9,11 @@ from compat import alarms
 
 @pytest.mark.parametrize(
     ("task", "model_type", "setting"),
-    [("causal-lm", "llama", "plain"), ("seq2seq", "t5", "plain"), ("causal-lm", "llama", "reentrant")],
+    [
+        ("causal-lm", "llama", "plain"),
+        ("seq2seq", "t5", "plain"),
+        ("causal-lm", "llama", "reentrant"),
+    ],
 )
 def test_exact_types_have_none(task, model_type, setting):
     found = alarms.checked(task, model_type, "float32", setting)
@@ -21,7 +25,9 @@ def test_exact_types_have_none(task, model_type, setting):
 def test_a_false_one_is_counted(monkeypatch):
     """The control: what nobody touched moves from run to run."""
     how_far = replaced.how_far
-    monkeypatch.setattr(replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two)))
+    monkeypatch.setattr(
+        replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
+    )
     monkeypatch.setattr(conditions.Runs, "beside_itself", lambda self, worst, *_: worst)
     found = alarms.checked("causal-lm", "llama", "float32")
     assert found["alarms"]

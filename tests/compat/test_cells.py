@@ -1,4 +1,5 @@
-"""Cells of the matrix are what the default call of `enable` gives, and say how it was proven and what is left out."""
+"""Cells of the matrix are what the default call of `enable` gives, and say how it was proven and
+what is left out."""
 
 import pytest
 from transformers import LlamaForCausalLM
@@ -87,7 +88,10 @@ def test_what_became_of_a_model_and_what_is_left_out(make, status, name, said):
         ({"status": "exact", "proof": "twin"}, "exact:twin"),
         ({"status": "exact", "proof": ""}, "exact:unproven"),
         ({"status": "exact", "proof": "recorded", "labels": "why"}, "exact labels="),
-        ({"status": "exact", "proof": "audit", "padded": "so", "labels": "why"}, "exact:audit padded="),
+        (
+            {"status": "exact", "proof": "audit", "padded": "so", "labels": "why"},
+            "exact:audit padded=",
+        ),
         ({"status": "refused", "reason": "a law"}, "refused "),
         ({"status": "LEAK", "proof": "audit", "reason": "off by 2"}, "LEAK:audit "),
         ({"status": "upstream error", "reason": "stock raises"}, "upstream error "),

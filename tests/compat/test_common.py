@@ -1,4 +1,5 @@
-"""The types that most people train are refused by the default call in no release that is recorded."""
+"""The types that most people train are refused by the default call in no release that is
+recorded."""
 
 import pytest
 

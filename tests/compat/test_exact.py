@@ -1,7 +1,8 @@
-"""What has to hold in every release for the model types that compat/matrix.toml names for scenarios.
+"""What has to hold in every release for the model types that compat/matrix.toml names for
+scenarios.
 
-`python -m compat.run --scenarios` runs this file in every release; an ordinary pytest run does with the installed one.
-"""
+`python -m compat.run --scenarios` runs this file in every release; an ordinary pytest run does with
+the installed one."""
 
 import copy
 
@@ -46,8 +47,11 @@ def test_audit(enabled, record_property):
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
 def test_gradients(stock, enabled, reentrant, record_property):
-    """Checkpointed, two layouts before one backward: every parameter gets the gradient of separate documents."""
-    enabled.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    """Checkpointed, two layouts before one backward: every parameter gets the gradient of separate
+    documents."""
+    enabled.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+    )
     # Reentrant checkpointing needs an input that requires a gradient.
     enabled.enable_input_require_grads()
     results = []
@@ -75,7 +79,9 @@ def test_padded(stock, enabled, record_property):
         inputs, results = batch("causal LM", mask_of(LAYOUTS[0], side), seed=5), []
         for model in (enabled, stock):
             output = model.train()(**inputs)
-            results.append(Result.of(model, [output.logits[inputs["attention_mask"].bool()]], output.loss))
+            results.append(
+                Result.of(model, [output.logits[inputs["attention_mask"].bool()]], output.loss)
+            )
         worst += errors(*results).values()
     record_property("worst", max(worst))
     assert max(worst) <= TOLERANCE
@@ -84,14 +90,19 @@ def test_padded(stock, enabled, record_property):
 
 
 def test_disable(stock):
-    """After `disable` the model is what it was, attributes, hooks and forwards, and gives bit for bit what it gave."""
+    """After `disable` the model is what it was, attributes, hooks and forwards, and gives bit for
+    bit what it gave."""
 
     def state():
-        return [(set(vars(m)), list(m._forward_pre_hooks), list(m._forward_hooks)) for m in stock.modules()]
+        return [
+            (set(vars(m)), list(m._forward_pre_hooks), list(m._forward_hooks))
+            for m in stock.modules()
+        ]
 
     row = packed(LAYOUTS[0], seed=2)
     calls = ({"input_ids": row["input_ids"]}, row)
-    stock(**row, output_hidden_states=True)  # some releases leave forwards on layers whose outputs they collect
+    # some releases leave forwards on layers whose outputs they collect
+    stock(**row, output_hidden_states=True)
     before, found = [stock(**call).logits for call in calls], state()
     autopack.enable(stock)
     assert autopack.is_enabled(stock)
@@ -106,7 +117,8 @@ def test_disable(stock):
 
 @pytest.mark.sampled(3)
 def test_control(stock, record_property):
-    """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
+    """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by
+    chance."""
     call = Call(labels=None, lengths=LAYOUTS[0])
     with torch.no_grad():
         leak = errors(call.packed(stock), call.alone(stock))["states"]

@@ -1,4 +1,5 @@
-"""The fuzz: a sample of it, that it finds faults that are planted, and that its cases are what they say."""
+"""The fuzz: a sample of it, that it finds faults that are planted, and that its cases are what they
+say."""
 
 import json
 import re
@@ -23,16 +24,24 @@ from compat.fuzz.judge import judge
 from compat.fuzz.model import Model
 
 GPT2 = Spec("gpt2", lengths=(6, 4, 9, 1))
-LLAMA = Spec("llama", changes=(("llama.attention_bias=True", {"attention_bias": True}),), lengths=(6, 4, 9, 1))
+LLAMA = Spec(
+    "llama",
+    changes=(("llama.attention_bias=True", {"attention_bias": True}),),
+    lengths=(6, 4, 9, 1),
+)
 ROWS = ((0, -2, 1, 2), (3, 2, 0, -2))
 """Two rows of several documents, with padding in them."""
 
 
 def test_a_sample(capsys):
-    """Some models of a fixed seed, of several types and tasks; `python -m compat.fuzz` draws as many as one wants."""
+    """Some models of a fixed seed, of several types and tasks; `python -m compat.fuzz` draws as
+    many as one wants."""
     assert fuzz.main(["--models", "30", "--seed", "20"]) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
-    counts = {status: int(n) for n, status in re.findall(r"(\d+) (exact|refused|no stock|silent|crash)", said)}
+    counts = {
+        status: int(n)
+        for n, status in re.findall(r"(\d+) (exact|refused|no stock|silent|crash)", said)
+    }
     assert sum(counts.values()) > 120
     assert counts["exact"] > 0.5 * sum(counts.values())
 
@@ -41,7 +50,9 @@ def test_a_sample(capsys):
 @pytest.mark.parametrize("labels", [False, True], ids=["results", "loss"])
 def test_every_form_of_call_is_exact(form, labels):
     rows = {"mask": ((0, -3), (2,)), "collator": ((0, 1, 2),)}.get(form, ROWS)
-    call = Arranged(rows, form, labels=labels, gradients=True, training=True, checkpointing="reentrant")
+    call = Arranged(
+        rows, form, labels=labels, gradients=True, training=True, checkpointing="reentrant"
+    )
     assert session.run_case(Case(LLAMA, call)).status == "exact"
 
 
@@ -51,7 +62,10 @@ SPARSE = ("modernbert.sparse_prediction=True", {"sparse_prediction": True})
 @pytest.mark.parametrize(
     ("spec", "call"),
     [
-        (Spec("modernbert", "masked-lm", changes=(SPARSE,), lengths=(1, 2)), Arranged(((0, 1, -5),), labels=True)),
+        (
+            Spec("modernbert", "masked-lm", changes=(SPARSE,), lengths=(1, 2)),
+            Arranged(((0, 1, -5),), labels=True),
+        ),
         (Spec("doge", implementation="flex", lengths=(2, 1)), Arranged(((0, 1),))),
     ],
     ids=["logits without padding", "rules that index step by step"],
@@ -71,7 +85,11 @@ def with_first_labels(monkeypatch):
 
 def without_restart(monkeypatch):
     def running_on(layout, first_position=0):
-        return torch.arange(first_position, first_position + layout.columns).expand(layout.rows, -1).contiguous()
+        return (
+            torch.arange(first_position, first_position + layout.columns)
+            .expand(layout.rows, -1)
+            .contiguous()
+        )
 
     monkeypatch.setattr(PackedLayout, "position_ids", running_on)
 
@@ -106,7 +124,12 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name, monkeypatch):
     spec, plant, form, status, reason = FAULTS[name]
-    options = {"labels": True, "gradients": True, "training": True, "checkpointing": "non-reentrant"}
+    options = {
+        "labels": True,
+        "gradients": True,
+        "training": True,
+        "checkpointing": "non-reentrant",
+    }
     call = Arranged(ROWS, form, mask=form == "positions", **options)
     case = Case(spec, call)
     assert session.run_case(case).status == "exact"
@@ -122,7 +145,12 @@ def test_what_autopack_refuses_is_no_failure(monkeypatch):
 
 
 def test_what_stock_cannot_do_is_counted_apart():
-    assert session.run_case(Case(Spec("llama", changes=(("", {"hidden_size": 63}),)), Arranged())).status == "no stock"
+    assert (
+        session.run_case(
+            Case(Spec("llama", changes=(("", {"hidden_size": 63}),)), Arranged())
+        ).status
+        == "no stock"
+    )
     overlong = Spec("gpt2", changes=(("", {"n_positions": 4}),))
     verdict = session.run_case(Case(overlong, Arranged()))
     assert (verdict.status, "IndexError" in verdict.reason) == ("no stock", True)
@@ -131,7 +159,8 @@ def test_what_stock_cannot_do_is_counted_apart():
 @pytest.mark.exhaustive
 def test_the_command_makes_a_fault_small_so_that_it_can_be_run_again(monkeypatch, capsys, tmp_path):
     raising(monkeypatch, documents=12)  # of which no twin has so many
-    monkeypatch.setattr(session, "run_case", partial(session.run_case, verify=False))  # hundreds of times
+    # hundreds of times
+    monkeypatch.setattr(session, "run_case", partial(session.run_case, verify=False))
     monkeypatch.setattr(fuzz, "_CALLS", 2)
     rows = st.lists(st.integers(0, 3), min_size=1, max_size=16).map(lambda row: (tuple(row),))
     monkeypatch.setattr(draw, "specs", lambda types: st.just(LLAMA))
@@ -164,7 +193,8 @@ def test_cases_are_what_they_say(data):
 
 
 def test_what_fails_after_other_calls_alone_is_told_with_them(monkeypatch):
-    """A call leaves something behind: the next one of the same model has the labels of documents' first tokens."""
+    """A call leaves something behind: the next one of the same model has the labels of documents'
+    first tokens."""
     calls = []
     original = packed.without_boundaries
 

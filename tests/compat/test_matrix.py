@@ -1,4 +1,5 @@
-"""The runner itself: the matrix is sound, pins decide the environment, a run goes on, results say what happened."""
+"""The runner itself: the matrix is sound, pins decide the environment, a run goes on, results say
+what happened."""
 
 import json
 import re
@@ -70,10 +71,16 @@ def test_the_newest_release_is_in_ci():
 
 def test_releases_lie_within_the_declared_dependencies():
     """What CI tests can be installed beside autopack, and the README pins the same torch."""
-    bounds = {(found := Requirement(line)).name: found.specifier for line in PROJECT["dependencies"]}
+    bounds = {
+        (found := Requirement(line)).name: found.specifier for line in PROJECT["dependencies"]
+    }
     matrix = load_matrix()
     assert bounds["torch"].contains(matrix.torch)
-    assert all(bounds["transformers"].contains(release.transformers) for release in matrix.releases if release.ci)
+    assert all(
+        bounds["transformers"].contains(release.transformers)
+        for release in matrix.releases
+        if release.ci
+    )
     readme = (ROOT / "README.md").read_text()
     assert set(re.findall(r"torch==([\d.]+)", readme)) == {matrix.torch}
 
@@ -91,7 +98,9 @@ def test_no_minor_release_is_left_out():
     """From 4.44 to 4.57 and from 5.0 on, every line once, in their order."""
     lines = [number(release.minor) for release in load_matrix().releases]
     newest = max(lines)
-    assert lines == [(4, minor) for minor in range(44, 58)] + [(5, minor) for minor in range(newest[1] + 1)]
+    assert lines == [(4, minor) for minor in range(44, 58)] + [
+        (5, minor) for minor in range(newest[1] + 1)
+    ]
 
 
 def test_selecting():
@@ -105,7 +114,8 @@ def test_selecting():
 
 
 def test_pins_and_what_an_older_hub_needs_are_installed_once(cache, monkeypatch):
-    """A second build does nothing, another pin does all; the release comes first, the caller's path is left out."""
+    """A second build does nothing, another pin does all; the release comes first, the caller's path
+    is left out."""
     asked = []
 
     def install(python, *arguments, environ=None):
@@ -145,7 +155,10 @@ def test_python_and_torch_out_of_range_are_refused():
 @pytest.mark.exhaustive
 def test_a_worker_that_dies_or_hangs_is_a_crash_and_the_run_goes_on(environment):
     units = [Unit("causal-lm", name, MODES) for name in ("gpt2", "mamba", "t5")]
-    found = [(c["type"], c["mode"], c["status"], c.get("reason")) for c in workers.measure(environment, units, 2)]
+    found = [
+        (c["type"], c["mode"], c["status"], c.get("reason"))
+        for c in workers.measure(environment, units, 2)
+    ]
     assert found == [
         ("gpt2", "eager", "exact", None),
         ("gpt2", "sdpa", "refused", "for a reason"),
@@ -223,16 +236,22 @@ def test_a_whole_run_is_recorded_and_goes_on(offline, recorded, capsys):
 
 
 def test_a_stopped_run_goes_on_with_what_is_left(offline):
-    Finished("5.0.0", finished.code_digest()).add([cell("gpt2", "eager", worst=0.0), cell("gpt2", "sdpa")])
+    Finished("5.0.0", finished.code_digest()).add(
+        [cell("gpt2", "eager", worst=0.0), cell("gpt2", "sdpa")]
+    )
     Finished("5.0.0", "other code").add([cell("llama", "eager")])
     assert of_new() == 0
     assert offline == [Unit("causal-lm", "llama", MODES)]
 
 
 def test_a_leak_fails_the_command_and_is_named(offline, capsys):
-    Finished("5.0.0", finished.code_digest()).add([cell("llama", "sdpa", "LEAK", reason="off by 2")])
+    Finished("5.0.0", finished.code_digest()).add(
+        [cell("llama", "sdpa", "LEAK", reason="off by 2")]
+    )
     assert of_new() == 1
-    assert "FAILED transformers 5.0.0: LEAK: llama/causal-lm/sdpa: off by 2" in capsys.readouterr().out
+    assert (
+        "FAILED transformers 5.0.0: LEAK: llama/causal-lm/sdpa: off by 2" in capsys.readouterr().out
+    )
     assert run.main(["--check"]) == 1
     assert run.main(["--only", "9.9.9"]) == 2
 
@@ -247,7 +266,8 @@ def test_some_cells_are_printed_and_ci_records_nothing(offline, recorded, capsys
 
 
 def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
-    """A record that says what is measured passes whatever is drawn; one wrong status, proof or remark is found."""
+    """A record that says what is measured passes whatever is drawn; one wrong status, proof or
+    remark is found."""
     assert of_new() == 0
     asked = len(offline)
     assert of_new("--sample", "9", "--seed", "a") == 0
@@ -256,8 +276,16 @@ def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
     path = recorded / "releases" / "5.0.0.json"
     true = path.read_text()
     for old, new, said in (
-        ('"llama": ["exact", ', '"llama": ["exact:audit", ', "is recorded as exact (checks), and is exact (twin)"),
-        ('"gpt2": ["exact", "refused ', '"gpt2": ["exact", "exact labels=', "refused [for a reason]"),
+        (
+            '"llama": ["exact", ',
+            '"llama": ["exact:audit", ',
+            "is recorded as exact (checks), and is exact (twin)",
+        ),
+        (
+            '"gpt2": ["exact", "refused ',
+            '"gpt2": ["exact", "exact labels=',
+            "refused [for a reason]",
+        ),
         (
             '"llama": ["exact", ',
             '"llama": ["upstream error", ',

@@ -1,4 +1,5 @@
-"""The museum of leaks: the auditor finds the mistakes, raises no alarm on their sound twins, and the page says so."""
+"""The museum of leaks: the auditor finds the mistakes, raises no alarm on their sound twins, and
+the page says so."""
 
 import ast
 
@@ -64,7 +65,12 @@ def lines_of_code(path):
         for each in ast.walk(node):
             is_text = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
             if isinstance(each, ast.stmt) and not is_text:
-                found.update(range(each.lineno, each.body[0].lineno if hasattr(each, "body") else each.end_lineno + 1))
+                found.update(
+                    range(
+                        each.lineno,
+                        each.body[0].lineno if hasattr(each, "body") else each.end_lineno + 1,
+                    )
+                )
     return len(found)
 
 
@@ -72,7 +78,9 @@ def lines_of_code(path):
 def test_an_exhibit_is_small_and_of_a_project_that_the_page_can_name(name):
     path = exhibit.Path(exhibit.__file__).parent / f"{name.replace('.', '/')}.py"
     assert 0 <= lines_of_code(path) <= exhibit.MOST_LINES
-    assert all("/" in page.project(source) for source in exhibit.load(name).reported), "name it in projects.json"
+    assert all("/" in page.project(source) for source in exhibit.load(name).reported), (
+        "name it in projects.json"
+    )
 
 
 def test_there_are_enough_of_them_and_of_their_projects():
@@ -83,7 +91,13 @@ def test_there_are_enough_of_them_and_of_their_projects():
 
 
 def test_an_exhibit_says_what_kind_it_is_and_where_it_was_reported():
-    settings = {"kind": "masks", "reported": ("trl#1",), "says": "", "mistaken": dict, "sound": dict}
+    settings = {
+        "kind": "masks",
+        "reported": ("trl#1",),
+        "says": "",
+        "mistaken": dict,
+        "sound": dict,
+    }
     exhibit.Exhibit(**settings)
     with pytest.raises(ValueError, match="kind must be one of"):
         exhibit.Exhibit(**settings | {"kind": "others"})
@@ -103,13 +117,17 @@ def test_what_is_stale_is_found(tmp_path):
     assert stale(record, copied) == ["leaks.md is not what the record gives"]
     without = {key: value for key, value in record.items() if key != name}
     assert stale(without, page.PAGE) == [f"{name}: not recorded"]
-    assert f"{name}2: recorded, and no exhibit" in stale(record | {f"{name}2": record[name]}, page.PAGE)
+    assert f"{name}2: recorded, and no exhibit" in stale(
+        record | {f"{name}2": record[name]}, page.PAGE
+    )
     for change, said in (
         ({"found": None}, "the auditor does not find it"),
         ({"sound": "logits: every call"}, "an alarm on the sound twin"),
         ({"enabled": "logits: every call"}, "enabled, it is not exact"),
     ):
-        assert any(said in line for line in stale(record | {name: record[name] | change}, page.PAGE))
+        assert any(
+            said in line for line in stale(record | {name: record[name] | change}, page.PAGE)
+        )
 
 
 def test_a_page_without_a_place_for_the_museum_is_refused():

@@ -25,8 +25,10 @@ KEEPS_PADDING = {
     "peft_methods": {"prompt tuning", "prefix tuning", "P-tuning", "activated LoRA"},
     "simpletransformers_": {"question answering"},
     "textbrewer_": {"attention"},  # whose weights are wanted
-    "torch_loop": {"own head, mean of all columns", "own head, frozen backbone"},  # padding is read, or may be
-    "transformers_trainer": {"question answering", "causal LM, NEFTune"},  # whose noise is that of the padded row
+    # padding is read, or may be
+    "torch_loop": {"own head, mean of all columns", "own head, frozen backbone"},
+    # whose noise is that of the padded row
+    "transformers_trainer": {"question answering", "causal LM, NEFTune"},
 }
 """Runs of other programs that keep their padding."""
 HAS_NONE = {
@@ -39,8 +41,22 @@ HAS_NONE = {
 }
 """Runs whose batches have no padding."""
 SERVED = {
-    "llamafactory.max_tokens": {"sft, full", "sft, LoRA", "sft, full, gradient accumulation", "dpo, LoRA", "rm, LoRA"},
-    "trl_trainers.max_tokens": {"SFT", "SFT, packing", "SFT, padding-free", "SFT, LoRA", "DPO", "DPO, LoRA", "reward"},
+    "llamafactory.max_tokens": {
+        "sft, full",
+        "sft, LoRA",
+        "sft, full, gradient accumulation",
+        "dpo, LoRA",
+        "rm, LoRA",
+    },
+    "trl_trainers.max_tokens": {
+        "SFT",
+        "SFT, packing",
+        "SFT, padding-free",
+        "SFT, LoRA",
+        "DPO",
+        "DPO, LoRA",
+        "reward",
+    },
 }
 """Runs whose steps are cut, and not left as they were."""
 
@@ -53,9 +69,16 @@ def test_the_page_says_what_is_recorded():
 def test_every_run_that_stock_makes_gives_its_numbers(name):
     """What differs by more than 1e-6 is rounding."""
     for run, found in _ALL[name]["runs"].items():
-        assert found["verdict"] in ("exact", "apart", "no stock", *(("not cut",) if name in CUT else ())), run
+        assert found["verdict"] in (
+            "exact",
+            "apart",
+            "no stock",
+            *(("not cut",) if name in CUT else ()),
+        ), run
         if found["verdict"] in ("exact", "not cut"):
-            assert found["worst"] <= 1e-6 or (found["worst"] <= 1e-5 and found["float64"] < 1e-12), run
+            assert found["worst"] <= 1e-6 or (
+                found["worst"] <= 1e-5 and found["float64"] < 1e-12
+            ), run
 
 
 @pytest.mark.parametrize("name", CUT)
@@ -68,7 +91,9 @@ def test_steps_of_common_trainers_are_cut(name):
 def test_all_runs_of_a_program_are_recorded(name):
     program, runs = listed()[name], RECORDED[name]["runs"]
     assert list(runs) == list(program["runs"])
-    assert {run for run, found in runs.items() if found["verdict"] == "apart"} <= set(program.get("apart", ()))
+    assert {run for run, found in runs.items() if found["verdict"] == "apart"} <= set(
+        program.get("apart", ())
+    )
     assert RECORDED[name]["name"] == program["name"]
 
 
@@ -80,7 +105,11 @@ def test_all_programs_are_recorded():
 def _padded(name):
     """How much padding runs that stock makes have skipped, by the name of a run."""
     runs = RECORDED[name]["runs"].items()
-    return {run: found["padding skipped"] for run, found in runs if found["verdict"] in ("exact", "apart")}
+    return {
+        run: found["padding skipped"]
+        for run, found in runs
+        if found["verdict"] in ("exact", "apart")
+    }
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -100,6 +129,9 @@ def test_only_what_is_known_to_keep_its_padding_does(name):
     ],
 )
 def test_a_run_still_has_the_verdict_that_is_recorded(name, run, tmp_path):
-    found, known = programs.Runner(name, Path(sys.executable), tmp_path).compared(run), RECORDED[name]["runs"][run]
+    found, known = (
+        programs.Runner(name, Path(sys.executable), tmp_path).compared(run),
+        RECORDED[name]["runs"][run],
+    )
     assert found["verdict"] == known["verdict"]
     assert found["padding skipped"] == pytest.approx(known["padding skipped"], abs=5)

@@ -20,9 +20,12 @@ def test_readme_is_what_is_generated(monkeypatch):
 def test_every_recorded_task_has_a_row_whose_numbers_add_up():
     rows = [line.split(" | ") for line in readme.served().splitlines() if line.startswith("| [")]
     assert len(rows) == len(readme.recorded())
-    for (_, types, exact, refused, others), results in zip(rows, readme.recorded().values(), strict=True):
+    for (_, types, exact, refused, others), results in zip(
+        rows, readme.recorded().values(), strict=True
+    ):
         not_run = sum(int(part.split(" (")[0]) for part in others.removesuffix(" |").split("), "))
-        alone = re.search(r"(\d+) with images alone", exact)  # of types that transformers cannot run without them
+        # of types that transformers cannot run without them
+        alone = re.search(r"(\d+) with images alone", exact)
         found = int(exact.split()[0]) + (0 if alone is None else int(alone[1]))
         assert int(types) == len(results) == found + int(refused.split(":")[0]) + not_run
 
@@ -39,5 +42,7 @@ def test_what_is_stale_is_found_and_written_anew(monkeypatch, tmp_path, capsys):
 
 
 def test_a_missing_place_is_named():
-    with pytest.raises(ValueError, match=r"wants the two lines '<!-- needed: .*' and '<!-- /needed -->' once"):
+    with pytest.raises(
+        ValueError, match=r"wants the two lines '<!-- needed: .*' and '<!-- /needed -->' once"
+    ):
         readme.written("# autopack\n")

@@ -1,4 +1,5 @@
-"""docs/reliability.md is what the records give; a short soak holds its bounds, and notices a leak."""
+"""docs/reliability.md is what the records give; a short soak holds its bounds, and notices a
+leak."""
 
 import json
 
@@ -24,7 +25,10 @@ def test_a_stale_page_is_found_and_a_missing_record_is_said(monkeypatch, tmp_pat
     (tmp_path / "seams.json").write_text(json.dumps(record))
     assert reliability.main(["--check"], page) == 1
     assert reliability.main([], page) == 0
-    assert "1 named functions of autopack, each broken in turn: its tests notice 0." in page.read_text()
+    assert (
+        "1 named functions of autopack, each broken in turn: its tests notice 0."
+        in page.read_text()
+    )
     assert "* not noticed: a" in page.read_text()
 
 

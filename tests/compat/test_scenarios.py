@@ -1,4 +1,5 @@
-"""What people do with a model, in every release: a trainer, generation, checkpointing, the demo, taking it back."""
+"""What people do with a model, in every release: a trainer, generation, checkpointing, the demo,
+taking it back."""
 
 import copy
 
@@ -35,7 +36,10 @@ def losses(model, directory, enabled, **options):
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_trainer_with_padded_batches(stock, checkpointing, tmp_path):
     """A script that pads trains as it did: every loss is stock's, and no padding is computed."""
-    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    options = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }
     options = options if checkpointing else {}
     model = copy.deepcopy(stock)
     wanted = losses(stock, tmp_path, False, **options)
@@ -47,7 +51,8 @@ def test_trainer_with_padded_batches(stock, checkpointing, tmp_path):
 
 
 def test_generate(stock):
-    """An enabled model generates the tokens of stock, from one prompt and from prompts padded on the left."""
+    """An enabled model generates the tokens of stock, from one prompt and from prompts padded on
+    the left."""
     model = copy.deepcopy(stock)
     autopack.enable(model)
     prompts = tiny.tokens(stock.config, 2, 9)

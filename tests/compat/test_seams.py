@@ -133,7 +133,9 @@ def test_each_kind_of_function_and_break(root, name, breaks, ask, before, after)
 def test_one_is_caught_one_survives_and_one_fails_by_itself(root):
     import table_of_sums
 
-    found = {each.seam.name: each for each in seams.run(table_of_sums.SEAMS, 1, root, "table_of_sums")}
+    found = {
+        each.seam.name: each for each in seams.run(table_of_sums.SEAMS, 1, root, "table_of_sums")
+    }
     assert {name: outcome.caught for name, outcome in found.items()} == {
         "test_add": True,
         "test_nothing": False,
@@ -159,7 +161,11 @@ def _mapped():
 
 def test_the_breaks_of_0_2_have_a_seam_or_a_reason():
     names = {seam.name for seam in SEAMS}
-    assert [line for line in _mapped() if line[1] not in names and not line[1].startswith(("gone: ", "none: "))] == []
+    assert [
+        line
+        for line in _mapped()
+        if line[1] not in names and not line[1].startswith(("gone: ", "none: "))
+    ] == []
 
 
 def test_the_command(capsys, tmp_path):

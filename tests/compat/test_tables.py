@@ -24,7 +24,8 @@ def test_a_result_has_a_line_per_type_and_reasons_once(recorded):
 
 
 def test_some_cells_are_merged(recorded):
-    """Types that were measured replace theirs; reasons that nobody names any more go; scenarios stay."""
+    """Types that were measured replace theirs; reasons that nobody names any more go; scenarios
+    stay."""
     first = result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("llama", "eager"))
     tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
     found = tables.merged(NEW, result_of(NEW, cell("gpt2", "eager")))
@@ -33,7 +34,10 @@ def test_some_cells_are_merged(recorded):
     assert found["reasons"] == {}
     found = tables.merged(NEW, result_of(NEW, cell("llama", "sdpa", "refused", reason="why")))
     assert [words[0] for words in found["cells"]["causal-lm"].values()][1] == "exact"
-    assert [tables.status_of(word) for word in found["cells"]["causal-lm"]["llama"]] == ["exact", "refused"]
+    assert [tables.status_of(word) for word in found["cells"]["causal-lm"]["llama"]] == [
+        "exact",
+        "refused",
+    ]
     tables.record(NEW, result_of(NEW))
     assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
 
@@ -41,7 +45,12 @@ def test_some_cells_are_merged(recorded):
 def test_merged_cells_keep_their_proofs_and_the_code_of_both(recorded):
     """What is usual may change with what is merged; every cell says what it said before."""
     first = [cell(name, "eager", proof="recorded") for name in ("bert", "llama")]
-    tables.record(NEW, tables.compact(NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"))
+    tables.record(
+        NEW,
+        tables.compact(
+            NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"
+        ),
+    )
     more = [cell(name, "sdpa", proof="twin") for name in ("bert", "llama", "t5")]
     found = tables.merged(NEW, tables.compact(NEW, ABOUT, more, "two"))
     assert (found["usual"], found["code"]) == ("twin", ["one", "two"])
@@ -66,13 +75,16 @@ def test_what_is_wrong_is_named():
 def test_markdown():
     text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
     assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
-    assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
+    assert (
+        "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
+    )
     refused = {"5.0.0": tables.compact(NEW, {"refused": "too old"}, [], "now")}
     assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
 
 def test_stale_is_what_contradicts(recorded):
-    """What is not recorded yet is said; other pins, wrong cells, foreign files and an old page are failures."""
+    """What is not recorded yet is said; other pins, wrong cells, foreign files and an old page are
+    failures."""
     tables.write_table(MATRIX)
     assert tables.stale(MATRIX) == ([], ["4.9.0", "5.0.0"])
     tables.record(NEW, result_of(NEW))
@@ -81,11 +93,15 @@ def test_stale_is_what_contradicts(recorded):
     assert tables.stale(MATRIX) == ([], ["4.9.0"])
     tables.record(OLD, {**result_of(NEW), "transformers": "4.9.0"})
     (recorded / "releases" / "1.0.0.json").write_text("{}")
-    tables.record(NEW, result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("gpt2", "sdpa")))
+    tables.record(
+        NEW, result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("gpt2", "sdpa"))
+    )
     tables.write_table(MATRIX)
     wrong, missing = tables.stale(MATRIX)
     assert missing == []
-    assert [next(w for w in ("other packages", "LEAK", "no listed") if w in line) for line in wrong] == [
+    assert [
+        next(w for w in ("other packages", "LEAK", "no listed") if w in line) for line in wrong
+    ] == [
         "other packages",
         "LEAK",
         "no listed",
@@ -94,7 +110,9 @@ def test_stale_is_what_contradicts(recorded):
 
 def test_scenarios_are_read_from_the_report():
     def case(check, inside=""):
-        properties = f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
+        properties = (
+            f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
+        )
         return f'<testcase name="t"><properties>{properties}</properties>{inside}</testcase>'
 
     cases = case("audit") + case("control", '<skipped message="exact upstream"/>')

@@ -7,7 +7,18 @@ import pytest
 from autopack import tiny
 from compat.variants import variants, walk
 
-SAMPLE = ["llama", "gemma2", "inkling_text", "gpt2", "bert", "modernbert", "mamba2", "reformer", "llama4_text", "qwen3"]
+SAMPLE = [
+    "llama",
+    "gemma2",
+    "inkling_text",
+    "gpt2",
+    "bert",
+    "modernbert",
+    "mamba2",
+    "reformer",
+    "llama4_text",
+    "qwen3",
+]
 
 
 def all_variants(model_type):
@@ -36,13 +47,22 @@ def test_a_variant_changes_the_field_that_it_names(model_type):
 @pytest.mark.parametrize(
     ("model_type", "names"),
     [
-        ("llama", ["attention_bias=True", "rope_parameters=yarn", "rope_parameters=dynamic, max_position_embeddings=8",
+        ("llama", ["attention_bias=True", "rope_parameters=yarn", (
+                                                                      "rope_parameters=dynamic, "
+                                                                      "max_position_embeddings=8"
+                                                                  ),
                    "max_position_embeddings=16", "pad_token_id=None"]),
-        ("gemma2", ["attn_logit_softcapping=None", "layer_types=['full_attention', 'full_attention']",
+        ("gemma2", ["attn_logit_softcapping=None", (
+                                                       "layer_types=['full_attention', "
+                                                       "'full_attention']"
+                                                   ),
                     "sliding_window=1", "query_pre_attn_scalar=None"]),
         ("inkling_text", ["log_scaling_n_floor=None", "shared_expert_sink=False"]),
         ("gpt2", ["reorder_and_upcast_attn=True"]),
-        ("reformer", ["lsh_attn_chunk_length=3", "hash_seed=None", "attn_layers=['lsh', 'lsh'], num_hidden_layers=2"]),
+        ("reformer", ["lsh_attn_chunk_length=3", "hash_seed=None", (
+                                                                       "attn_layers=['lsh', "
+                                                                       "'lsh'], num_hidden_layers=2"
+                                                                   )]),
     ],
 )  # fmt: skip
 def test_what_is_tried(model_type, names):

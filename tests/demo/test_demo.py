@@ -1,4 +1,5 @@
-"""The demo: its corpus, both ways of stacking the same documents, the small training, and its table."""
+"""The demo: its corpus, both ways of stacking the same documents, the small training, and its
+table."""
 
 from dataclasses import replace
 
@@ -41,7 +42,10 @@ def test_corpus_has_distinct_documents_of_skewed_lengths(texts):
 
 
 def test_corpus_parses_files_and_never_runs_them(tmp_path):
-    functions = [f"def f{n}():\n    '''{'What the function does, in words. ' * 3}{n}'''\n" for n in range(200)]
+    functions = [
+        f"def f{n}():\n    '''{'What the function does, in words. ' * 3}{n}'''\n"
+        for n in range(200)
+    ]
     (tmp_path / "documented.py").write_text("raise SystemExit('imported')\n" + "".join(functions))
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "undecodable.py").write_bytes(b"'''\xff\xfe" + b"x" * 100 + b"'''")
@@ -54,7 +58,8 @@ def test_corpus_parses_files_and_never_runs_them(tmp_path):
 
 def test_corpus_that_is_too_small_says_what_to_do(tmp_path):
     with refused(
-        "corpus-too-small", match=rf"wants at least 128 texts, but found 0 under {tmp_path}.*Run the demo with"
+        "corpus-too-small",
+        match=rf"wants at least 128 texts, but found 0 under {tmp_path}.*Run the demo with",
     ):
         collect_documents(tmp_path)
 
@@ -88,7 +93,11 @@ def test_table_says_what_was_measured(result):
     assert f"{padded.tokens:,}" in table
     assert f"{packed.tokens:,}" in table
     assert f"{result.speed(ENABLED):.2f}x" in table
-    rows = [line for line in table.splitlines() if line.startswith(tuple(f"{name}  " for name in result.arms))]
+    rows = [
+        line
+        for line in table.splitlines()
+        if line.startswith(tuple(f"{name}  " for name in result.arms))
+    ]
     assert [row.split()[-1] for row in rows] == ["equal", "LEAKS", "equal"]
     assert "FAILED" not in table
     assert max(map(len, table.splitlines())) <= 120
@@ -104,7 +113,9 @@ def test_losses_that_differ_are_failures(result, last):
 
 def test_a_release_without_the_leak_is_not_said_to_leak(result):
     assert "see each other" in write_table(result)
-    assert "see each other" not in write_table(with_losses(result, result.arms[PADDED].losses, STOCK))
+    assert "see each other" not in write_table(
+        with_losses(result, result.arms[PADDED].losses, STOCK)
+    )
 
 
 @pytest.mark.parametrize("off", [1.0, 2.0])

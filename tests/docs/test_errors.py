@@ -18,8 +18,15 @@ from autopack.cli import main
 
 ROOT = Path(autopack.__file__).parent
 PAGE = ROOT.parent / "docs" / "errors.md"
-KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.AutopackError)]
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.AutopackError)
+]
+TREES = {
+    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+    for path in sorted(ROOT.rglob("*.py"))
+}
 NAMED = r"(\w+) = partial\((\w+), code='([a-z-]+)'\)$"
 """A class with a code, which has a name of its own."""
 
@@ -29,11 +36,16 @@ def name_of(node):
 
 
 def classes():
-    """The code of each class, and of each name of a class with a code; "" where each error brings its own."""
+    """The code of each class, and of each name of a class with a code; "" where each error brings
+    its own."""
     found = {kind.__name__: kind.code for kind in KINDS}
     for tree in TREES.values():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name not in found and {*map(name_of, node.bases)} & {*found}:
+            if (
+                isinstance(node, ast.ClassDef)
+                and node.name not in found
+                and {*map(name_of, node.bases)} & {*found}
+            ):
                 given = [each.value for each in node.body if isinstance(each, ast.Assign)]
                 found[node.name] = ast.literal_eval(given[0]) if given else ""
             elif isinstance(node, ast.Assign) and (named := re.match(NAMED, ast.unparse(node))):
@@ -42,16 +54,26 @@ def classes():
 
 
 def raised(trees):
-    """Where an error is made, its code ("" for one that has none), and the source of its message."""
+    """Where an error is made, its code ("" for one that has none), and the source of its
+    message."""
     kinds = classes()
     for module, tree in trees.items():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or (kind := name_of(node.func)) not in kinds:
                 continue
-            given = next((each.value for each in node.keywords if each.arg == "code"), ast.Constant(kinds[kind]))
+            given = next(
+                (each.value for each in node.keywords if each.arg == "code"),
+                ast.Constant(kinds[kind]),
+            )
             handed_on = ast.unparse(given) in ("error.code", "found['code']")
             for each in (given.body, given.orelse) if isinstance(given, ast.IfExp) else (given,):
-                code = "handed on" if handed_on else each.value if isinstance(each, ast.Constant) else ""
+                code = (
+                    "handed on"
+                    if handed_on
+                    else each.value
+                    if isinstance(each, ast.Constant)
+                    else ""
+                )
                 yield f"{module}:{node.lineno}", str(code), " ".join(map(ast.unparse, node.args))
 
 
@@ -99,7 +121,9 @@ def test_the_code_is_at_the_end_and_the_address_below_and_workers_hand_it_on(pro
     assert error.code == code
     assert error.guide.endswith(f"/docs/errors.md#{code}")
     assert str(error) == f"{error.message} [{code}]"
-    assert (error.guide in "".join(traceback.format_exception(error))) == (sys.version_info >= (3, 11))
+    assert (error.guide in "".join(traceback.format_exception(error))) == (
+        sys.version_info >= (3, 11)
+    )
     for again in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
         assert (type(again), str(again), again.code) == (type(error), str(error), code)
         assert vars(again).keys() == vars(error).keys()

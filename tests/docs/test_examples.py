@@ -1,4 +1,5 @@
-"""The examples: they run, with the line and without it to the same results; notebooks are kept with their outputs."""
+"""The examples: they run, with the line and without it to the same results; notebooks are kept with
+their outputs."""
 
 import re
 
@@ -18,7 +19,13 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1}
+PICTURES = {
+    "embeddings": 1,
+    "estimate_pack_train": 1,
+    "own_family": 2,
+    "prefixes": 1,
+    "real_sentences": 1,
+}
 PICTURES |= {"trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
 STEPS = 4
@@ -36,7 +43,9 @@ def losses(printed):
 def text(notebook, name):
     """What the cell of this name put out, as plain text."""
     (cell,) = [cell for cell in notebook.cells if cell.id == name]
-    return "".join(o.text if o.output_type == "stream" else o.data.get("text/plain", "") for o in cell.outputs)
+    return "".join(
+        o.text if o.output_type == "stream" else o.data.get("text/plain", "") for o in cell.outputs
+    )
 
 
 def numbers(notebook, name, pattern):
@@ -47,12 +56,16 @@ def numbers(notebook, name, pattern):
 def columns(notebook, name):
     """The columns of a table of losses by step."""
     rows = re.findall(r"^ *\d+ (?: +\S+)+$", text(notebook, name), re.MULTILINE)
-    return [list(map(float, column)) for column in zip(*(row.split()[1:] for row in rows), strict=True)]
+    return [
+        list(map(float, column)) for column in zip(*(row.split()[1:] for row in rows), strict=True)
+    ]
 
 
 def of(name):
     """Give a test the notebook of this name, run; it fails where a cell does."""
-    return pytest.mark.parametrize("executed", [pytest.param(name, marks=pytest.mark.exhaustive)], indirect=True)
+    return pytest.mark.parametrize(
+        "executed", [pytest.param(name, marks=pytest.mark.exhaustive)], indirect=True
+    )
 
 
 @pytest.fixture(name="executed")
@@ -119,7 +132,9 @@ def test_estimate_pack_train(executed):
     assert leaking[1:] != pytest.approx(padded[1:], rel=10 * ROUNDING)
 
 
-@pytest.mark.skipif(version.parse(transformers.__version__) < version.parse("4.57"), reason="has no Qwen3-Next")
+@pytest.mark.skipif(
+    version.parse(transformers.__version__) < version.parse("4.57"), reason="has no Qwen3-Next"
+)
 @of("own_family")
 def test_own_family(executed):
     for cell, said in (
@@ -143,7 +158,9 @@ def test_prefixes(executed):
     shared = numbers(executed, "dpo", r"real tokens, (\d+),\d+ of them")
     assert len(shared) == 2
     assert min(shared) > 1
-    apart, together = map(int, re.search(r"in (\d+) rows, or in (\d+) of groups", text(executed, "groups")).groups())
+    apart, together = map(
+        int, re.search(r"in (\d+) rows, or in (\d+) of groups", text(executed, "groups")).groups()
+    )
     assert together < apart / 2
 
 
@@ -161,7 +178,9 @@ def test_real_sentences(executed):
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 def test_rows_that_two_processes_share_have_the_losses_of_one():
-    printed = [launched(["examples/sequence_parallel.py"], processes).stdout for processes in (1, 2)]
+    printed = [
+        launched(["examples/sequence_parallel.py"], processes).stdout for processes in (1, 2)
+    ]
     one, two = ([float(loss) for loss in re.findall(r"loss ([\d.]+)", text)] for text in printed)
     assert len(one) == 8
     assert two == pytest.approx(one, abs=2e-4)  # as they are printed

@@ -37,7 +37,11 @@ def files_in(text):
 def test_files_that_the_page_of_the_design_leads_to_are_there():
     named, root = files_in((pages.DOCS / "design.md").read_text()), pages.DOCS.parent
     assert len(named) > 20
-    assert [each for each in sorted(named) if not ((root / "autopack" / each).exists() or (root / each).exists())] == []
+    assert [
+        each
+        for each in sorted(named)
+        if not ((root / "autopack" / each).exists() or (root / each).exists())
+    ] == []
 
 
 def visited(call):
@@ -72,5 +76,11 @@ def test_the_walk_of_a_call_names_every_file_that_it_visits():
 
 
 def test_a_lost_link_is_found():
-    planted = "[here](trust.md#code-of-your-own) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
-    assert list(pages.lost_links(pages.DOCS / "design.md", planted)) == ["trust.md#nothing", "none.md"]
+    planted = (
+        "[here](trust.md#code-of-your-own) [not there](trust.md#nothing) [nor "
+        "there](none.md) `[no](link.md)`"
+    )
+    assert list(pages.lost_links(pages.DOCS / "design.md", planted)) == [
+        "trust.md#nothing",
+        "none.md",
+    ]

@@ -1,8 +1,8 @@
-"""The code of the documentation, run as it stands there, page by page; docs/packing.md has tests/docs/test_recipes.py.
+"""The code of the documentation, run as it stands there, page by page; docs/packing.md has
+tests/docs/test_recipes.py.
 
-One list, `PAGES`, says what the blocks of each page, or section of it, take for granted. A block that no test runs
-has to say why.
-"""
+One list, `PAGES`, says what the blocks of each page, or section of it, take for granted. A block
+that no test runs has to say why."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ NOT_RUN = {
 """Why blocks are not run, and how many for each reason: what is added to a page is added here."""
 ROUNDING = 1e-4
 WITHIN = 0.3
-"""Numbers that a page shows may be off by so much: those of other machines, releases and kernels."""
+"""Numbers that a page shows may be off by so much: those of other machines, releases and
+kernels."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the blocks of a page take for granted, what stands for what is too large, and what holds afterwards."""
+    """What the blocks of a page take for granted, what stands for what is too large, and what holds
+    afterwards."""
 
     there: Callable[[], dict[str, Any]] = dict
     instead: Mapping[str, str] = field(default_factory=dict)
@@ -56,9 +58,18 @@ class Page:
 def steps():
     from tests.steps.steps_of import DOCUMENTS, texts, trainer
 
-    made, batches = trainer("llama", texts), [texts(DOCUMENTS[first : first + 4]) for first in (0, 4)]
+    made, batches = (
+        trainer("llama", texts),
+        [texts(DOCUMENTS[first : first + 4]) for first in (0, 4)],
+    )
     optimizer = torch.optim.SGD(made.model.parameters(), lr=1e-3)
-    return {"autopack": autopack, "trainer": made, "model": made.model, "steps": [batches], "optimizer": optimizer}
+    return {
+        "autopack": autopack,
+        "trainer": made,
+        "model": made.model,
+        "steps": [batches],
+        "optimizer": optimizer,
+    }
 
 
 def audited():
@@ -88,7 +99,9 @@ def folders():
     datasets.Dataset.from_dict({"text": texts}).to_json("train.jsonl")
     pairs = zip(texts[::2], texts[1::2], reversed(texts[::2]), strict=True)
     names = ("prompt", "chosen", "rejected")
-    datasets.Dataset.from_list([dict(zip(names, pair, strict=True)) for pair in pairs]).to_json("pairs.jsonl")
+    datasets.Dataset.from_list([dict(zip(names, pair, strict=True)) for pair in pairs]).to_json(
+        "pairs.jsonl"
+    )
     return {"examples": examples()}
 
 
@@ -108,15 +121,26 @@ def loop():
 
 def as_alone(names):
     """Whether the loss of a block, if it has one, is that of the batch's documents alone."""
-    return "loss" not in names or abs(names["loss"].item() - loss_alone(llama(), examples()[:4]).item()) < ROUNDING
+    return (
+        "loss" not in names
+        or abs(names["loss"].item() - loss_alone(llama(), examples()[:4]).item()) < ROUNDING
+    )
 
 
 def one_process():
-    """What a loop has, and a process group of this process alone; test_processes.py has more of them."""
+    """What a loop has, and a process group of this process alone; test_processes.py has more of
+    them."""
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+        torch.distributed.init_process_group(
+            "gloo", rank=0, world_size=1, store=torch.distributed.HashStore()
+        )
     there = loop()
-    return there | {"rows": there["batch"], "group": torch.distributed.group.WORLD, "rank": 0, "ranks": 1}
+    return there | {
+        "rows": there["batch"],
+        "group": torch.distributed.group.WORLD,
+        "rank": 0,
+        "ranks": 1,
+    }
 
 
 def encoder():
@@ -139,7 +163,9 @@ def padded_batch():
 def classifier():
     from transformers import AutoModelForSequenceClassification, Trainer
 
-    tiny.build("llama", task="sequence-classification", pad_token_id=0).save_pretrained("path/to/model")
+    tiny.build("llama", task="sequence-classification", pad_token_id=0).save_pretrained(
+        "path/to/model"
+    )
     data = [each | {"labels": number % 2} for number, each in enumerate(examples())]
     return {
         "AutoModelForSequenceClassification": AutoModelForSequenceClassification,
@@ -224,12 +250,19 @@ PAGES = {
     "families.md": Page(holds=lambda names: names["report"].exact),
     "design.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "testing.md": Page(audited, holds=lambda names: not names["report"].exact),
-    "steps.md#steps-by-tokens": Page(steps, holds=lambda names: "autopack: Trainer" in repr(names["handle"])),
-    "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
-    "steps.md#rows-that-begin-alike": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
+    "steps.md#steps-by-tokens": Page(
+        steps, holds=lambda names: "autopack: Trainer" in repr(names["handle"])
+    ),
+    "unpadding.md": Page(
+        padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)
+    ),
+    "steps.md#rows-that-begin-alike": Page(
+        padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)
+    ),
     "distributed.md#engines": Page(one_process, holds=as_alone),
     "distributed.md#rows-that-ranks-share": Page(
-        one_process, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING
+        one_process,
+        holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING,
     ),
     "losses.md#how-a-call-declares-its-documents": Page(loop),
     "losses.md#what-a-mean-is-taken-over": Page(loop, holds=as_alone, anew=True),
@@ -244,7 +277,12 @@ PAGES = {
     "trainers.md#accelerate": Page(folders, needs=("accelerate",)),
     "trainers.md#lightning": Page(
         folders,
-        {"logger=False": 'logger=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False'},
+        {
+            "logger=False": (
+                'logger=False, accelerator="cpu", enable_progress_bar=False, '
+                "enable_model_summary=False"
+            )
+        },
         lambda names: names["trainer"].global_step == 2,
         ("lightning",),
     ),
@@ -258,7 +296,8 @@ PAGES = {
 
 @pytest.fixture(name="in_a_folder")
 def _in_a_folder(tmp_path, monkeypatch):
-    """Pages write where they stand, register families and import what they wrote: all of that goes away again."""
+    """Pages write where they stand, register families and import what they wrote: all of that goes
+    away again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "_registered", [])
@@ -316,7 +355,11 @@ def disable_all(names):
 def test_every_block_is_run_or_says_why_not():
     reasons = Counter()
     for block in (block for page in pages.pages() for block in pages.blocks(page)):
-        known = [name for name in (*PAGES, *ELSEWHERE) if name in (block.page, f"{block.page}#{block.section}")]
+        known = [
+            name
+            for name in (*PAGES, *ELSEWHERE)
+            if name in (block.page, f"{block.page}#{block.section}")
+        ]
         assert len(known) == 1, f"{block} has Python code that no test runs"
         reasons.update([block.reason] if block.reason is not None else [])
     assert reasons == NOT_RUN

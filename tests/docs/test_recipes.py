@@ -1,4 +1,5 @@
-"""The code of docs/packing.md, and of a section beside it, as it stands there: losses are those of documents alone."""
+"""The code of docs/packing.md, and of a section beside it, as it stands there: losses are those of
+documents alone."""
 
 import copy
 import os
@@ -13,12 +14,20 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 import autopack
-from tests.packing.batches import arguments, documents_in, in_training, logged, loss_alone, tokenizer
+from tests.packing.batches import (
+    arguments,
+    documents_in,
+    in_training,
+    logged,
+    loss_alone,
+    tokenizer,
+)
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = ["llama", "bloom", "mamba", "gpt_neo"]
-"""Bloom and Mamba name no `position_ids`, and GPT-Neo calls its layers and attention by other names than Llama."""
+"""Bloom and Mamba name no `position_ids`, and GPT-Neo calls its layers and attention by other names
+than Llama."""
 CAPACITY = 64
 ROUNDING = 1e-5
 """float32; a loss of documents that see each other is off by 1e-2 or more."""
@@ -30,7 +39,11 @@ ELSEWHERE = {
 """Recipes that other tests run: what is in them, and where."""
 
 
-BLOCKS = [block.code for name in ("packing.md", "losses.md#every-document-alike") for block in pages.blocks(name)]
+BLOCKS = [
+    block.code
+    for name in ("packing.md", "losses.md#every-document-alike")
+    for block in pages.blocks(name)
+]
 
 
 def recipe(*marks):
@@ -101,7 +114,8 @@ def run(there, *names, **instead):
 
 
 def alone(there, documents, by_document=False):
-    """The mean loss over all targets of documents by themselves, or over documents of each one's mean."""
+    """The mean loss over all targets of documents by themselves, or over documents of each one's
+    mean."""
     weights = [1.0] * len(documents) if by_document else None
     return pytest.approx(loss_alone(there["stock"], documents, weights).item(), rel=ROUNDING)
 
@@ -139,10 +153,16 @@ def test_recipes_run(there, names, tmp_path, monkeypatch):
 def test_groups(there):
     draw = np.random.default_rng(1)
     prompts = [draw.integers(3, 90, size=20).tolist() for _ in range(6)]
-    documents = [prompt + draw.integers(3, 90, size=5).tolist() for prompt in prompts for _ in range(4)]
+    documents = [
+        prompt + draw.integers(3, 90, size=5).tolist() for prompt in prompts for _ in range(4)
+    ]
     there["dataset"] = Dataset.from_list([{"input_ids": document} for document in documents])
-    there = run(there | {"lengths": [25] * 24, "groups": np.repeat(np.arange(6), 4), "prefixes": [20] * 24}, "groups")
-    assert len(there["rows"]) == len(there["plan"]) == 6  # four documents of 25 tokens each, 40 of them to compute
+    there = run(
+        there | {"lengths": [25] * 24, "groups": np.repeat(np.arange(6), 4), "prefixes": [20] * 24},
+        "groups",
+    )
+    # four documents of 25 tokens each, 40 of them to compute
+    assert len(there["rows"]) == len(there["plan"]) == 6
     assert sorted(number for batch in there["sampler"] for number in batch) == list(range(24))
     batch = there["collator"]([{"prompt_ids": prompts[0], "completion_ids": [[5], [6]]}])
     assert batch["input_ids"].shape == (1, 42)
@@ -172,7 +192,9 @@ def test_accelerate(there):
             super().backward(loss, **options)
 
     sampler = autopack.PackedBatchSampler(there["lengths"], CAPACITY)
-    there["loader"] = DataLoader(there["dataset"], batch_sampler=sampler, collate_fn=there["collate"])
+    there["loader"] = DataLoader(
+        there["dataset"], batch_sampler=sampler, collate_fn=there["collate"]
+    )
     first = documents_in(next(iter(there["loader"])))
     there["optimizer"] = torch.optim.SGD(there["model"].parameters(), 1e-3)
     run(there | {"accelerator": Noting(cpu=True)}, "accelerate")
@@ -209,10 +231,12 @@ def of_an_endless_stream(there):
 
 
 @pytest.mark.parametrize(
-    ("make", "steps"), [(with_the_sampler, 7), (of_packed_rows, 1), (of_trl, 1), (of_an_endless_stream, 3)]
+    ("make", "steps"),
+    [(with_the_sampler, 7), (of_packed_rows, 1), (of_trl, 1), (of_an_endless_stream, 3)],
 )
 def test_trainers(there, make, steps):
-    """Their first losses are those of the documents of the first step, which is all there are in two of them."""
+    """Their first losses are those of the documents of the first step, which is all there are in
+    two of them."""
     trainer = make(there)
     first = documents_in(next(iter(trainer.get_train_dataloader())))
     if not trainer.state.global_step:

@@ -1,4 +1,5 @@
-"""Whether a loss shifts, asked of the model: whatever its class is called and however its forward is written."""
+"""Whether a loss shifts, asked of the model: whatever its class is called and however its forward
+is written."""
 
 import copy
 
@@ -37,7 +38,9 @@ class InColumn(LlamaForCausalLM):
 class Smoothed(LlamaForCausalLM):
     def forward(self, input_ids, labels=None, **kwargs):
         logits = super().forward(input_ids, **kwargs).logits
-        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+        loss = cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1
+        )
         return (loss, logits) if labels is not None else (logits,)
 
     # Without labels it crashes, and it returns a tuple.
@@ -75,7 +78,9 @@ def test_every_way_to_write_a_loss_is_asked(kind, expected, dtype):
 @pytest.mark.parametrize("classes", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [None, "regression", "multi_label_classification"])
 def test_one_label_per_row_is_not_taken_for_one_per_token(classes, kind):
-    model = tiny.build("llama", task="sequence-classification", num_labels=classes, problem_type=kind)
+    model = tiny.build(
+        "llama", task="sequence-classification", num_labels=classes, problem_type=kind
+    )
     model.config.pad_token_id = 0
     assert first_label_counts(model) is None
     assert model.config.problem_type == kind
@@ -103,7 +108,8 @@ def with_own_loss():
         (lambda: tiny.build("whisper"), True),
         (lambda: tiny.build("qwen2_vl", task="image-text-to-text"), False),
         (lambda: tiny.build("bert", task="token-classification", num_labels=2), True),
-        (lambda: tiny.build("bert", task="token-classification", num_labels=1), None),  # whose loss is zero
+        # whose loss is zero
+        (lambda: tiny.build("bert", task="token-classification", num_labels=1), None),
     ],
 )
 def test_others_are_asked(make, expected):
@@ -149,4 +155,11 @@ def test_what_transformers_notes_on_a_model_is_taken_off_again():
     before = attributes(model)
     autopack.audit(model, modes=("every output",), training=(False,))
     assert same(attributes(model), before)
-    assert len(model(input_ids=tiny.tokens(model.config, 1, 5), output_hidden_states=True).hidden_states) > 1
+    assert (
+        len(
+            model(
+                input_ids=tiny.tokens(model.config, 1, 5), output_hidden_states=True
+            ).hidden_states
+        )
+        > 1
+    )

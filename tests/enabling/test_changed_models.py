@@ -1,4 +1,5 @@
-"""A changed model is looked at in its next call, also inside generation and transforms of torch.func."""
+"""A changed model is looked at in its next call, also inside generation and transforms of
+torch.func."""
 
 import pytest
 import torch
@@ -46,14 +47,16 @@ def generate(model, ids):
 
 def differentiate(model, ids, **given):
     def total(parameters):
-        return torch.func.functional_call(model, parameters, (), {"input_ids": ids, "use_cache": False, **given})[
-            0
-        ].sum()
+        return torch.func.functional_call(
+            model, parameters, (), {"input_ids": ids, "use_cache": False, **given}
+        )[0].sum()
 
     return torch.func.grad(total)(dict(model.named_parameters()))
 
 
-@pytest.mark.parametrize("build", [without_twin, lambda: tiny.build("llama")], ids=["no twin", "twin"])
+@pytest.mark.parametrize(
+    "build", [without_twin, lambda: tiny.build("llama")], ids=["no twin", "twin"]
+)
 @pytest.mark.parametrize("first", [generate, differentiate])
 @pytest.mark.parametrize("packed", [True, False])
 def test_calls_after_it_are_exact(build, first, packed):

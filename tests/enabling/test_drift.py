@@ -1,7 +1,8 @@
-"""Changes that transformers might make, made here: an error that names the place, and nothing is changed.
+"""Changes that transformers might make, made here: an error that names the place, and nothing is
+changed.
 
-What changes is transformers, by assignments that are taken back. Every place is one that an enabled model stands at, or
-whose code it reads; without the change `enable` works, which is asked first.
+What changes is transformers, by assignments that are taken back. Every place is one that an enabled
+model stands at, or whose code it reads; without the change `enable` works, which is asked first.
 """
 
 import contextlib
@@ -54,7 +55,9 @@ class Place:
 
 def build(model_type):
     attn_implementation = "eager" if model_type == "mamba2" else "sdpa"
-    return tiny.build(model_type, task=TASKS.get(model_type, "causal-lm"), attn_implementation=attn_implementation)
+    return tiny.build(
+        model_type, task=TASKS.get(model_type, "causal-lm"), attn_implementation=attn_implementation
+    )
 
 
 def sites_of(model):
@@ -109,7 +112,8 @@ def unchanged(model, sites):
 
 
 def with_another_name(function, name):
-    """A function of the same code's place whose parameter goes by another name, as upstream would write it."""
+    """A function of the same code's place whose parameter goes by another name, as upstream would
+    write it."""
     parameters = [
         parameter.replace(name=f"{name}_2") if parameter.name == name else parameter
         for parameter in inspect.signature(function).parameters.values()
@@ -152,7 +156,8 @@ FUNCTIONS = {
     f"{MODELS}.llama.modeling_llama:eager_attention_forward": ("llama", "query"),
     f"{MODELS}.t5.modeling_t5:eager_attention_forward": ("t5", "attention_mask"),
 }
-"""Functions that autopack stands at, a type that needs each, and a parameter on which autopack relies."""
+"""Functions that autopack stands at, a type that needs each, and a parameter on which autopack
+relies."""
 FORWARDS = {
     f"{MODELS}.llama.modeling_llama:LlamaForCausalLM.forward": "llama",
     f"{MODELS}.llama.modeling_llama:LlamaModel.forward": "llama",
@@ -179,7 +184,8 @@ OTHER_SHAPES = {
     "signature hidden": lambda function, name: _of_upstream(_hides_signature(function), function),
 }
 CHANGES = {**OTHER_SHAPES, **MODULES, "nothing": lambda function, name: None}
-# Somebody may register any callable, and is not asked what it takes; what holds no function is not registered.
+# Somebody may register any callable, and is not asked what it takes; what holds no function is not
+# registered.
 REGISTERED = {**OTHER_SHAPES, "module of Python": MODULES["module of Python"]}
 DRIFTS = [
     *(
@@ -188,7 +194,11 @@ DRIFTS = [
         for change in (REGISTERED if address.endswith("]") else CHANGES)
     ),
     *((address, of, "", change) for address, of in FORWARDS.items() for change in MODULES),
-    *((address, of, "", "gone") for address, types_of_it in GONE.items() for of in types_of_it.split()),
+    *(
+        (address, of, "", "gone")
+        for address, types_of_it in GONE.items()
+        for of in types_of_it.split()
+    ),
 ]
 
 
@@ -198,7 +208,9 @@ DRIFTS = [
     DRIFTS,
     ids=[f"{a.split(':')[1]}-{t}-{c}" for a, t, _, c in DRIFTS],
 )
-def test_what_is_of_another_shape_or_gone_is_named(monkeypatch, address, model_type, parameter, change):
+def test_what_is_of_another_shape_or_gone_is_named(
+    monkeypatch, address, model_type, parameter, change
+):
     model, sites = control(model_type)
     place = Place(address)
     if change == "gone":
@@ -229,7 +241,11 @@ def _hides_function(function):
     return _hides_signature(lambda *args, **kwargs: held.call(*args, **kwargs))
 
 
-DECORATORS = {"wraps": _keeps_signature, "signature hidden": _hides_signature, "function hidden": _hides_function}
+DECORATORS = {
+    "wraps": _keeps_signature,
+    "signature hidden": _hides_signature,
+    "function hidden": _hides_function,
+}
 
 
 @pytest.mark.sampled(4)
@@ -244,4 +260,6 @@ def test_a_decorated_forward_is_exact_or_refused(monkeypatch, address, decorate)
             with autopack.enable(model):
                 assert is_exact(model)
         except (SiteDrift, UnsupportedModel):
-            assert decorate is not _keeps_signature, "a decorator that keeps the signature is harmless"
+            assert decorate is not _keeps_signature, (
+                "a decorator that keeps the signature is harmless"
+            )

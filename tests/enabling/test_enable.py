@@ -1,4 +1,5 @@
-"""enable and disable: what they change, that all of it goes back by identity, copies, and refusals."""
+"""enable and disable: what they change, that all of it goes back by identity, copies, and
+refusals."""
 
 import re
 
@@ -38,9 +39,12 @@ def _as_before(model, before):
 
 
 class TestRestoring:
-    """Afterwards everything is the same object as before: hooks, functions, configs, checkpoint functions, marks."""
+    """Afterwards everything is the same object as before: hooks, functions, configs, checkpoint
+    functions, marks."""
 
-    @pytest.fixture(params=["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.exhaustive)])
+    @pytest.fixture(
+        params=["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.exhaustive)]
+    )
     def model(self, request):
         model = llama(request.param, torch.float32)
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -81,7 +85,8 @@ class TestRestoring:
 
 
 class LeakyLlama(LlamaForCausalLM):
-    """A remote-code model whose structure looks servable, but whose first layer also takes from the token before."""
+    """A remote-code model whose structure looks servable, but whose first layer also takes from the
+    token before."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -90,7 +95,9 @@ class LeakyLlama(LlamaForCausalLM):
 
 class MixingWithTheTokenBefore(LlamaMLP):
     def forward(self, states):
-        return super().forward(states + states.roll(1, dims=1) * (torch.arange(states.shape[1]) > 0)[:, None])
+        return super().forward(
+            states + states.roll(1, dims=1) * (torch.arange(states.shape[1]) > 0)[:, None]
+        )
 
 
 def _leaky(model_type="llama"):
@@ -140,24 +147,44 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("model_type", "options", "message"),
         [
-            ("big_bird", {"attention_type": "block_sparse"}, "Nothing was changed; train it on padded batches"),
+            (
+                "big_bird",
+                {"attention_type": "block_sparse"},
+                "Nothing was changed; train it on padded batches",
+            ),
             ("falcon", {"alibi": True}, "bfloat16, counted from the start of the row"),
         ],
     )
     @pytest.mark.parametrize("verify", [True, False, "strict"])
     def test_architectures_that_leak_elsewhere(self, model_type, options, message, verify):
-        _refused_as_it_was(tiny.build(model_type, **options), "cannot-be-packed", message, verify=verify)
+        _refused_as_it_was(
+            tiny.build(model_type, **options), "cannot-be-packed", message, verify=verify
+        )
 
     def test_options_that_do_not_exist(self):
         model = llama()
-        with pytest.raises(ValueError, match="must be 'auto', 'eager', 'flash', 'flex', 'sdpa' or 'varlen'; found 'x'"):
+        with pytest.raises(
+            ValueError,
+            match="must be 'auto', 'eager', 'flash', 'flex', 'sdpa' or 'varlen'; found 'x'",
+        ):
             autopack.enable(model, backend="x")
         for name, value, said in (
             ("unpad", "never", "unpad must be True or False; found 'never' (write unpad=False)"),
-            ("unpad", "always", "write unpad=True; evaluation without labels unpads with use_cache=False in the call"),
+            (
+                "unpad",
+                "always",
+                (
+                    "write unpad=True; evaluation without labels unpads with use_cache=False in "
+                    "the call"
+                ),
+            ),
             ("share", "auto", "write share=True"),
             ("share", 1, "share must be True or False; found 1"),
-            ("verify", "full", "must be True, False or 'strict'; found 'full' (write verify=True; autopack.audit"),
+            (
+                "verify",
+                "full",
+                "must be True, False or 'strict'; found 'full' (write verify=True; autopack.audit",
+            ),
             ("verify", "sometimes", "found 'sometimes'"),
         ):
             with pytest.raises(ValueError, match=re.escape(said)):
@@ -175,7 +202,9 @@ class TestFailures:
     def test_a_backend_that_cannot_serve_the_model(self, implementation, backend, way_out):
         if backend == "varlen" and torch.cuda.is_available():
             pytest.skip("varlen is available here")
-        _refused_as_it_was(llama(implementation, torch.float32), "backend-unavailable", way_out, backend=backend)
+        _refused_as_it_was(
+            llama(implementation, torch.float32), "backend-unavailable", way_out, backend=backend
+        )
 
 
 class TestSeveralModels:
@@ -184,7 +213,9 @@ class TestSeveralModels:
         with autopack.enable(model, backend="sdpa") as handle:
             assert autopack.enable(model).enabled is handle.enabled
             assert autopack.enable(model, backend="sdpa").enabled is handle.enabled
-            with pytest.raises(ValueError, match="enabled with backend='sdpa'; call autopack.disable"):
+            with pytest.raises(
+                ValueError, match="enabled with backend='sdpa'; call autopack.disable"
+            ):
                 autopack.enable(model, backend="flex")
             hooks = [h for h in model._forward_pre_hooks.values() if isinstance(h, EntryHook)]
             assert len(hooks) == 1
@@ -221,7 +252,12 @@ class TestSeveralModels:
         enabled, other = llama(implementation, torch.float32), llama(implementation, torch.float32)
         mask = torch.ones_like(IDS)
         mask[:, -4:] = 0
-        calls = [{}, {"position_ids": WHERE}, {"position_ids": WHERE, "use_cache": False}, {"attention_mask": mask}]
+        calls = [
+            {},
+            {"position_ids": WHERE},
+            {"position_ids": WHERE, "use_cache": False},
+            {"attention_mask": mask},
+        ]
 
         def outputs():
             return [other(input_ids=IDS, **call).logits for call in calls]
@@ -238,7 +274,11 @@ def test_the_handle_says_what_was_done():
     model = llama()
     handle = autopack.enable(model, backend="sdpa")
     text = repr(handle)
-    for fact in ("LlamaForCausalLM (llama)", "2 modules, attn_implementation=sdpa", "backend:   sdpa"):
+    for fact in (
+        "LlamaForCausalLM (llama)",
+        "2 modules, attn_implementation=sdpa",
+        "backend:   sdpa",
+    ):
         assert fact in text
     assert "<table><caption>autopack: enabled, exact, no call yet</caption>" in handle._repr_html_()
     handle.remove()

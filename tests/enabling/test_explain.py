@@ -13,7 +13,8 @@ from tests.enabling.test_wrapping import trainer
 
 @pytest.fixture(autouse=True)
 def _nothing_is_differentiated():
-    """Whether padding is read is found out where something is (tests/calls/test_padding_read.py)."""
+    """Whether padding is read is found out where something is
+    (tests/calls/test_padding_read.py)."""
     with torch.no_grad():
         yield
 
@@ -45,12 +46,32 @@ UNTOUCHED = [
     (LLAMA, {}, {**PADDED, "labels": tokens()}, "padding is labelled and counts in the loss"),
     (LLAMA, {}, {"input_ids": tokens(), "attention_mask": LONE}, "a row holds nothing but padding"),
     (LLAMA, {}, {**PADDED, "margin_of_mine": 1.0}, "margin_of_mine is no argument"),
-    (("mamba2", "causal-lm"), {}, {"input_ids": tokens(), "attention_mask": HOLED}, "padding lies between tokens"),
-    (("canine", "sequence-classification"), {}, PADDED, "documents are run alone, and gain nothing"),
+    (
+        ("mamba2", "causal-lm"),
+        {},
+        {"input_ids": tokens(), "attention_mask": HOLED},
+        "padding lies between tokens",
+    ),
+    (
+        ("canine", "sequence-classification"),
+        {},
+        PADDED,
+        "documents are run alone, and gain nothing",
+    ),
     (("convbert", "masked-lm"), {}, PADDED, "convbert reads padding"),
     (("t5", "seq2seq"), {"unpad": False}, {**PADDED, "labels": labels()}, "unpad=False"),
-    (("t5", "seq2seq"), {}, {**PADDED, "labels": labels(), "output_attentions": True}, "attention weights are wanted"),
-    (CLASSIFIER, {}, {"input_ids": tokens(), "attention_mask": LEFT}, "the token that the head reads is padding"),
+    (
+        ("t5", "seq2seq"),
+        {},
+        {**PADDED, "labels": labels(), "output_attentions": True},
+        "attention weights are wanted",
+    ),
+    (
+        CLASSIFIER,
+        {},
+        {"input_ids": tokens(), "attention_mask": LEFT},
+        "the token that the head reads is padding",
+    ),
 ]
 OTHERWISE = [
     (LLAMA, PACKED, "runs as packed rows, each document by itself"),
@@ -58,8 +79,16 @@ OTHERWISE = [
     (LLAMA, {**PADDED, "logits_to_keep": 1}, "runs without its padding, as one packed row"),
     (CLASSIFIER, PADDED, "runs without its padding, as one packed row"),
     (CLASSIFIER, PACKED, "runs without its padding, as one packed row"),
-    (("xlnet", "sequence-classification"), PACKED, "runs on documents alone, those of one length as a batch"),
-    (("t5", "seq2seq"), {**PADDED, "labels": labels()}, "runs as one packed row of the encoder's tokens"),
+    (
+        ("xlnet", "sequence-classification"),
+        PACKED,
+        "runs on documents alone, those of one length as a batch",
+    ),
+    (
+        ("t5", "seq2seq"),
+        {**PADDED, "labels": labels()},
+        "runs as one packed row of the encoder's tokens",
+    ),
 ]
 
 
@@ -72,7 +101,10 @@ def enabled(kind, **options):
 @pytest.mark.parametrize(
     ("kind", "options", "batch", "what", "reason"),
     [
-        *((kind, options, batch, "runs as it came", reason) for kind, options, batch, reason in UNTOUCHED),
+        *(
+            (kind, options, batch, "runs as it came", reason)
+            for kind, options, batch, reason in UNTOUCHED
+        ),
         *((kind, {}, batch, what, "") for kind, batch, what in OTHERWISE),
     ],
 )
@@ -96,7 +128,9 @@ def decided(model, batch, caplog):
     return [record.args for record in caplog.records if record.msg == "a call of %s %s, since %s"]
 
 
-@pytest.mark.parametrize("batch", [PACKED, PADDED, {**PADDED, "use_cache": True}, {**PACKED, "use_cache": True}])
+@pytest.mark.parametrize(
+    "batch", [PACKED, PADDED, {**PADDED, "use_cache": True}, {**PACKED, "use_cache": True}]
+)
 @pytest.mark.parametrize("kind", [LLAMA, CLASSIFIER])
 def test_nothing_is_run_counted_or_changed(kind, batch):
     model, handle = enabled(kind)
@@ -124,7 +158,8 @@ def test_how_much_of_it_runs():
     _, handle = enabled(LLAMA)
     said = str(handle.explain(**PADDED, use_cache=False))
     assert "(2 documents, 14 real tokens in 14 columns, 4 columns of padding left out)" in said
-    said = str(handle.explain(PACKED["input_ids"], None, PACKED["position_ids"]))  # by position, as for the model
+    # by position, as for the model
+    said = str(handle.explain(PACKED["input_ids"], None, PACKED["position_ids"]))
     assert "(2 documents, 9 real tokens in 9 columns)" in said
 
 
@@ -151,7 +186,9 @@ def test_a_trainer_explains_and_counts_calls_of_its_models(tmp_path, reference):
         found = handle.explain(**batch)
         assert str(handle.models["model"].explain(**batch)) in str(found)
         assert found.what == "runs without its padding, as one packed row"
-        assert [d.name.startswith("ref_model: GPT2") for d in found.decisions] == [True, False][1 - reference :]
+        assert [d.name.startswith("ref_model: GPT2") for d in found.decisions] == [True, False][
+            1 - reference :
+        ]
         subject.model(**batch)
         if reference:
             subject.ref_model(**batch)

@@ -15,12 +15,20 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def test_one_handle_removes_them_all(kind):
     models = kind([llama(), Holder(inside=tiny.build("gpt2"))])
     handle = autopack.enable(models, unpad=False)
-    assert [each.model for each in handle.models.values()] == [models[0], models[1].layers["inside"]]
+    assert [each.model for each in handle.models.values()] == [
+        models[0],
+        models[1].layers["inside"],
+    ]
     assert not any(each.enabled.options.unpad for each in handle.models.values())
     assert autopack.is_enabled(models)
-    said = "autopack: 2 models\n  [0]: enabled, exact, no call yet\n    model:     LlamaForCausalLM (llama)\n"
+    said = (
+        "autopack: 2 models\n  [0]: enabled, exact, no call yet\n    model:     "
+        "LlamaForCausalLM (llama)\n"
+    )
     assert repr(handle).startswith(said)
-    assert [handle._repr_html_().count(name) for name in ("LlamaForCausalLM", "GPT2LMHeadModel")] == [1, 1]
+    assert [
+        handle._repr_html_().count(name) for name in ("LlamaForCausalLM", "GPT2LMHeadModel")
+    ] == [1, 1]
     handle.remove()
     assert not any(map(autopack.is_enabled, models))
 
@@ -57,7 +65,10 @@ def test_trainers_and_lists_may_be_among_them(tmp_path):
 @pytest.mark.parametrize("unfit", [lambda: tiny.build("falcon", alibi=True), object, list])
 def test_where_one_cannot_be_enabled_none_is(unfit, tmp_path):
     policy, other = trainer(tmp_path), llama()
-    before, callbacks = [attributes(policy.model), attributes(other)], list(policy.callback_handler.callbacks)
+    before, callbacks = (
+        [attributes(policy.model), attributes(other)],
+        list(policy.callback_handler.callbacks),
+    )
     with pytest.raises(autopack.UnsupportedModel):
         autopack.enable([policy, other, unfit()])
     assert all(map(same, [attributes(policy.model), attributes(other)], before))
@@ -82,7 +93,10 @@ def test_what_was_enabled_before_stays_so(tmp_path):
     [
         ([], "found an empty list"),
         ({}, "found an empty dict"),
-        ((model for model in ()), "found a generator, which does not keep them in an order. Pass list"),
+        (
+            (model for model in ()),
+            "found a generator, which does not keep them in an order. Pass list",
+        ),
         ({llama}, "found a set"),
         ({"one": llama}.values(), "found a dict_values"),
         (["org/model"], "'org/model', which is to be loaded first"),

@@ -1,4 +1,5 @@
-"""Transforms of torch over an enabled model: torch.func's derivatives are exact, what has no values is refused."""
+"""Transforms of torch over an enabled model: torch.func's derivatives are exact, what has no values
+is refused."""
 
 import pytest
 import torch
@@ -43,7 +44,8 @@ def test_gradients_are_those_of_backward(model_type, padded):
 
 
 class TestWithoutValues:
-    """Where documents begin cannot be read: the call is refused, and tokens alone are what they are to stock."""
+    """Where documents begin cannot be read: the call is refused, and tokens alone are what they are
+    to stock."""
 
     def test_rows_one_by_one(self):
         model, stock = llama(), llama()
@@ -57,15 +59,23 @@ class TestWithoutValues:
             with refused("recorded-call", match=r"no values.*torch.vmap"):
                 vmap(run)(rows, where)
             assert error(vmap(run)(rows), stock(input_ids=rows).logits) < FLOAT64
-            assert error(model(**PACKED).logits, alone(stock, IDS, LENGTHS)) < FLOAT64  # nothing is left in force
+            # nothing is left in force
+            assert error(model(**PACKED).logits, alone(stock, IDS, LENGTHS)) < FLOAT64
 
     def test_exported(self):
         model, stock = llama(), llama()
         with autopack.enable(model):
             with refused("recorded-call", match=r"no values.*torch.export"):
-                torch.export.export(model, (), {name: PACKED[name] for name in ("input_ids", "position_ids")})
+                torch.export.export(
+                    model, (), {name: PACKED[name] for name in ("input_ids", "position_ids")}
+                )
             tokens = torch.export.export(model, (), {"input_ids": IDS, "use_cache": False})
-        assert error(tokens.module()(input_ids=IDS, use_cache=False).logits, stock(input_ids=IDS).logits) < FLOAT64
+        assert (
+            error(
+                tokens.module()(input_ids=IDS, use_cache=False).logits, stock(input_ids=IDS).logits
+            )
+            < FLOAT64
+        )
 
 
 class _Traced(torch.nn.Module):
@@ -92,5 +102,7 @@ class TestTraced:
         first[0, 7:], second = 0, first.flip(0)
         with autopack.enable(model) as handle:
             traced = torch.jit.trace(_Traced(model, "attention_mask"), (ids, first))
-            assert error(traced(ids, second)[1, :7], stock(input_ids=ids[1:, :7]).logits[0]) < FLOAT64
+            assert (
+                error(traced(ids, second)[1, :7], stock(input_ids=ids[1:, :7]).logits[0]) < FLOAT64
+            )
             assert "traced" in repr(handle)

@@ -35,11 +35,17 @@ def trainer(tmp_path, **more):
 
 
 HOLDERS = {
-    "deep inside": lambda model: Holder(inner=Holder(wrapped=nn.Sequential(model)), other=nn.Linear(2, 2)),
+    "deep inside": lambda model: Holder(
+        inner=Holder(wrapped=nn.Sequential(model)), other=nn.Linear(2, 2)
+    ),
     "held twice": lambda model: Holder(one=model, other=nn.Sequential(model)),
-    "an object": lambda model: SimpleNamespace(body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu"),
+    "an object": lambda model: SimpleNamespace(
+        body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu"
+    ),
     "compiled": torch.compile,
-    "a pipeline": lambda model: TextClassificationPipeline(model=model, tokenizer=None, task="text-classification"),
+    "a pipeline": lambda model: TextClassificationPipeline(
+        model=model, tokenizer=None, task="text-classification"
+    ),
 }
 
 
@@ -60,12 +66,22 @@ def test_the_one_model_of_what_holds_it_is_found(hold):
 
 @pytest.mark.parametrize("kind", [Holder, SimpleNamespace])
 def test_what_holds_several_models_is_refused_and_names_them(kind):
-    with refused("which-model", match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
+    with refused(
+        "which-model", match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"
+    ):
         autopack.enable(kind(one=llama(), other=tiny.build("gpt2")))
 
 
 @pytest.mark.parametrize(
-    "subject", [nn.Linear(2, 2), object, None, "meta-llama/Llama-3.2-1B", SimpleNamespace(head=nn.Linear(2, 2)), tiny]
+    "subject",
+    [
+        nn.Linear(2, 2),
+        object,
+        None,
+        "meta-llama/Llama-3.2-1B",
+        SimpleNamespace(head=nn.Linear(2, 2)),
+        tiny,
+    ],
 )
 def test_what_holds_no_model_is_refused(subject):
     with refused("which-model"):
@@ -73,14 +89,19 @@ def test_what_holds_no_model_is_refused(subject):
 
 
 def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
-    policy = trainer(tmp_path, ref_model=Holder(inside=llama()), reward_funcs=[len, tiny.build("gpt2")])
+    policy = trainer(
+        tmp_path, ref_model=Holder(inside=llama()), reward_funcs=[len, tiny.build("gpt2")]
+    )
     models = [policy.model, policy.ref_model.layers["inside"], policy.reward_funcs[1]]
     handle = autopack.enable(policy, unpad=False)
     assert list(handle.models) == ["model", "ref_model", "reward_funcs[1]"]
     assert [h.model for h in handle.models.values()] == models
     assert not any(h.enabled.options.unpad for h in handle.models.values())
     assert autopack.is_enabled(policy)
-    said = "autopack: Trainer\n  model: enabled, exact, no call yet\n    model:     LlamaForCausalLM (llama)\n"
+    said = (
+        "autopack: Trainer\n  model: enabled, exact, no call yet\n    model:     "
+        "LlamaForCausalLM (llama)\n"
+    )
     assert repr(handle).startswith(said)
     assert "\n  ref_model: enabled, exact, no call yet\n    model:" in repr(handle)
     assert handle._repr_html_().count("LlamaForCausalLM") == 2
@@ -94,7 +115,8 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
 
 
 def test_a_reference_model_that_cannot_be_enabled_is_refused_and_nothing_is_changed(tmp_path):
-    """It sees the same batches as the policy: one of the two enabled would be a silent difference."""
+    """It sees the same batches as the policy: one of the two enabled would be a silent
+    difference."""
     policy = trainer(tmp_path, ref_model=tiny.build("falcon", alibi=True))
     before = attributes(policy.model)
     with refused("cannot-be-packed", match="FalconForCausalLM"):
@@ -153,12 +175,18 @@ def test_a_forward_around_the_model_is_said_not_to_be_checked(name, packed, capl
     wrap, said = AROUND[name]
     model = llama().model
     net = wrap(model)
-    pads = {name: value for name, value in batch("causal LM", mask_of((9, 6))).items() if name != "labels"}
+    pads = {
+        name: value
+        for name, value in batch("causal LM", mask_of((9, 6))).items()
+        if name != "labels"
+    }
     with autopack.enable(net) as handle, torch.no_grad():
         for _ in range(2):
             (net if said else model)(**(PACKS if packed else pads))
         assert ("Pools.forward, which is not checked" in repr(handle)) == said
-    assert len([line for line in caplog.messages if "Pools.forward runs around" in line]) == (said and packed)
+    assert len([line for line in caplog.messages if "Pools.forward runs around" in line]) == (
+        said and packed
+    )
 
 
 class Steps(Pools):
@@ -174,4 +202,8 @@ def test_a_forward_around_the_model_that_does_not_run_is_not_warned_of(caplog):
         net.training_step(PACKS)
         assert "runs around" not in caplog.text
         net(**PACKS)
-        assert caplog.text.count("Pools.forward runs around") + caplog.text.count("Steps.forward runs around") == 1
+        assert (
+            caplog.text.count("Pools.forward runs around")
+            + caplog.text.count("Steps.forward runs around")
+            == 1
+        )

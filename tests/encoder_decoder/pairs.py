@@ -1,9 +1,9 @@
-"""Documents with a source and a target each, and what an encoder-decoder gives of them alone and together.
+"""Documents with a source and a target each, and what an encoder-decoder gives of them alone and
+together.
 
-Tolerances: in float32 two orders of matrix products differ by about 1e-6 of the scale of the logits, and every leak
-that these tests provoke moves them by more than 1e-2, so 1e-4 tells them apart. Gradients sum over tokens and layers:
-1e-3.
-"""
+Tolerances: in float32 two orders of matrix products differ by about 1e-6 of the scale of the
+logits, and every leak that these tests provoke moves them by more than 1e-2, so 1e-4 tells them
+apart. Gradients sum over tokens and layers: 1e-3."""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,8 @@ covered = pytest.mark.skipif(
 
 @dataclass
 class Pairs:
-    """Documents with a source and a target each; with the decoder's tokens beside them where calls have to give those.
+    """Documents with a source and a target each; with the decoder's tokens beside them where calls
+    have to give those.
 
     FSMT takes them so: the last label first.
     """
@@ -67,12 +68,17 @@ class Pairs:
     def one_row(self):
         """The same, told by segment ids."""
         masks = {"attention_mask": self.sources, "decoder_attention_mask": self.targets}
-        return self.undeclared() | {name: numbered([*map(len, half)]) for name, half in masks.items()}
+        return self.undeclared() | {
+            name: numbered([*map(len, half)]) for name, half in masks.items()
+        }
 
     def two_rows(self):
         """The first document in a row of its own, padded, the others in a second."""
         cuts = (slice(1), slice(1, None))
-        rows = [replace(self, sources=self.sources[cut], targets=self.targets[cut]).one_row() for cut in cuts]
+        rows = [
+            replace(self, sources=self.sources[cut], targets=self.targets[cut]).one_row()
+            for cut in cuts
+        ]
         return _padded(rows)
 
     def padded(self):
@@ -106,14 +112,18 @@ def build(model_type, **options):
 def forms_of(model_type):
     """The forms in which a type gives what documents give alone.
 
-    ProphetNet's streams of n-grams change with the number of columns, and NLLB-MoE's documents share places of
-    experts: their padded batches are left as they came.
-    """
-    return ("one_row", "two_rows") if model_type in ("prophetnet", "nllb-moe") else ("one_row", "two_rows", "padded")
+    ProphetNet's streams of n-grams change with the number of columns, and NLLB-MoE's documents
+    share places of experts: their padded batches are left as they came."""
+    return (
+        ("one_row", "two_rows")
+        if model_type in ("prophetnet", "nllb-moe")
+        else ("one_row", "two_rows", "padded")
+    )
 
 
 def of_outputs(model, outputs, pairs):
-    """What documents give by themselves, put together: logits, the loss over all targets, and its gradients."""
+    """What documents give by themselves, put together: logits, the loss over all targets, and its
+    gradients."""
     loss = mean_loss([output.loss for output in outputs], [len(target) for target in pairs.targets])
     return Result.of(model, [output.logits[0] for output in outputs], loss, LIMITS)
 
@@ -131,7 +141,9 @@ def result(model, pairs, form, output):
 def hold(model, pairs, expected, *forms, **given):
     """Want what documents give alone of calls in these forms."""
     for form in forms:
-        check(result(model, pairs, form, model(**{**getattr(pairs, form)(), **given})), expected, form)
+        check(
+            result(model, pairs, form, model(**{**getattr(pairs, form)(), **given})), expected, form
+        )
 
 
 def worst(found, expected):

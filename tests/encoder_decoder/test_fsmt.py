@@ -1,5 +1,5 @@
-"""FSMT: both halves on documents alone, whatever such a call may bring; what other types have, too, is in
-test_packed_rows.py."""
+"""FSMT: both halves on documents alone, whatever such a call may bring; what other types have, too,
+is in test_packed_rows.py."""
 
 import pytest
 import torch
@@ -20,7 +20,8 @@ def drawn():
 @pytest.mark.parametrize("use_cache", [None, False])
 @torch.no_grad()
 def test_without_labels_it_hides_later_tokens_where_stock_does(use_cache):
-    """Stock makes no mask where it may fill a cache: a document without labels gets something else than with them."""
+    """Stock makes no mask where it may fill a cache: a document without labels gets something else
+    than with them."""
     pairs, model = drawn()
     options = {"labels": None} if use_cache is None else {"labels": None, "use_cache": use_cache}
     wanted = [model(**{**call, **options}).logits[0] for call in pairs.each()]

@@ -1,4 +1,5 @@
-"""Heads of encoder-decoders with one result per row: packed documents run alone, and each gets its own result."""
+"""Heads of encoder-decoders with one result per row: packed documents run alone, and each gets its
+own result."""
 
 import copy
 
@@ -65,8 +66,13 @@ def test_an_audit_says_so(name):
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_rows_with_padding_declared_by_segment_ids(name):
     model, stock, _ = enabled(name)
-    ids, mask = (torch.nn.functional.pad(each, (0, 3)) for each in (documents(stock), numbered(LENGTHS)))
-    assert error(model(input_ids=ids, attention_mask=mask).logits, alone(stock, documents(stock))) < FLOAT32
+    ids, mask = (
+        torch.nn.functional.pad(each, (0, 3)) for each in (documents(stock), numbered(LENGTHS))
+    )
+    assert (
+        error(model(input_ids=ids, attention_mask=mask).logits, alone(stock, documents(stock)))
+        < FLOAT32
+    )
 
 
 def test_documents_that_begin_midway_are_refused_where_positions_are_not_taken():

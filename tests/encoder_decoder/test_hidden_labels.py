@@ -1,4 +1,5 @@
-"""A model that makes the decoder's tokens of labels may hide those that are padding tokens from its decoder.
+"""A model that makes the decoder's tokens of labels may hide those that are padding tokens from its
+decoder.
 
 `EncoderDecoderModel` does; BART and T5, which make them too, hide none of them.
 """
@@ -57,7 +58,9 @@ def test_a_token_that_is_hidden_from_later_ones_keeps_the_padding(start, column,
     found = difference(model(**given), stock(**given), given["labels"])
     assert found < EXACT if packs else found == 0.0
     assert handle.tally.batches == int(packs)
-    assert column != 3 or [reason for reason in handle.tally.left if "hides it from its decoder" in reason]
+    assert column != 3 or [
+        reason for reason in handle.tally.left if "hides it from its decoder" in reason
+    ]
 
 
 @torch.no_grad()
@@ -89,7 +92,9 @@ def test_packed_rows_with_such_a_label_are_refused():
     autopack.enable(model)
     alone = [
         stock(input_ids=ids, labels=labels).logits
-        for ids, labels in zip(row["input_ids"].split((5, 4), 1), row["labels"].split((3, 4), 1), strict=True)
+        for ids, labels in zip(
+            row["input_ids"].split((5, 4), 1), row["labels"].split((3, 4), 1), strict=True
+        )
     ]
     assert (model(**row).logits - torch.cat(alone, dim=1)).abs().max() < EXACT * alone[0].std()
     row["labels"] = row["labels"].clone()

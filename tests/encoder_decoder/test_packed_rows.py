@@ -1,4 +1,5 @@
-"""Encoder-decoders on packed rows: encoder, decoder and cross-attention keep the documents apart."""
+"""Encoder-decoders on packed rows: encoder, decoder and cross-attention keep the documents
+apart."""
 
 import pytest
 import torch
@@ -76,7 +77,8 @@ IN_TRAINING = [
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("model_type", "options", "reentrant"), IN_TRAINING)
 def test_every_form_in_training_with_checkpointing(model_type, options, reentrant):
-    """Without checkpointing where it is None; `enable` proves the others, whose code runs documents alone."""
+    """Without checkpointing where it is None; `enable` proves the others, whose code runs documents
+    alone."""
     model = build(model_type, **options).train()
     pairs = Pairs.for_model(model)
     expected = alone(model, pairs)
@@ -87,7 +89,8 @@ def test_every_form_in_training_with_checkpointing(model_type, options, reentran
     autopack.enable(model, verify=model_type in WHOLE_HALVES)
     if reentrant is not None and model_type in ("t5", "bart"):
         output = model(**pairs.one_row())
-        model(**Pairs.draw(SOURCES[::-1], TARGETS[::-1], seed=1).one_row())  # another layout before the backward
+        # another layout before the backward
+        model(**Pairs.draw(SOURCES[::-1], TARGETS[::-1], seed=1).one_row())
         check(result(model, pairs, "one_row", output), expected)
     hold(model, pairs, expected, *forms_of(model_type))
 
@@ -126,11 +129,17 @@ def test_padded_batches_by_flash_kernels_run_without_padding_that_stock_lets_dec
 
 
 def _declared(name, made):
-    return lambda model, pairs: {**pairs.undeclared(), name: made(SOURCES), f"decoder_{name}": made(TARGETS)}
+    return lambda model, pairs: {
+        **pairs.undeclared(),
+        name: made(SOURCES),
+        f"decoder_{name}": made(TARGETS),
+    }
 
 
 def _decoder_inputs_by_hand(model, pairs):
-    starts = [model.prepare_decoder_input_ids_from_labels(target[None])[0] for target in pairs.targets]
+    starts = [
+        model.prepare_decoder_input_ids_from_labels(target[None])[0] for target in pairs.targets
+    ]
     return pairs.one_row() | {"decoder_input_ids": torch.cat(starts)[None]}
 
 
@@ -184,7 +193,8 @@ def test_outputs_besides_the_logits(model_type):
     for name in ("encoder_hidden_states", "decoder_hidden_states"):
         for number, states in enumerate(getattr(found, name)):
             if model_type == "pegasus_x" and name == "encoder_hidden_states":
-                assert states is None or isinstance(states, tuple)  # with padding of its blocks, and global tokens
+                # with padding of its blocks, and global tokens
+                assert states is None or isinstance(states, tuple)
                 continue
             wanted = torch.cat([getattr(one, name)[number][0] for one in each])
             assert worst([states[0]], [wanted]) < LOGITS, (name, number)
@@ -196,7 +206,11 @@ def test_it_generates_as_before_and_is_left_as_it_was(model_type):
     model = build(model_type)
     pairs = Pairs.for_model(model)
 
-    batch = {name: value for name, value in pairs.padded().items() if name in ("input_ids", "attention_mask")}
+    batch = {
+        name: value
+        for name, value in pairs.padded().items()
+        if name in ("input_ids", "attention_mask")
+    }
 
     def generated():
         return model.generate(**batch, max_new_tokens=5, do_sample=False)
@@ -215,13 +229,20 @@ def _encoder_of_t5():
 
 
 @pytest.mark.parametrize(
-    ("make", "part"), [(lambda: build("bart"), "encoder"), (lambda: build("bart"), "model"), (_encoder_of_t5, "whole")]
+    ("make", "part"),
+    [
+        (lambda: build("bart"), "encoder"),
+        (lambda: build("bart"), "model"),
+        (_encoder_of_t5, "whole"),
+    ],
 )
 @torch.no_grad()
 def test_the_model_without_head_and_the_encoder_alone(make, part):
     pairs, model = Pairs.draw(), make()
     autopack.enable(model, verify=False)
-    called = {"encoder": model.get_encoder, "model": lambda: model.model, "whole": lambda: model}[part]()
+    called = {"encoder": model.get_encoder, "model": lambda: model.model, "whole": lambda: model}[
+        part
+    ]()
     calls = [*pairs.each(), pairs.one_row()]
     for call in calls:
         target = call.pop("labels")
@@ -239,7 +260,9 @@ def test_the_bias_is_that_of_the_longest_document():
     autopack.enable(model, verify=False)
     pairs, seen = Pairs.draw((16,) * 32, (16,) * 32), []
     attention = model.encoder.block[1].layer[0].SelfAttention
-    attention.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_bias"]), with_kwargs=True)
+    attention.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["position_bias"]), with_kwargs=True
+    )
     model(**pairs.one_row())
     assert [bias.shape[-2:] for bias in seen] == [(16, 16)]
 

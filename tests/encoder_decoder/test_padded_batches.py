@@ -1,10 +1,22 @@
-"""Encoder-decoders on padded batches: run as packed rows inside, or left as they came, with the same outputs."""
+"""Encoder-decoders on padded batches: run as packed rows inside, or left as they came, with the
+same outputs."""
 
 import pytest
 import torch
 
 import autopack
-from tests.encoder_decoder.pairs import SOURCES, TARGETS, Pairs, alone, build, check, covered, hold, pad, result
+from tests.encoder_decoder.pairs import (
+    SOURCES,
+    TARGETS,
+    Pairs,
+    alone,
+    build,
+    check,
+    covered,
+    hold,
+    pad,
+    result,
+)
 
 pytestmark = covered
 
@@ -29,7 +41,9 @@ def test_outputs_have_the_shape_of_the_batch():
     of_sources, of_targets = ((len(lengths), max(lengths)) for lengths in (SOURCES, TARGETS))
     encoded = output.encoder_last_hidden_state
     assert {state.shape[:2] for state in (encoded, *output.encoder_hidden_states)} == {of_sources}
-    assert {state.shape[:2] for state in (output.logits, *output.decoder_hidden_states)} == {of_targets}
+    assert {state.shape[:2] for state in (output.logits, *output.decoder_hidden_states)} == {
+        of_targets
+    }
     assert not encoded[0, SOURCES[0] :].any()
     assert isinstance(as_tuple, tuple)
     torch.testing.assert_close(as_tuple[1], output.logits)

@@ -1,4 +1,5 @@
-"""Recordings with packed texts: the encoder runs one recording per document, and only the decoder's share rows."""
+"""Recordings with packed texts: the encoder runs one recording per document, and only the decoder's
+share rows."""
 
 import pytest
 import torch
@@ -6,7 +7,17 @@ import transformers
 
 import autopack
 from autopack import tiny
-from tests.encoder_decoder.pairs import LOGITS, TARGETS, Pairs, check, covered, of_outputs, pad, result, worst
+from tests.encoder_decoder.pairs import (
+    LOGITS,
+    TARGETS,
+    Pairs,
+    check,
+    covered,
+    of_outputs,
+    pad,
+    result,
+    worst,
+)
 from tests.support.refusals import refused
 
 pytestmark = covered
@@ -43,7 +54,8 @@ def with_recordings(model_type="whisper"):
 
 @pytest.mark.parametrize("model_type", KINDS)
 def test_recordings_with_packed_texts(model_type):
-    """The encoder runs as it is, on one recording per document; only the decoder's documents share rows."""
+    """The encoder runs as it is, on one recording per document; only the decoder's documents share
+    rows."""
     model, name, recordings = with_recordings(model_type)
     pairs = Pairs.draw()
     calls = zip(recordings, pairs.targets, strict=True)
@@ -58,15 +70,20 @@ def test_recordings_with_packed_texts(model_type):
 
 
 def texts_of(call):
-    return {name: value for name, value in call.items() if name in ("labels", "decoder_attention_mask")}
+    return {
+        name: value for name, value in call.items() if name in ("labels", "decoder_attention_mask")
+    }
 
 
 def test_recordings_of_unequal_length():
-    """What of a recording is padding is not attended to; the encoder's convolutions read it, as they do in stock."""
+    """What of a recording is padding is not attended to; the encoder's convolutions read it, as
+    they do in stock."""
     model, name, _ = with_recordings("speech_to_text")
     pairs, frames = Pairs.draw(), (40, 24, 33, 16)
     batch = {
-        name: pad([torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in frames], 0),
+        name: pad(
+            [torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in frames], 0
+        ),
         "attention_mask": pad([torch.ones(n, dtype=torch.long) for n in frames], 0),
     }
     padded = model(**batch, labels=pairs.padded()["labels"], use_cache=False)

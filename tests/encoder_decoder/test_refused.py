@@ -38,7 +38,9 @@ def test_packed_calls_that_are_refused(change, code):
 
 
 def test_a_classification_head_refuses_packed_rows_with_tokens_of_a_decoder():
-    model = transformers.BartForSequenceClassification(tiny.config("bart", task="sequence-classification")).eval()
+    model = transformers.BartForSequenceClassification(
+        tiny.config("bart", task="sequence-classification")
+    ).eval()
     autopack.enable(model, verify=False)
     row = Pairs.draw().one_row()
     row["decoder_input_ids"] = row.pop("labels")

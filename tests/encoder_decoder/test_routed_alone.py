@@ -1,8 +1,9 @@
-"""NLLB-MoE: experts take so many tokens of a document, whatever else is in its row, and drop the others.
+"""NLLB-MoE: experts take so many tokens of a document, whatever else is in its row, and drop the
+others.
 
-The tiny model's experts take 3 tokens of a call in training, in evaluation three tenths of them, so that every document
-of more than a few tokens loses some. That every form is exact is in test_packed_rows.py.
-"""
+The tiny model's experts take 3 tokens of a call in training, in evaluation three tenths of them, so
+that every document of more than a few tokens loses some. That every form is exact is in
+test_packed_rows.py."""
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def test_evaluation_on_packed_rows_leaves_the_capacity_of_training():
 
 
 def test_a_padded_batch_runs_as_it_came():
-    """Its documents share the places of experts there, and that is what it gives without autopack."""
+    """Its documents share the places of experts there, and that is what it gives without
+    autopack."""
     pairs, model = Pairs.draw(), build().train()
     wanted = model(**pairs.padded())
     handle = autopack.enable(model, verify=False)
@@ -48,7 +50,8 @@ def test_second_experts_that_are_drawn_are_refused(policy):
 
 
 def test_by_default_packed_rows_take_labels_and_no_losses_of_routers():
-    """The plain call: that routers are refused their losses, as a proof finds, is no reason to refuse labels."""
+    """The plain call: that routers are refused their losses, as a proof finds, is no reason to
+    refuse labels."""
     pairs, model = Pairs.draw(), build().train()
     expected = alone(model, pairs)
     autopack.enable(model)

@@ -1,4 +1,5 @@
-"""Encoder-decoders of which one half runs on documents alone: whatever else such a call may bring."""
+"""Encoder-decoders of which one half runs on documents alone: whatever else such a call may
+bring."""
 
 import pytest
 import torch
@@ -34,20 +35,27 @@ def test_without_what_runs_alone_documents_see_each_other(model_type, monkeypatc
     """The negative control; a proof sees it, too."""
     model = build(model_type)
     families = [getattr(encoder_decoders, name) for name in ("WHOLE_HALF", "FSMT", "NLLB_MOE")]
-    ways = [way for family in (*families, whole_model.WHOLE_MODEL) for way in family.mixers.values()]
+    ways = [
+        way for family in (*families, whole_model.WHOLE_MODEL) for way in family.mixers.values()
+    ]
     for kind in {type(way) for way in ways if isinstance(way, (OneByOne, type(ROUTER)))}:
         monkeypatch.setattr(kind, "run", as_it_is)
     own = type("Own", (type(model),), {})(model.config)
-    with pytest.raises((autopack.AutopackError, RuntimeError)), autopack.enable(own):  # blocks of another row's length
+    # blocks of another row's length
+    with pytest.raises((autopack.AutopackError, RuntimeError)), autopack.enable(own):
         own(**Pairs.for_model(model).one_row())
 
 
 def test_tokens_with_global_attention_are_global_to_their_document():
     pairs, model = Pairs.draw(), build("led")
-    marks = [torch.zeros_like(source).index_fill(0, torch.tensor([0, 3]), 1) for source in pairs.sources]
+    marks = [
+        torch.zeros_like(source).index_fill(0, torch.tensor([0, 3]), 1) for source in pairs.sources
+    ]
     calls = zip(pairs.each(), marks, strict=True)
     expected = of_outputs(
-        model, [model(**call, global_attention_mask=m[None], use_cache=False) for call, m in calls], pairs
+        model,
+        [model(**call, global_attention_mask=m[None], use_cache=False) for call, m in calls],
+        pairs,
     )
     assert worst(alone(model, pairs).documents, expected.documents) > LEAK, "control"
     autopack.enable(model)
@@ -55,7 +63,8 @@ def test_tokens_with_global_attention_are_global_to_their_document():
 
 
 def test_what_packed_rows_have_of_the_streams_of_ngrams():
-    """Those of the first n-gram are the logits; the others have a form in which documents have no place."""
+    """Those of the first n-gram are the logits; the others have a form in which documents have no
+    place."""
     pairs, model = Pairs.draw(), build("prophetnet")
     row, padded = pairs.one_row(), pairs.padded()
     wanted = model(**padded)

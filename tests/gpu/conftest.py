@@ -1,7 +1,7 @@
 """Tests of the CUDA backends; skipped, and said so, where there is no CUDA device.
 
-tests/attention/test_varlen.py runs some of them on CPU stand-ins, which is why modules name their `DEVICE`.
-"""
+tests/attention/test_varlen.py runs some of them on CPU stand-ins, which is why modules name their
+`DEVICE`."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""What a batch held on the host is used on a GPU without waiting for it, and stops it where it holds something else."""
+"""What a batch held on the host is used on a GPU without waiting for it, and stops it where it
+holds something else."""
 
 import textwrap
 

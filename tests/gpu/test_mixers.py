@@ -1,8 +1,9 @@
-"""Recurrent and convolutional models on CUDA, in half precision: with the kernels that are installed, and without.
+"""Recurrent and convolutional models on CUDA, in half precision: with the kernels that are
+installed, and without.
 
-They need a CUDA device; those with kernels also `causal-conv1d`, `mamba-ssm` and `flash-linear-attention`
-(`pip install causal-conv1d mamba-ssm flash-linear-attention --no-build-isolation`), each test only what it names.
-"""
+They need a CUDA device; those with kernels also `causal-conv1d`, `mamba-ssm` and
+`flash-linear-attention` (`pip install causal-conv1d mamba-ssm flash-linear-attention
+--no-build-isolation`), each test only what it names."""
 
 import importlib
 
@@ -14,7 +15,8 @@ from autopack.inspection import releases
 from autopack.mixers import AtOperations
 from tests.gpu.test_models import DEVICE, check
 
-LONG = (7, 130, 2, 62)  # the backward of causal_conv1d refuses the strides of one token alone, in stock
+# the backward of causal_conv1d refuses the strides of one token alone, in stock
+LONG = (7, 130, 2, 62)
 KERNELS = {
     "mamba": ("causal_conv1d", "mamba_ssm"),
     "falcon_mamba": ("causal_conv1d", "mamba_ssm"),
@@ -55,6 +57,10 @@ def test_packed_equals_alone_with_real_kernels(model_type, dtype):
         pytest.importorskip(package, reason=f"needs the package {package}")
     modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     found = {name: getattr(modeling, name) for name in OPERATIONS if hasattr(modeling, name)}
-    in_torch = [name for name, operation in found.items() if not releases.kernel_parameters(operation)]
-    assert not in_torch, f"{in_torch} did not find their kernels although the packages are installed"
+    in_torch = [
+        name for name, operation in found.items() if not releases.kernel_parameters(operation)
+    ]
+    assert not in_torch, (
+        f"{in_torch} did not find their kernels although the packages are installed"
+    )
     _check(model_type, dtype)

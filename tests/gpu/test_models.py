@@ -59,12 +59,15 @@ def test_packed_equals_alone(backend, implementation, model_type, dtype):
 def check(model, lengths):
     """Want an exact model.
 
-    Routers of mixture models flip on half-precision ties, alone as packed, so those are held to influence only: that
-    everything runs and no document moves another, wherever that is measured, which is not in every mode.
-    """
+    Routers of mixture models flip on half-precision ties, alone as packed, so those are held to
+    influence only: that everything runs and no document moves another, wherever that is measured,
+    which is not in every mode."""
     routes = any("expert" in name for name, _ in model.named_modules())
     report = autopack.audit(model, lengths=lengths, gradients=not routes)
-    print(f"{model.config.model_type} {model.dtype}: worst {report.worst:.1e}, gradient {report.worst_gradient:.1e}")
+    print(
+        f"{model.config.model_type} {model.dtype}: worst {report.worst:.1e}, gradient "
+        f"{report.worst_gradient:.1e}"
+    )
     measured = [result.worst_influence for result in report.results if result.influence is not None]
     assert measured
     if routes:
@@ -76,32 +79,46 @@ def check(model, lengths):
 
 def packed(*lengths):
     """A row of documents of these lengths, on the device."""
-    return {"input_ids": ids(lengths=lengths).to(DEVICE), "position_ids": counted(lengths).to(DEVICE)}
+    return {
+        "input_ids": ids(lengths=lengths).to(DEVICE),
+        "position_ids": counted(lengths).to(DEVICE),
+    }
 
 
 @pytest.mark.parametrize("backend", ["varlen", "sdpa"])
 def test_float32_reference_bounds_the_error(backend, dtype):
-    """Packed in half precision is no further from the float32 model than alone in half precision, times two."""
+    """Packed in half precision is no further from the float32 model than alone in half precision,
+    times two."""
     exact = tiny.build("llama", attn_implementation="sdpa", device=DEVICE)
     half = tiny.build("llama", attn_implementation="sdpa", dtype=dtype, device=DEVICE)
     row = packed(*LONG)
     reference, alone = (
-        torch.cat([model(input_ids=d, use_cache=False).logits for d in row["input_ids"].split(LONG, 1)], dim=1)
+        torch.cat(
+            [model(input_ids=d, use_cache=False).logits for d in row["input_ids"].split(LONG, 1)],
+            dim=1,
+        )
         for model in (exact, half)
     )
     autopack.enable(half, backend=backend)
-    error_alone, error_packed = ((x.float() - reference).abs().max() for x in (alone, half(**row).logits))
+    error_alone, error_packed = (
+        (x.float() - reference).abs().max() for x in (alone, half(**row).logits)
+    )
     assert error_packed <= 2 * error_alone
 
 
 def test_stock_leaks_on_the_same_rows(dtype):
     model = tiny.build("llama", attn_implementation="sdpa", dtype=dtype, device=DEVICE)
-    report = autopack.audit(model, lengths=LONG, modes=("default", "all-ones mask"), gradients=False)
+    report = autopack.audit(
+        model, lengths=LONG, modes=("default", "all-ones mask"), gradients=False
+    )
     assert report.worst > 0.5
 
 
 def test_auto_chooses_varlen_in_half_precision_and_sdpa_in_float32():
-    for dtype, kernel in ((torch.bfloat16, "_flash_attention_forward"), (torch.float32, "scaled_dot_product")):
+    for dtype, kernel in (
+        (torch.bfloat16, "_flash_attention_forward"),
+        (torch.float32, "scaled_dot_product"),
+    ):
         model = tiny.build("llama", attn_implementation="sdpa", dtype=dtype, device=DEVICE)
         autopack.enable(model)
         row = packed(15, 25)
@@ -112,7 +129,13 @@ def test_auto_chooses_varlen_in_half_precision_and_sdpa_in_float32():
 
 
 def test_a_packed_forward_syncs_with_the_host_once():
-    model = tiny.build("llama", attn_implementation="sdpa", dtype=torch.bfloat16, device=DEVICE, num_hidden_layers=6)
+    model = tiny.build(
+        "llama",
+        attn_implementation="sdpa",
+        dtype=torch.bfloat16,
+        device=DEVICE,
+        num_hidden_layers=6,
+    )
     autopack.enable(model)
     rows = {name: value.repeat(2, 1) for name, value in packed(15, 25).items()}
     model(**rows)
@@ -134,5 +157,6 @@ def test_compiled_model_is_exact_over_layouts():
     for lengths in ((20, 44), (1, 30, 33), (10, 10, 20, 24), (5, 6, 7, 8, 38)):
         row = packed(*lengths)
         found, expected = compiled(**row).logits, model(**row).logits
-        # Inductor fuses and so rounds otherwise than eager kernels: a few bf16 roundings of the logits' scale.
+        # Inductor fuses and so rounds otherwise than eager kernels: a few bf16 roundings of the
+        # logits' scale.
         assert (found - expected).abs().max() / expected.float().std() < 0.1

@@ -10,7 +10,8 @@ from autopack.layout.packed import PackedLayout
 
 DEVICE = "cuda"
 ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
-# One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P and dS inside.
+# One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P
+# and dS inside.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
@@ -31,8 +32,12 @@ def reference(layout, query, key, value, pattern, scale):
             hidden |= -distance > pattern.after
         if pattern.chunk is not None:
             hidden |= index[:, None] // pattern.chunk != index[None, :] // pattern.chunk
-        bias = torch.zeros(len(q), *hidden.shape, device=q.device, dtype=exact).masked_fill(hidden, float("-inf"))
-        found = F.scaled_dot_product_attention(*(t[None] for t in (q, k, v, bias)), scale=scale, enable_gqa=True)
+        bias = torch.zeros(len(q), *hidden.shape, device=q.device, dtype=exact).masked_fill(
+            hidden, float("-inf")
+        )
+        found = F.scaled_dot_product_attention(
+            *(t[None] for t in (q, k, v, bias)), scale=scale, enable_gqa=True
+        )
         parts.append(found[0].transpose(0, 1))
     return torch.cat(parts).unflatten(0, (layout.rows, layout.columns))
 
@@ -51,10 +56,14 @@ def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
 def _compare(layout, states, pattern, scale, dtype):
     found = attend_varlen(layout, *states, pattern, scale)
     expected = reference(layout, *states, pattern, scale)
-    weights = torch.randn(expected.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
+    weights = torch.randn(
+        expected.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE
+    )
     gradients = torch.autograd.grad((found.float() * weights).sum(), states)
     wanted = torch.autograd.grad((expected * weights).sum(), states)
-    for name, f, w in zip(("output", "q", "k", "v"), (found, *gradients), (expected, *wanted), strict=True):
+    for name, f, w in zip(
+        ("output", "q", "k", "v"), (found, *gradients), (expected, *wanted), strict=True
+    ):
         error = float((f.float() - w.float()).abs().max() / w.float().abs().max())
         assert error <= TOLERANCE[dtype], f"{name} is off by {error:.1e} of its largest value"
 

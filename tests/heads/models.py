@@ -29,11 +29,18 @@ class MambaForSequenceClassification(MambaPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.backbone, self.score = MambaModel(config), nn.Linear(config.hidden_size, config.num_labels)
+        self.backbone, self.score = (
+            MambaModel(config),
+            nn.Linear(config.hidden_size, config.num_labels),
+        )
         self.post_init()
 
-    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, **kwargs):
-        states = self.backbone(input_ids, inputs_embeds, attention_mask=attention_mask).last_hidden_state
+    def forward(
+        self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, **kwargs
+    ):
+        states = self.backbone(
+            input_ids, inputs_embeds, attention_mask=attention_mask
+        ).last_hidden_state
         logits = self.score(self.pool(states, attention_mask))
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -63,22 +70,33 @@ def results(output):
 def each_alone(model, documents, labels, **arguments):
     """The results of each document run by itself, and the mean of its losses."""
     outputs = [
-        model(input_ids=document[None], **{name: value[i : i + 1] for name, value in labels.items()}, **arguments)
+        model(
+            input_ids=document[None],
+            **{name: value[i : i + 1] for name, value in labels.items()},
+            **arguments,
+        )
         for i, document in enumerate(documents)
     ]
-    return [results(output)[0] for output in outputs], torch.stack([output.loss for output in outputs]).mean()
+    return [results(output)[0] for output in outputs], torch.stack(
+        [output.loss for output in outputs]
+    ).mean()
 
 
 def packed(model, *rows, ids=IDS, **arguments):
     start = first_position(model.config)
-    return model(input_ids=ids, position_ids=positions(*(rows or [LENGTHS]), start=start), **arguments)
+    return model(
+        input_ids=ids, position_ids=positions(*(rows or [LENGTHS]), start=start), **arguments
+    )
 
 
 def serves(stock, labels, tolerance=FLOAT64, ids=IDS, **options):
-    """Want of an enabled copy, for each document of a packed row, what the document gets alone; return its handle."""
+    """Want of an enabled copy, for each document of a packed row, what the document gets alone;
+    return its handle."""
     model = copy.deepcopy(stock)
     with autopack.enable(model, **options) as handle:
-        agrees(model, stock, packed(model, ids=ids, **labels), ids[0].split(LENGTHS), labels, tolerance)
+        agrees(
+            model, stock, packed(model, ids=ids, **labels), ids[0].split(LENGTHS), labels, tolerance
+        )
     return handle
 
 
@@ -95,6 +113,7 @@ def agrees(model, stock, output, documents, labels, tolerance=FLOAT64):
         return
     output.loss.backward()
     loss.backward()
-    assert model_gradient_error(model, stock) < 10 * tolerance  # they sum over all tokens and layers
+    # they sum over all tokens and layers
+    assert model_gradient_error(model, stock) < 10 * tolerance
     model.zero_grad()
     stock.zero_grad()

@@ -1,4 +1,5 @@
-"""Padded batches of choices run without their padding: the model in the head gets its rows, and gives them back."""
+"""Padded batches of choices run without their padding: the model in the head gets its rows, and
+gives them back."""
 
 import copy
 
@@ -25,7 +26,8 @@ STAYS = {
 }
 """Types whose padded batches keep their padding whatever head they have."""
 NOT_HERE = {"funnel", "mra", "longformer", "xlnet"}
-"""Stock's heads of these want tokens, take masks of another form or documents of some lengths alone."""
+"""Stock's heads of these want tokens, take masks of another form or documents of some lengths
+alone."""
 
 
 def pair(model_type, **options):
@@ -102,4 +104,7 @@ def test_explain_says_which_model_it_is_left_to():
     with autopack.enable(model) as handle:
         head, inside = map(str, handle.explain(**inputs).decisions)
     assert "is left to the model inside, since its rows are choices" in head
-    assert "runs without its padding, as one packed row (6 documents, 50 real tokens in 50 columns" in inside
+    assert (
+        "runs without its padding, as one packed row (6 documents, 50 real tokens in 50 columns"
+        in inside
+    )

@@ -1,4 +1,5 @@
-"""Heads with one result per row, on packed rows: each document gets the result, loss and gradients it gets alone."""
+"""Heads with one result per row, on packed rows: each document gets the result, loss and gradients
+it gets alone."""
 
 import copy
 from functools import partial
@@ -27,13 +28,22 @@ from tests.heads.models import (
 from tests.support import padded
 
 SERVED = [
-    *((name, "sequence-classification") for name in ("llama", "bert", "gpt2", "qwen2", "qwen3", "modernbert")),
-    *((name, "sequence-classification") for name in ("roberta", "mamba", "zamba2", "bloom", "deberta-v2")),
+    *(
+        (name, "sequence-classification")
+        for name in ("llama", "bert", "gpt2", "qwen2", "qwen3", "modernbert")
+    ),
+    *(
+        (name, "sequence-classification")
+        for name in ("roberta", "mamba", "zamba2", "bloom", "deberta-v2")
+    ),
     *((name, "sequence-classification") for name in ("albert", "big_bird", "convbert")),
     *((name, "question-answering") for name in ("bert", "llama", "modernbert", "gpt2")),
     ("bert", "next-sentence-prediction"),
     # These run documents alone: one cannot be told of padding, one has no smaller part to serve.
-    *((name, "sequence-classification") for name in ("fnet", "xlnet", "canine", "funnel", "perceiver")),
+    *(
+        (name, "sequence-classification")
+        for name in ("fnet", "xlnet", "canine", "funnel", "perceiver")
+    ),
     *((name, "question-answering") for name in ("fnet", "xlnet", "funnel")),
 ]
 SINGLE = {"mamba", "xlnet", "zamba2", "canine", "funnel", "perceiver"}
@@ -43,14 +53,19 @@ SINGLE = {"mamba", "xlnet", "zamba2", "canine", "funnel", "perceiver"}
 @pytest.mark.parametrize(("model_type", "task"), SERVED)
 def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task):
     single = model_type in SINGLE
-    stock = mamba_classifier() if model_type == "mamba" else with_head(model_type, task, *[torch.float32] * single)
+    stock = (
+        mamba_classifier()
+        if model_type == "mamba"
+        else with_head(model_type, task, *[torch.float32] * single)
+    )
     serves(stock, TASKS[task], FLOAT32 if single else FLOAT64, verify=False)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("task", ["sequence-classification", "question-answering"])
 def test_reformer_numbers_documents_itself(task):
-    """In eval mode it pads documents to chunks, and raises where it is handed positions; alone they come without."""
+    """In eval mode it pads documents to chunks, and raises where it is handed positions; alone they
+    come without."""
     stock = with_head("reformer", task, local_attn_chunk_length=9)
     with pytest.raises(RuntimeError, match="expand"):
         stock(input_ids=IDS[:, :7], position_ids=torch.arange(7)[None])
@@ -58,8 +73,12 @@ def test_reformer_numbers_documents_itself(task):
 
 
 PROBLEMS = {
-    "regression": torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-    "multi_label_classification": torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]]).double(),
+    "regression": torch.randn(
+        4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ),
+    "multi_label_classification": torch.tensor(
+        [[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]]
+    ).double(),
     "single_label_classification": torch.tensor([2, 0, -100, 1]),
     None: torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64),  # one number for each document
 }
@@ -112,7 +131,9 @@ class OfTokens(Call):
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "roberta"])
 def test_token_classification_has_labels_per_token(model_type):
-    must_be_exact(partial(with_head, model_type, "token-classification"), OfTokens(shifts=False).row)
+    must_be_exact(
+        partial(with_head, model_type, "token-classification"), OfTokens(shifts=False).row
+    )
 
 
 def test_spans_come_back_one_document_per_row_and_padding_cannot_be_chosen():
@@ -131,9 +152,13 @@ def test_an_answer_at_the_end_of_its_document_is_left_out_of_the_loss():
     outside = torch.tensor([7, 3, 0, 8])
     with autopack.enable(model):
         loss = packed(model, start_positions=outside, end_positions=ENDS).loss
-    starts, ends = zip(*(results(stock(input_ids=document[None]))[0].T for document in documents), strict=True)
+    starts, ends = zip(
+        *(results(stock(input_ids=document[None]))[0].T for document in documents), strict=True
+    )
     cross_entropy = nn.functional.cross_entropy
-    of_starts = [cross_entropy(logits, at) for logits, at in zip(starts[1:], outside[1:], strict=True)]
+    of_starts = [
+        cross_entropy(logits, at) for logits, at in zip(starts[1:], outside[1:], strict=True)
+    ]
     of_ends = [cross_entropy(logits, at) for logits, at in zip(ends, ENDS, strict=True)]
     assert abs(loss - (torch.stack(of_starts).mean() + torch.stack(of_ends).mean()) / 2) < FLOAT64
 
@@ -182,9 +207,14 @@ def test_states_weights_and_tuples_are_by_documents(model_type):
 
 
 def test_states_of_as_many_documents_as_tokens_but_one_are_no_leak():
-    """A check must not take three documents for four tokens that lack a column, as shifted labels do."""
+    """A check must not take three documents for four tokens that lack a column, as shifted labels
+    do."""
     model, lengths = with_head("bert"), (2, 1, 1)
-    row = {"input_ids": IDS[:, : sum(lengths)], "position_ids": positions(lengths), "output_hidden_states": True}
+    row = {
+        "input_ids": IDS[:, : sum(lengths)],
+        "position_ids": positions(lengths),
+        "output_hidden_states": True,
+    }
     with autopack.enable(model, check_every=1) as handle, torch.no_grad():
         assert model(**row).hidden_states[1].shape[:2] == (3, 2)
         assert handle.checked.checks == 1
@@ -198,7 +228,9 @@ def test_token_types_and_positions_inside_a_document_go_along():
     with autopack.enable(model):
         found = model(input_ids=IDS, position_ids=at, token_type_ids=types).logits
     parts = zip(*(each.split(LENGTHS, 1) for each in (IDS, at, types)), strict=True)
-    expected = [stock(ids, position_ids=where, token_type_ids=kinds).logits for ids, where, kinds in parts]
+    expected = [
+        stock(ids, position_ids=where, token_type_ids=kinds).logits for ids, where, kinds in parts
+    ]
     assert error(found, torch.cat(expected)) < FLOAT64
 
 
@@ -209,7 +241,9 @@ def test_it_is_the_same_whatever_becomes_of_padded_batches():
 
 def test_only_real_tokens_reach_the_layers():
     model, shapes = with_head("llama"), []
-    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape[:2]))
+    model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda module, args: shapes.append(args[0].shape[:2])
+    )
     with autopack.enable(model, verify=False):
         packed(model)
         model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
@@ -222,7 +256,9 @@ def test_a_head_by_tokens_computes_no_padding(model_type, task):
     """It does as many operations for a padded batch as for a packed row of the same documents."""
     model, mask = padded.build(model_type, task), padded.mask_of(padded.PADDED)
     batch, operations = padded.batch(task, mask), []
-    row = {name: value[mask.bool()][None] for name, value in batch.items() if name != "attention_mask"}
+    row = {
+        name: value[mask.bool()][None] for name, value in batch.items() if name != "attention_mask"
+    }
     with autopack.enable(model, check_every=0):
         for call in (batch, row | {"position_ids": positions(padded.PADDED)}):
             with FlopCounterMode(display=False) as counter:

@@ -1,4 +1,5 @@
-"""What a head makes of the tokens of a document: poolers, summaries, means, and heads of one's own."""
+"""What a head makes of the tokens of a document: poolers, summaries, means, and heads of one's
+own."""
 
 import copy
 
@@ -16,8 +17,10 @@ from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import CLASSES, IDS, agrees, packed, serves, with_head
 
 POOLED = [
-    *(("xlm", {"summary_type": kind}) for kind in ("last", "mean", "first")),  # reads padding: documents run alone
-    *(("modernbert", {"classifier_pooling": kind}) for kind in ("mean", "cls")),  # leaves padding out
+    # reads padding: documents run alone
+    *(("xlm", {"summary_type": kind}) for kind in ("last", "mean", "first")),
+    # leaves padding out
+    *(("modernbert", {"classifier_pooling": kind}) for kind in ("mean", "cls")),
 ]
 
 
@@ -38,9 +41,17 @@ class T5EncoderForSequenceClassification(transformers.T5PreTrainedModel):
     def get_input_embeddings(self):
         return self.encoder.get_input_embeddings()
 
-    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, **kwargs):
-        states = self.encoder(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds).last_hidden_state
-        mask = torch.ones_like(states[..., 0]) if attention_mask is None else attention_mask.to(states.dtype)
+    def forward(
+        self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, **kwargs
+    ):
+        states = self.encoder(
+            input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds
+        ).last_hidden_state
+        mask = (
+            torch.ones_like(states[..., 0])
+            if attention_mask is None
+            else attention_mask.to(states.dtype)
+        )
         logits = self.score((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -61,7 +72,9 @@ def test_a_head_on_the_encoder_of_t5():
 def test_a_head_of_ones_own_on_a_backbone():
     model, head = MambaModel(tiny.config("mamba")).double().eval(), nn.Linear(64, 3).double()
     last = torch.tensor([b - 1 for _, b in spans(LENGTHS)])
-    expected = torch.cat([head(model(part).last_hidden_state[:, -1]) for part in IDS.split(LENGTHS, 1)])
+    expected = torch.cat(
+        [head(model(part).last_hidden_state[:, -1]) for part in IDS.split(LENGTHS, 1)]
+    )
     with autopack.enable(model):
         found = head(packed(model).last_hidden_state[0, last])
     assert error(found, expected) < FLOAT64
@@ -78,4 +91,7 @@ def test_pretraining_has_labels_per_token_and_per_document():
     assert error(output.prediction_logits[0], logits) < FLOAT64
     assert error(output.seq_relationship_logits, relations) < FLOAT64
     cross_entropy = nn.functional.cross_entropy
-    assert abs(output.loss - cross_entropy(logits, IDS[0]) - cross_entropy(relations, next_sentence)) < FLOAT64
+    assert (
+        abs(output.loss - cross_entropy(logits, IDS[0]) - cross_entropy(relations, next_sentence))
+        < FLOAT64
+    )

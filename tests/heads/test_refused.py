@@ -1,4 +1,5 @@
-"""Packed rows that a head cannot serve: wrong labels, choices, unknown models around a head; each says why."""
+"""Packed rows that a head cannot serve: wrong labels, choices, unknown models around a head; each
+says why."""
 
 import pytest
 import torch
@@ -73,7 +74,8 @@ def _with_choices(kind):
 def test_packed_rows_of_choices_are_refused(kind):
     """Nothing in a packed row says which documents are choices of one question."""
     model, stock = _with_choices(kind), _with_choices(kind)
-    choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}  # one question of one choice
+    # one question of one choice
+    choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}
     with autopack.enable(model):
         with refused("result-per-row"):
             packed(model)
@@ -91,11 +93,18 @@ def test_padded_batches_of_choices_that_a_call_names_stay_as_they_come(training)
     ids = IDS[0, :30].view(2, 3, 5)
     mask = torch.ones_like(ids)
     mask[0, 1, 3:] = 0
-    call = {"input_ids": ids, "attention_mask": mask, "labels": ids, "mc_labels": torch.tensor([0, 2])}
+    call = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids,
+        "mc_labels": torch.tensor([0, 2]),
+    }
     with autopack.enable(model) as handle:
         found, expected = model(**call), stock(**call)
         assert all(torch.equal(a, b) for a, b in zip(found[:4], expected[:4], strict=True))
-        assert handle.enabled.tally.left == {"its head reads a token of each choice that the call names": 1}
+        assert handle.enabled.tally.left == {
+            "its head reads a token of each choice that the call names": 1
+        }
 
 
 class Wrapped(transformers.LlamaPreTrainedModel):

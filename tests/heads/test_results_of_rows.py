@@ -1,7 +1,8 @@
-"""Forwards that make one result of every row by their own code: text towers that pick the state of one token.
+"""Forwards that make one result of every row by their own code: text towers that pick the state of
+one token.
 
-References are the stock padded batch and the documents alone, in float64; errors are relative to the standard deviation
-of what is expected. A vector of another token moves it by more than `LEAK`.
+References are the stock padded batch and the documents alone, in float64; errors are relative to
+the standard deviation of what is expected. A vector of another token moves it by more than `LEAK`.
 """
 
 import copy
@@ -79,12 +80,16 @@ def packed(padding=0):
     """A packed row; no padding tokens: DPR makes a mask of those itself, and is refused."""
     ids, number = torch.cat(documents())[None], numbered(LENGTHS)
     pad = nn.functional.pad
-    return {"input_ids": pad(ids, (0, padding), value=5), "attention_mask": pad(number, (0, padding))}
+    return {
+        "input_ids": pad(ids, (0, padding), value=5),
+        "attention_mask": pad(number, (0, padding)),
+    }
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Calls of a model with a vector of this name for each row; the loss is a sum in which each number counts."""
+    """Calls of a model with a vector of this name for each row; the loss is a sum in which each
+    number counts."""
 
     name: str
     padding: int = 0
@@ -95,11 +100,17 @@ class Vectors:
         return self._result(model, output, MASK.bool())
 
     def of_row(self, model):
-        return self._result(model, model(**packed(self.padding)), packed(self.padding)["attention_mask"] > 0)
+        return self._result(
+            model, model(**packed(self.padding)), packed(self.padding)["attention_mask"] > 0
+        )
 
     def alone(self, model):
         found = [model(input_ids=document[None]) for document in documents()]
-        joined = {self.name: torch.cat([each[self.name] for each in found], int(self.name == "last_hidden_state"))}
+        joined = {
+            self.name: torch.cat(
+                [each[self.name] for each in found], int(self.name == "last_hidden_state")
+            )
+        }
         if "last_hidden_state" in found[0]:
             joined["last_hidden_state"] = torch.cat([each.last_hidden_state for each in found], 1)
         return self._result(model, joined, torch.ones(1, sum(LENGTHS), dtype=torch.bool))
@@ -140,7 +151,9 @@ def test_padded_batches_stay_as_they_came(tower):
         assert handle.tally.batches == 0
         assert handle.tally.left[ONE_PER_ROW] == 3
         as_tuple = model(**second, return_dict=False)
-        assert any(torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple)
+        assert any(
+            torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple
+        )
 
 
 EVERY = {
@@ -180,7 +193,12 @@ def test_packed_rows_give_a_vector_for_each_document(tower, padding):
 def test_a_row_as_long_as_a_vector_is_not_taken_for_one(tower):
     """26 real tokens, vectors of 26 numbers: (1, 26) has the shape of a value for each token."""
     cls = TOWERS[tower]
-    sizes = {"hidden_size": 26, "num_attention_heads": 2, "intermediate_size": 32, "projection_size": 26}
+    sizes = {
+        "hidden_size": 26,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "projection_size": 26,
+    }
     own = tiny.config(cls.config_class.model_type)
     stock = build(cls, **{key: value for key, value in sizes.items() if hasattr(own, key)})
     serves(stock, Vectors(name_of(tower)))
@@ -220,7 +238,10 @@ def test_a_tower_inside_a_model():
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).double()
     with autopack.enable(model, verify=False):
         for _ in range(2):
-            found, expected = model(**batch, pixel_values=images), stock(**batch, pixel_values=images)
+            found, expected = (
+                model(**batch, pixel_values=images),
+                stock(**batch, pixel_values=images),
+            )
             assert error(found.logits_per_text, expected.logits_per_text) <= FLOAT64
 
 
@@ -232,9 +253,15 @@ class Summing(transformers.BertPreTrainedModel):
         self.bert = transformers.BertModel(config, add_pooling_layer=False)
         self.post_init()
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, weights=None, **kwargs):
-        states = self.bert(input_ids, attention_mask=attention_mask, position_ids=position_ids).last_hidden_state
-        return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=states[:, -3:].sum(1))
+    def forward(
+        self, input_ids=None, attention_mask=None, position_ids=None, weights=None, **kwargs
+    ):
+        states = self.bert(
+            input_ids, attention_mask=attention_mask, position_ids=position_ids
+        ).last_hidden_state
+        return BaseModelOutputWithPooling(
+            last_hidden_state=states, pooler_output=states[:, -3:].sum(1)
+        )
 
 
 def test_arguments_that_cannot_be_told_by_document_are_refused():
@@ -257,7 +284,9 @@ def test_a_head_of_ones_own_on_such_a_tower():
             return self.tower.get_input_embeddings()
 
         def forward(self, input_ids=None, attention_mask=None, position_ids=None, labels=None):
-            pooled = self.tower(input_ids, attention_mask=attention_mask, position_ids=position_ids).pooler_output
+            pooled = self.tower(
+                input_ids, attention_mask=attention_mask, position_ids=position_ids
+            ).pooler_output
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=self.score(pooled))
 
     serves(Head(tiny.config("clip_text_model")).double().eval(), Vectors("logits"))

@@ -1,4 +1,5 @@
-"""Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator, auditor."""
+"""Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator,
+auditor."""
 
 import copy
 
@@ -29,8 +30,13 @@ def test_compiled():
     with autopack.enable(model):
         compiled = torch.compile(model, backend="eager")
         for lengths in (LENGTHS, OTHER_LENGTHS):
-            labels = {"start_positions": torch.zeros(len(lengths)).long(), "end_positions": torch.tensor(lengths) - 1}
-            output = compiled(input_ids=IDS, position_ids=positions(lengths), use_cache=False, **labels)
+            labels = {
+                "start_positions": torch.zeros(len(lengths)).long(),
+                "end_positions": torch.tensor(lengths) - 1,
+            }
+            output = compiled(
+                input_ids=IDS, position_ids=positions(lengths), use_cache=False, **labels
+            )
             agrees(model, stock, output, IDS[0].split(lengths), labels)
 
 
@@ -53,7 +59,9 @@ def test_peft_with_a_trained_head(task, enabled_first):
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("task", ["sequence-classification", "question-answering", "token-classification"])
+@pytest.mark.parametrize(
+    "task", ["sequence-classification", "question-answering", "token-classification"]
+)
 def test_the_auditor_runs_heads(task):
     model = with_head("bert", task, torch.float32)
     stock = autopack.audit(model, modes=("use_cache=False",), training=(False,))
@@ -66,13 +74,19 @@ def test_the_auditor_runs_heads(task):
     assert (report.packed, report.labels, report.padded) == (None, None, None)
     losses = {result.mode for result in report.results if result.loss is not None}
     assert {"default", "padding mask", "two rows", "right-padded", "left-padded"} <= losses
-    assert {result.mode for result in report.results if result.gradient is not None} >= {"default", "two rows"}
+    assert {result.mode for result in report.results if result.gradient is not None} >= {
+        "default",
+        "two rows",
+    }
     assert model.config.problem_type is None
 
 
 def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_path):
     lengths, ids = (3, 11, 6, 1, 9, 4, 8, 5), token_ids(1, 47)[0]
-    examples = [{"input_ids": document.tolist(), "label": i % 3} for i, document in enumerate(ids.split(lengths))]
+    examples = [
+        {"input_ids": document.tolist(), "label": i % 3}
+        for i, document in enumerate(ids.split(lengths))
+    ]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.1, optim="sgd",
         logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, seed=0, disable_tqdm=True,
@@ -82,7 +96,9 @@ def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_pa
         model = build("llama", "sequence classification")
         collator = autopack.PackingCollator.for_model(model) if packs else _pad
         assert not packs or collator.labels == "given"
-        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=examples, data_collator=collator)
+        trainer = transformers.Trainer(
+            model=model, args=arguments, train_dataset=examples, data_collator=collator
+        )
         if packs:
             autopack.enable(trainer)
         trainer.train()

@@ -1,4 +1,5 @@
-"""A model that was loaded with flash-attn runs a package's kernels, which transformers keeps in its own module."""
+"""A model that was loaded with flash-attn runs a package's kernels, which transformers keeps in its
+own module."""
 
 import functools
 import importlib
@@ -12,19 +13,26 @@ from compat.standins import set_implementation
 
 flash = pytest.importorskip("transformers.modeling_flash_attention_utils")
 KERNELS = ("_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
-pytestmark = pytest.mark.skipif(not hasattr(flash, "_flash_varlen_fn"), reason="this release loads them at its import")
+pytestmark = pytest.mark.skipif(
+    not hasattr(flash, "_flash_varlen_fn"), reason="this release loads them at its import"
+)
 
 
 def put_in_place(monkeypatch, function):
-    """What `attn_implementation="flash_attention_2"` does when a model is made, where the package is."""
+    """What `attn_implementation="flash_attention_2"` does when a model is made, where the package
+    is."""
     for name in KERNELS:
         monkeypatch.setattr(flash, name, function)
 
 
 @pytest.fixture(params=["flash_attn", "flash_attn_interface"])
 def package(request, tmp_path, monkeypatch):
-    """A package, or a module (flash-attention 3), of that name; nothing in it is called when a model is enabled."""
-    text = "def flash_attn_varlen_func(q, k, v, **kwargs):\n    raise AssertionError('not to be called')\n"
+    """A package, or a module (flash-attention 3), of that name; nothing in it is called when a
+    model is enabled."""
+    text = (
+        "def flash_attn_varlen_func(q, k, v, **kwargs):\n    raise AssertionError('not to be "
+        "called')\n"
+    )
     if request.param == "flash_attn":
         (tmp_path / "flash_attn").mkdir()
         (tmp_path / "flash_attn" / "__init__.py").write_text(text)

@@ -1,4 +1,5 @@
-"""What third-party code reads is changed after `enable`: the next call, or the next checked one, raises."""
+"""What third-party code reads is changed after `enable`: the next call, or the next checked one,
+raises."""
 
 import importlib
 import sys
@@ -74,20 +75,34 @@ class Mine(LlamaMLP):
 
 def load_again(user, _):
     path = Path(user.__file__)
-    path.write_text(path.read_text().replace("def same(x): return x\n", "def same(x): return x + x.cumsum(1)\n"))
+    path.write_text(
+        path.read_text().replace("def same(x): return x\n", "def same(x): return x + x.cumsum(1)\n")
+    )
     importlib.reload(user)
 
 
 NOTICED = {
     "defaults": ("by_default(x)", lambda u, m: setattr(u.by_default, "__defaults__", (u.mix,))),
-    "keyword defaults": ("by_keyword(x)", lambda u, m: setattr(u.by_keyword, "__kwdefaults__", {"act": u.mix})),
+    "keyword defaults": (
+        "by_keyword(x)",
+        lambda u, m: setattr(u.by_keyword, "__kwdefaults__", {"act": u.mix}),
+    ),
     "a function": ("same(x)", lambda u, m: setattr(u, "same", u.mix)),
     "its module is loaded again": ("same(x)", load_again),
     "an object that is called": ("called(x)", lambda u, m: setattr(u, "called", u.mix)),
-    "what its class calls": ("called(x)", lambda u, m: setattr(u.Helper, "__call__", lambda self, x: u.mix(x))),
+    "what its class calls": (
+        "called(x)",
+        lambda u, m: setattr(u.Helper, "__call__", lambda self, x: u.mix(x)),
+    ),
     "code": ("same(x)", lambda u, m: setattr(u.same, "__code__", u.mix.__code__)),
-    "a method of its class": ("helper.scale(x)", lambda u, m: setattr(u.Helper, "scale", lambda self, x: u.mix(x))),
-    "a static method": ("helper.static(x)", lambda u, m: setattr(u.Helper, "static", staticmethod(u.mix))),
+    "a method of its class": (
+        "helper.scale(x)",
+        lambda u, m: setattr(u.Helper, "scale", lambda self, x: u.mix(x)),
+    ),
+    "a static method": (
+        "helper.static(x)",
+        lambda u, m: setattr(u.Helper, "static", staticmethod(u.mix)),
+    ),
     "a property": (
         "x + helper.factor * x.cumsum(1)",
         lambda u, m: setattr(u.Helper, "factor", property(lambda self: 1)),
@@ -109,23 +124,47 @@ CHECKED = {
         "functools.reduce(lambda y, f: f(y), CHAIN, x)",
         lambda u, m: u.CHAIN.append(u.mix),
     ),
-    "what a closure holds": ("through(x)", lambda u, m: setattr(u.through.__closure__[0], "cell_contents", u.mix)),
-    "a method on a global object": ("helper.scale(x)", lambda u, m: setattr(u.helper, "scale", u.mix)),
-    "a class attribute": ("x + helper.rate * x.cumsum(1)", lambda u, m: setattr(u.Helper, "rate", 1)),
-    "an attribute of an object that is called": ("called(x)", lambda u, m: setattr(u.called, "rate", 1)),
+    "what a closure holds": (
+        "through(x)",
+        lambda u, m: setattr(u.through.__closure__[0], "cell_contents", u.mix),
+    ),
+    "a method on a global object": (
+        "helper.scale(x)",
+        lambda u, m: setattr(u.helper, "scale", u.mix),
+    ),
+    "a class attribute": (
+        "x + helper.rate * x.cumsum(1)",
+        lambda u, m: setattr(u.Helper, "rate", 1),
+    ),
+    "an attribute of an object that is called": (
+        "called(x)",
+        lambda u, m: setattr(u.called, "rate", 1),
+    ),
     "a namespace": ("bag.act(x)", lambda u, m: setattr(u.bag, "act", u.mix)),
-    "a metaclass": ("WithMeta.act(x)", lambda u, m: setattr(u.Meta, "act", lambda cls, x: u.mix(x))),
+    "a metaclass": (
+        "WithMeta.act(x)",
+        lambda u, m: setattr(u.Meta, "act", lambda cls, x: u.mix(x)),
+    ),
     "keywords of a partial": ("self.part(x)", lambda u, m: m.part.keywords.update(act=u.mix)),
     "a module in a plain list": ("plain[0](x)", lambda u, m: u.plain.__setitem__(0, Mixing())),
-    "a module in a list on the layer": ("self.hidden[0](x)", lambda u, m: m.hidden.__setitem__(0, Mixing())),
+    "a module in a list on the layer": (
+        "self.hidden[0](x)",
+        lambda u, m: m.hidden.__setitem__(0, Mixing()),
+    ),
     "a hook on a module in a list": (
         "self.hidden[0](x)",
         lambda u, m: m.hidden[0].register_forward_hook(lambda _, args, out: u.mix(out)),
     ),
-    "a forward on a module in a list": ("self.hidden[0](x)", lambda u, m: setattr(m.hidden[0], "forward", u.mix)),
+    "a forward on a module in a list": (
+        "self.hidden[0](x)",
+        lambda u, m: setattr(m.hidden[0], "forward", u.mix),
+    ),
     "a global number": ("x + number * x.cumsum(1)", lambda u, m: setattr(u, "number", 1)),
     "a global word": ("mix(x) if word == 'all' else x", lambda u, m: setattr(u, "word", "all")),
-    "a number on the layer": ("x + self.alpha * x.cumsum(1)", lambda u, m: setattr(m, "alpha", 0.5)),
+    "a number on the layer": (
+        "x + self.alpha * x.cumsum(1)",
+        lambda u, m: setattr(m, "alpha", 0.5),
+    ),
     "a class's number": ("x + self.level * x.cumsum(1)", lambda u, m: setattr(type(m), "level", 1)),
     "an attribute that was not there": (
         "mix(x) if getattr(self, 'other', None) else x",
@@ -133,7 +172,8 @@ CHECKED = {
     ),
     "a tensor, in place": ("x + tensor * x.cumsum(1)", lambda u, m: u.tensor.add_(1)),
 }
-"""Values, what containers and objects hold, and members that were not there: a check of a call tells."""
+"""Values, what containers and objects hold, and members that were not there: a check of a call
+tells."""
 
 
 class Mixing(nn.Module):
@@ -146,7 +186,9 @@ def user(tmp_path, monkeypatch):
     """Make a module of the user's, in a file, whose layers compute an expression first."""
 
     def make(expression):
-        (tmp_path / "users_code.py").write_text(CODE + f"    def apply_all(self, x): return {expression}\n")
+        (tmp_path / "users_code.py").write_text(
+            CODE + f"    def apply_all(self, x): return {expression}\n"
+        )
         monkeypatch.syspath_prepend(tmp_path)
         return importlib.import_module("users_code")
 
@@ -200,7 +242,10 @@ def test_state_that_changes_at_every_call_is_no_change_for_ever(user, expression
 def test_a_class_that_exec_has_made_is_the_users(user):
     """Its `__module__` is "builtins", where nothing has a name."""
     namespace = {"LlamaMLP": user("x").LlamaMLP}
-    exec("class Own(LlamaMLP):\n    def forward(self, x): return super().forward(x + x.cumsum(1))", namespace)
+    exec(
+        "class Own(LlamaMLP):\n    def forward(self, x): return super().forward(x + x.cumsum(1))",
+        namespace,
+    )
     assert namespace["Own"].__module__ == "builtins"
     model = tiny.build("llama").eval()
     model.model.layers[0].mlp = namespace["Own"](model.config)

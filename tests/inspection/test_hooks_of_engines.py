@@ -1,8 +1,8 @@
-"""Hooks and functions of engines that compute nothing of their own: padded batches run without their padding.
+"""Hooks and functions of engines that compute nothing of their own: padded batches run without
+their padding.
 
-DeepSpeed is not installed here: a package of its name, with functions of the same kind in the same files, stands in for
-it. The real one runs in `compat/engines` and `compat/programs`.
-"""
+DeepSpeed is not installed here: a package of its name, with functions of the same kind in the same
+files, stands in for it. The real one runs in `compat/engines` and `compat/programs`."""
 
 import importlib
 import sys
@@ -54,7 +54,8 @@ def put_on(module):
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """Makes a module of a package, `library("deepspeed.runtime.engine", text)`; it is gone after the test."""
+    """Makes a module of a package, `library("deepspeed.runtime.engine", text)`; it is gone after
+    the test."""
 
     def made(name, text):
         file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
@@ -84,7 +85,9 @@ def compared(stock, model):
     assert model_gradient_error(model, stock) < GRADIENT
 
 
-@pytest.mark.parametrize("name", ["deepspeed.runtime.zero.parameter_offload", "wandb.integration.torch.wandb_torch"])
+@pytest.mark.parametrize(
+    "name", ["deepspeed.runtime.zero.parameter_offload", "wandb.integration.torch.wandb_torch"]
+)
 def test_a_library_that_gathers_parameters_or_records(library, name):
     hooks = library(name, ENGINE)
     stock, model = twins(build("llama"))
@@ -116,10 +119,14 @@ def test_noise_of_neftune_that_is_none_and_then_some():
 
 
 @pytest.mark.parametrize(("of_engine", "packed"), [(True, 2), (False, 1)])
-def test_under_autopack_run_they_do_not_put_the_first_call_off(library, monkeypatch, tmp_path, of_engine, packed):
+def test_under_autopack_run_they_do_not_put_the_first_call_off(
+    library, monkeypatch, tmp_path, of_engine, packed
+):
     """Another hook on the model, put on after autopack's, sees the first batch as it came."""
     hooks = library("deepspeed.runtime.engine" if of_engine else "mine.engine", ENGINE)
-    monkeypatch.setattr(sessions, "current", sessions.Session(RunSettings.read({}), started=True, reports=tmp_path))
+    monkeypatch.setattr(
+        sessions, "current", sessions.Session(RunSettings.read({}), started=True, reports=tmp_path)
+    )
     model = build("llama")
     first_call._wait(model)
     hooks.put_on(model)
@@ -177,9 +184,12 @@ class Asks(type(build("llama"))):
 
 @pytest.mark.parametrize("name", ["ds_id", "model_info"])
 def test_what_programs_leave_on_models_keeps_none_from_having_a_twin(name):
-    """But for one whose own code names it: its twin has no like of that, and the model itself is audited."""
+    """But for one whose own code names it: its twin has no like of that, and the model itself is
+    audited."""
     model = build("llama")
-    model.model.layers[0].mlp.up_proj = Own(*model.model.layers[0].mlp.up_proj.weight.T.shape, bias=False)
+    model.model.layers[0].mlp.up_proj = Own(
+        *model.model.layers[0].mlp.up_proj.weight.T.shape, bias=False
+    )
     setattr(model, name, object())
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source in ("twin", "part")

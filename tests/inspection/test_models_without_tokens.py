@@ -26,7 +26,10 @@ ENCODERS = {
 def test_an_encoder_that_takes_no_tokens_is_refused(model_type, verify):
     model = ENCODERS[model_type](tiny.config(model_type))
     before = attributes(model)
-    with refused("cannot-be-packed", match=r"takes tokens or embeddings of tokens \(input_ids, inputs_embeds\)"):
+    with refused(
+        "cannot-be-packed",
+        match=r"takes tokens or embeddings of tokens \(input_ids, inputs_embeds\)",
+    ):
         autopack.enable(model, verify=verify)
     assert same(attributes(model), before)
     assert not autopack.is_enabled(model)

@@ -1,8 +1,9 @@
-"""Attention in a model's own code, as releases before 4.48 and models from elsewhere have it: found by what it does.
+"""Attention in a model's own code, as releases before 4.48 and models from elsewhere have it: found
+by what it does.
 
-One small decoder in the forms that transformers 4.44 to 4.57 has them: positions by column, tables of rotations cut to
-the tokens of a call, masks of several shapes, a bias that layers hand on. No family names any of it.
-"""
+One small decoder in the forms that transformers 4.44 to 4.57 has them: positions by column, tables
+of rotations cut to the tokens of a call, masks of several shapes, a bias that layers hand on. No
+family names any of it."""
 
 import copy
 from functools import partial
@@ -32,13 +33,29 @@ from tests.unfamiliar.test_replaced_parts import OwnAttention
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))
 
-FORMS = [ByTable, HandingOnToTheLoss, ByColumns, InAKernel, PairsForAll, QueriesFirst, Rotating, Biased]
+FORMS = [
+    ByTable,
+    HandingOnToTheLoss,
+    ByColumns,
+    InAKernel,
+    PairsForAll,
+    QueriesFirst,
+    Rotating,
+    Biased,
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def of_biases():
-    """The way of T5, which a family has to name: nothing in the code says that a bias is handed on."""
-    family = Family("biases", frozenset({"old-biased"}), "bias", mixers={"OldBiasAttention": RELATIVE}, positions=False)
+    """The way of T5, which a family has to name: nothing in the code says that a bias is handed
+    on."""
+    family = Family(
+        "biases",
+        frozenset({"old-biased"}),
+        "bias",
+        mixers={"OldBiasAttention": RELATIVE},
+        positions=False,
+    )
     registry.register(family)
     yield
     registry._registered.remove(family)
@@ -55,7 +72,9 @@ def build(kind):
 
 def weighted(model, logits):
     """A result whose loss is a sum of all logits in which each counts otherwise."""
-    return Result.of(model, [logits], (logits * weights_like(logits)).sum(), Limits(FLOAT64, FLOAT64, 1e-8))
+    return Result.of(
+        model, [logits], (logits * weights_like(logits)).sum(), Limits(FLOAT64, FLOAT64, 1e-8)
+    )
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -71,7 +90,8 @@ def test_documents_of_packed_rows_get_what_they_get_alone(kind):
     assert leaks(weighted(model, model(ids).logits), expected)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMS if kind is not PairsForAll])  # which takes no padding mask
+# which takes no padding mask
+@pytest.mark.parametrize("kind", [kind for kind in FORMS if kind is not PairsForAll])
 def test_padded_batches_are_those_of_stock(kind):
     call = Call()
     must_be_exact(partial(build, kind), (*call.batch, (call.padded_left, call.padded_left)))
@@ -85,7 +105,9 @@ def test_without_looking_at_the_code_the_model_is_refused(kind, monkeypatch):
 
 
 def test_where_positions_are_not_counted_anew_the_audit_refuses(monkeypatch):
-    monkeypatch.setattr("autopack.inspection.modules.counting_columns", lambda root, mixers: ([], []))
+    monkeypatch.setattr(
+        "autopack.inspection.modules.counting_columns", lambda root, mixers: ([], [])
+    )
     with refused("not-exact"):
         autopack.enable(build(ByTable))
 

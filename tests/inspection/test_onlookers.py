@@ -1,4 +1,5 @@
-"""Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and say why."""
+"""Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and
+say why."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,9 @@ def _layer(model):
 
 def _twins(model_type):
     task = "masked LM" if model_type == "bert" else "causal LM"
-    return twins_of(build(model_type, task, attn_implementation="eager")), batch(task, mask_of(PADDED))
+    return twins_of(build(model_type, task, attn_implementation="eager")), batch(
+        task, mask_of(PADDED)
+    )
 
 
 def _features(output):
@@ -54,7 +57,9 @@ def test_a_loss_of_the_states_of_a_layer(model_type, when):
         _layer(which).register_forward_hook(look)
         if when == "before" and which is model:
             autopack.enable(model)
-        loss = which(**inputs, use_cache=False).loss if model_type != "bert" else which(**inputs).loss
+        loss = (
+            which(**inputs, use_cache=False).loss if model_type != "bert" else which(**inputs).loss
+        )
         (loss + 0.1 * found[which]).backward()
     assert loss_error(found[model], found[stock]) < FLOAT32
     assert model_gradient_error(model, stock) < GRADIENT
@@ -75,7 +80,8 @@ def test_when_the_hook_is_gone_batches_run_without_their_padding_again():
 
 
 def test_a_hook_that_only_asks_for_gradients_looks_at_nothing():
-    """Scripts with adapters put it on the embeddings, so that checkpointed layers have something to differentiate."""
+    """Scripts with adapters put it on the embeddings, so that checkpointed layers have something to
+    differentiate."""
 
     def make_inputs_require_grad(module, args, output):
         output.requires_grad_(True)
@@ -93,7 +99,9 @@ def test_without_being_looked_for_the_hook_sees_one_row():
     (_, model), inputs = _twins("llama")
     shapes = []
     with autopack.enable(model, verify=False):
-        _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
+        _layer(model).register_forward_hook(
+            lambda _, args, output: shapes.append(args[0].shape[:2])
+        )
         model(**inputs)
     assert shapes == [(1, sum(PADDED))]
 
@@ -101,7 +109,9 @@ def test_without_being_looked_for_the_hook_sees_one_row():
 def test_threads_wait_for_the_check_of_a_hook():
     (_, model), _ = _twins("llama")
     ids, where = torch.arange(9)[None], counted((4, 5))
-    _layer(model).mlp.register_forward_hook(lambda module, args, output: torch.roll(output, 1, dims=1))
+    _layer(model).mlp.register_forward_hook(
+        lambda module, args, output: torch.roll(output, 1, dims=1)
+    )
 
     def run(_):
         with refused("leak-detected"):
@@ -112,10 +122,14 @@ def test_threads_wait_for_the_check_of_a_hook():
 
 
 def test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model(monkeypatch):
-    """Ranks that gather parameters would wait for each other: the model is run at calls 1, 2, 4, 8 and so on alone."""
+    """Ranks that gather parameters would wait for each other: the model is run at calls 1, 2, 4, 8
+    and so on alone."""
     model = build("llama", "causal LM").train()
     autopack.enable(model)
-    inputs = {"input_ids": torch.arange(3, 15)[None], "position_ids": torch.arange(6).repeat(2)[None]}
+    inputs = {
+        "input_ids": torch.arange(3, 15)[None],
+        "position_ids": torch.arange(6).repeat(2)[None],
+    }
     monkeypatch.setattr("autopack.calls.hooks.in_a_group", lambda: True)
     monkeypatch.setattr("autopack.calls.hooks.gathering_groups", lambda root: (object(),))
     before = [model(**inputs).logits for _ in range(2)]

@@ -1,4 +1,5 @@
-"""Parts that torch.jit has scripted or traced: proven by themselves, as other parts are; refused where they mix."""
+"""Parts that torch.jit has scripted or traced: proven by themselves, as other parts are; refused
+where they mix."""
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def linear():
 
 
 def traced(module):
-    return torch.jit.trace(module, torch.randn(1, 7, WIDTH, generator=torch.Generator().manual_seed(0)))
+    return torch.jit.trace(
+        module, torch.randn(1, 7, WIDTH, generator=torch.Generator().manual_seed(0))
+    )
 
 
 MADE = pytest.mark.parametrize("made", [torch.jit.script, traced], ids=["scripted", "traced"])

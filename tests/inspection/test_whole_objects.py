@@ -1,8 +1,8 @@
-"""A covered model is looked at whole: what is put on its modules, its tensors and into torch counts as other code.
+"""A covered model is looked at whole: what is put on its modules, its tensors and into torch counts
+as other code.
 
-Each thing is put in place before the model is enabled, and after it. What mixes tokens is refused, what does not is
-served, and `verify=False` shows that each of the former leaks.
-"""
+Each thing is put in place before the model is enabled, and after it. What mixes tokens is refused,
+what does not is served, and `verify=False` shows that each of the former leaks."""
 
 import functools
 from contextlib import ExitStack, contextmanager
@@ -24,7 +24,8 @@ CALL = Call(labels=None, lengths=(5, 9, 3, 14), given={"use_cache": False})
 
 
 def mixed(states):
-    """Hands every token something of those before it; states of one token for each row have none."""
+    """Hands every token something of those before it; states of one token for each row have
+    none."""
     return states + 0.3 * states.cumsum(1) if states.dim() == 3 else states
 
 
@@ -80,7 +81,8 @@ class Plain(torch.Tensor):
 
 
 class PerTensor(Plain):
-    """Weights whose products round what they are multiplied with by its largest number, as quantisation does."""
+    """Weights whose products round what they are multiplied with by its largest number, as
+    quantisation does."""
 
     @staticmethod
     def of(states):
@@ -95,7 +97,11 @@ def replaced(owner, name):
         @functools.wraps(own)
         def other(*args, **kwargs):
             found = own(*args, **kwargs)
-            return change(found) if isinstance(found, torch.Tensor) and found.is_floating_point() else found
+            return (
+                change(found)
+                if isinstance(found, torch.Tensor) and found.is_floating_point()
+                else found
+            )
 
         undo.callback(setattr, owner, name, own)
         setattr(owner, name, other)
@@ -114,7 +120,11 @@ def on_all_modules(undo, model, change):
 
 ALL = {
     "a function as an activation": (activation, lambda x: F.silu(mixed(x)), lambda x: F.silu(x)),
-    "torch's own function as an activation": (activation, functools.partial(torch.cumsum, dim=1), F.silu),
+    "torch's own function as an activation": (
+        activation,
+        functools.partial(torch.cumsum, dim=1),
+        F.silu,
+    ),
     "a method of an instance": (method, mixed, unmixed),
     "a softmax over the tokens": (module, lambda: nn.Softmax(dim=1), nn.SiLU),
     "a type of weights": (weights, PerTensor, Plain),
@@ -151,7 +161,8 @@ def test_what_mixes_tokens_is_refused_before(name):
 def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
     with autopack.enable(model):
-        # The fifth is checked for no reason but the change. Weights are compared by checks alone: of the eighth call.
+        # The fifth is checked for no reason but the change. Weights are compared by checks alone:
+        # of the eighth call.
         for _ in range(7 if name == "a type of weights" else 4):
             CALL.packed(model)
         with in_place(name, model, mixes=True), refused("not-exact", "leak-detected"):
@@ -177,7 +188,8 @@ def test_what_mixes_none_is_served(name):
         with autopack.enable(model) as handle:
             check(CALL.packed(model), expected)
             own = not handle.enabled.is_checked_closely
-            assert own == (name == "a softmax over the tokens"), handle.verified  # a SiLU is what its class has
+            # a SiLU is what its class has
+            assert own == (name == "a softmax over the tokens"), handle.verified
 
 
 @pytest.mark.sampled(4)
@@ -230,7 +242,10 @@ def test_tensors_of_a_type_that_goes_on_to_others_are_not_taken_for_plain_ones()
 def test_looking_at_torch_again_finds_nothing_where_nothing_changed(monkeypatch):
     assert not process.foreign()
     compiling = torch.compile
-    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self, **_: "a tensor")  # as packages for looking at them do
-    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compiling(*args, **kwargs))  # as Lightning does
-    monkeypatch.setattr(torch, "somebodys_constant", torch.arange(3), raising=False)  # which compares as tensors do
+    # as packages for looking at them do
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self, **_: "a tensor")
+    # as Lightning does
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compiling(*args, **kwargs))
+    # which compares as tensors do
+    monkeypatch.setattr(torch, "somebodys_constant", torch.arange(3), raising=False)
     assert not process.foreign()

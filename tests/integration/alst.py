@@ -1,8 +1,8 @@
-"""A stand-in for DeepSpeed's sequence parallelism, after `UlyssesSPAttentionHF.register_with_transformers` of 0.19.
+"""A stand-in for DeepSpeed's sequence parallelism, after
+`UlyssesSPAttentionHF.register_with_transformers` of 0.19.
 
-DeepSpeed itself is no package of these tests; `python -m compat.engines --engines "shared rows zero3"`
-runs it where it is installed.
-"""
+DeepSpeed itself is no package of these tests; `python -m compat.engines --engines "shared rows
+zero3"` runs it where it is installed."""
 
 import sys
 from types import ModuleType
@@ -22,7 +22,8 @@ def make(uattn):
 
 
 class Exchange(torch.nn.Module):
-    """What is around the attention function `attn`: tokens of all ranks and some heads, and back."""
+    """What is around the attention function `attn`: tokens of all ranks and some heads, and
+    back."""
 
     def __init__(self, attn, group, in_eval):
         super().__init__()
@@ -34,7 +35,11 @@ class Exchange(torch.nn.Module):
         rows = RowGroup(self.process_group)
 
         def exchanged(states, dim):
-            return rows.exchange(states.unflatten(dim, (rows.ranks, -1)).movedim(dim, 0)).movedim(0, 2).flatten(2, 3)
+            return (
+                rows.exchange(states.unflatten(dim, (rows.ranks, -1)).movedim(dim, 0))
+                .movedim(0, 2)
+                .flatten(2, 3)
+            )
 
         whole = [exchanged(states, 1) for states in (query, key, value)]
         output, weights = self.attn(module, *whole, mask, scaling=kwargs["scaling"])
@@ -42,7 +47,8 @@ class Exchange(torch.nn.Module):
 
 
 def register(group, implementation="sdpa", in_eval=False):
-    """Put an exchange around the function of an implementation, where models look first; returns what stands there."""
+    """Put an exchange around the function of an implementation, where models look first; returns
+    what stands there."""
     made = ModuleType(NAME)
     sys.modules.setdefault(NAME, made)
     exec(_SOURCE, made.__dict__)

@@ -1,4 +1,5 @@
-"""Documents for the integration tests: run packed into one row, and run alone, with everything that must agree."""
+"""Documents for the integration tests: run packed into one row, and run alone, with everything that
+must agree."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from autopack import tiny
 LENGTHS = (7, 12, 5, 9)
 
 FLOAT32 = 1e-5
-"""Two orders of float32 sums differ by 1e-7 of their scale, and by 1e-6 after a few layers; leaks start at 1e-2."""
+"""Two orders of float32 sums differ by 1e-7 of their scale, and by 1e-6 after a few layers; leaks
+start at 1e-2."""
 LEAK = 0.1
 """What a leak exceeds in these models, whose parameters are large."""
 
@@ -50,7 +52,8 @@ class Run:
         ]
         scale = max((float(gradient.norm()) for gradient in wanted.gradients.values()), default=0.0)
         for name, gradient in wanted.gradients.items():
-            # One that is zero but for rounding (of a key's bias, or of a fresh LoRA's A) has no scale of its own.
+            # One that is zero but for rounding (of a key's bias, or of a fresh LoRA's A) has no
+            # scale of its own.
             least, found = 1e-6 * scale, self.gradients[name]
             if float(gradient.norm()) < least:
                 assert float(found.norm()) < least, name
@@ -78,12 +81,15 @@ def targets(documents):
 
 
 def run_alone(model, documents, shifts=True):
-    """Forward and backward over every document by itself; the loss is the mean over the tokens of all.
+    """Forward and backward over every document by itself; the loss is the mean over the tokens of
+    all.
 
     `shifts` says whether the model's loss compares with the next token.
     """
     calls = [{"input_ids": document, "labels": document} for document in documents]
-    return _run(model, calls, targets(documents) if shifts else sum(d.shape[1] for d in documents), shifts)
+    return _run(
+        model, calls, targets(documents) if shifts else sum(d.shape[1] for d in documents), shifts
+    )
 
 
 def with_mask(ids, mask):

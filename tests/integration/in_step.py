@@ -31,11 +31,15 @@ def sharded(kind, mesh=None, parts=layers_of, **options):
 
 
 def _linear_layers(model):
-    return [*(part for part in layers_of(model).modules() if isinstance(part, torch.nn.Linear)), *layers_of(model)]
+    return [
+        *(part for part in layers_of(model).modules() if isinstance(part, torch.nn.Linear)),
+        *layers_of(model),
+    ]
 
 
 def _without_idle_runs(rank):
-    """The errors of ranks where those with fewer documents end their call at once: one waits for the other."""
+    """The errors of ranks where those with fewer documents end their call at once: one waits for
+    the other."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
     RankRuns.idle = lambda *_: iter(())
@@ -59,17 +63,25 @@ def _evaluated(rank):
 
 
 def _by_one_half(rank, kind):
-    """The error of the gradients of an encoder-decoder of which one half runs on documents alone."""
+    """The error of the gradients of an encoder-decoder of which one half runs on documents
+    alone."""
     model, plain = (tiny.build(kind, task="seq2seq").train() for _ in range(2))
     autopack.enable(model)
     fsdp2(model, lambda model: [*layers_of(model.get_encoder()), *layers_of(model.get_decoder())])
-    shares = [Pairs.draw(), Pairs.draw((6, 6), (5, 5), seed=1)]  # four lengths on one rank, one on the other
+    # four lengths on one rank, one on the other
+    shares = [Pairs.draw(), Pairs.draw((6, 6), (5, 5), seed=1)]
     model(**shares[rank].one_row()).loss.backward()
     means = [alone(plain, share) for share in shares]
-    wanted = {name: sum(each.gradients[name] for each in means) / len(means) for name in means[0].gradients}
+    wanted = {
+        name: sum(each.gradients[name] for each in means) / len(means)
+        for name in means[0].gradients
+    }
     found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if name in wanted}
     least = 1e-3 * max(float(each.abs().max()) for each in wanted.values())
-    return max(float((found[n] - w).abs().max()) / max(float(w.abs().max()), least) for n, w in wanted.items())
+    return max(
+        float((found[n] - w).abs().max()) / max(float(w.abs().max()), least)
+        for n, w in wanted.items()
+    )
 
 
 def _head(rank):
@@ -88,7 +100,8 @@ def _with_a_cache(rank):
 
 
 def _padded_beside_packed(rank):
-    """One rank brings packed rows, the other a batch with padding; the error of the loss against stock's."""
+    """One rank brings packed rows, the other a batch with padding; the error of the loss against
+    stock's."""
     kind = "minimax_m3_vl_text"  # stock XLNet with causal attention raises on padding
     model, plain = sharded(kind).train(), tiny.build(kind).train()
     mine = _share(rank, model)

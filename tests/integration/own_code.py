@@ -1,4 +1,5 @@
-"""Models of somebody else's code, of which ranks share packed rows: some look at one token at a time, some do not."""
+"""Models of somebody else's code, of which ranks share packed rows: some look at one token at a
+time, some do not."""
 
 import torch
 from torch import nn
@@ -26,7 +27,9 @@ def scaled_loss():
         given = {name: kwargs.pop(name, None) for name in ("shift_labels", "num_items_in_batch")}
         output = self.original(input_ids=input_ids, **kwargs)
         if labels is not None:
-            loss = self.loss_function(output.logits, labels, vocab_size=self.config.vocab_size, **given)
+            loss = self.loss_function(
+                output.logits, labels, vocab_size=self.config.vocab_size, **given
+            )
             output.loss = 2 * loss
         return output
 
@@ -46,7 +49,8 @@ def _from_before(states, positions):
 
 
 def shifted_tokens(in_evaluation=True):
-    """A subclass that mixes each token into the next one of its document, which no rank can at the start of its part.
+    """A subclass that mixes each token into the next one of its document, which no rank can at the
+    start of its part.
 
     Packed rows of it are exact on one process.
     """
@@ -65,7 +69,9 @@ def shifted_tokens(in_evaluation=True):
 def loss_of_a_row():
     """A model with a loss of its first row alone, by no count of tokens of all parts."""
     model = model_of("llama")
-    model.loss_function = lambda logits, labels, **_: nn.functional.cross_entropy(logits[0], labels[0])
+    model.loss_function = lambda logits, labels, **_: nn.functional.cross_entropy(
+        logits[0], labels[0]
+    )
     return model
 
 
@@ -73,7 +79,9 @@ def other_positions():
     """A subclass that numbers the tokens of what it is called with by itself."""
 
     def forward(self, input_ids=None, position_ids=None, **kwargs):
-        numbers = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
+        numbers = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(
+            input_ids
+        )
         return self.original(input_ids=input_ids, position_ids=numbers, **kwargs)
 
     return _with_forward("llama", forward)
@@ -95,7 +103,10 @@ SERVED = {"handed on": handed_on, "scaled loss": scaled_loss}
 REFUSED = {
     "replaced layer": (replaced_layer, "it has no OwnLayer"),
     "tokens of before": (shifted_tokens, "its twin gives something else: logits"),
-    "tokens of before, in training": (lambda: shifted_tokens(in_evaluation=False), "something else: loss"),
+    "tokens of before, in training": (
+        lambda: shifted_tokens(in_evaluation=False),
+        "something else: loss",
+    ),
     "hook": (lambda: hooked(model_of("llama")), "it has no hook"),
     "own loss": (loss_of_a_row, "its twin gives something else: loss"),
     "own positions": (other_positions, "and other documents"),

@@ -1,7 +1,8 @@
-"""Proofs on two processes (gloo, CPU), for test_processes.py: how a model is shared out, and what its proof touches.
+"""Proofs on two processes (gloo, CPU), for test_processes.py: how a model is shared out, and what
+its proof touches.
 
-One rank enables alone while the other waits: a proof that asked for the other's part would not come back.
-"""
+One rank enables alone while the other waits: a proof that asked for the other's part would not come
+back."""
 
 from functools import partial
 
@@ -20,7 +21,13 @@ from tests.proving.untouched import Doubled, built, collectives, left_alone
 
 def _tensor_parallel(model):
     mesh = init_device_mesh("cpu", (WORLD,))
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    columns = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    )
     plan = {name: ColwiseParallel() for name in columns}
     plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
     for layer in model.model.layers:
@@ -52,7 +59,8 @@ def _case(wrap, rank):
 
 
 def _with_an_own_layer(_):
-    """All ranks together, with a layer that the twin has none of: the model is not run all the same."""
+    """All ranks together, with a layer that the twin has none of: the model is not run all the
+    same."""
     model = built()
     model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
     wrapped = fsdp2(model)

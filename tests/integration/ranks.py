@@ -1,8 +1,8 @@
-"""Data parallelism: DDP, FSDP and accelerate around them, for test_processes.py. Every case is a function of the rank.
+"""Data parallelism: DDP, FSDP and accelerate around them, for test_processes.py. Every case is a
+function of the rank.
 
-Each rank has packed rows of its own, with other layouts; the gradients that come out of the data-parallel wrapper must
-be those of all documents of all ranks, each run alone.
-"""
+Each rank has packed rows of its own, with other layouts; the gradients that come out of the
+data-parallel wrapper must be those of all documents of all ranks, each run alone."""
 
 from contextlib import nullcontext
 
@@ -18,7 +18,15 @@ import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
 from tests.engine import in_rows
-from tests.integration.documents import documents, exact, leaks, packed, run_alone, targets, with_mask
+from tests.integration.documents import (
+    documents,
+    exact,
+    leaks,
+    packed,
+    run_alone,
+    targets,
+    with_mask,
+)
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -63,7 +71,9 @@ def fsdp1(model):
 def fsdp1_by_layer(model):
     """Every layer is gathered by itself, as accelerate's plugin has it."""
     policy = ModuleWrapPolicy({type(model.model.layers[0])})
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True)
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
+    )
 
 
 def _accelerate(model):
@@ -77,12 +87,16 @@ def _lora(model):
 
     torch.manual_seed(0)
     return _ddp(
-        peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]))
+        peft.get_peft_model(
+            model,
+            peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]),
+        )
     )
 
 
 def _prepared(wrap, order, model=None, **options):
-    """A model that is enabled `before` it is wrapped, `after` that or never; its handle, and the texts of all ranks."""
+    """A model that is enabled `before` it is wrapped, `after` that or never; its handle, and the
+    texts of all ranks."""
     model = model or _llama()
     if order == "before":
         autopack.enable(model, **options)
@@ -109,7 +123,8 @@ def _error_of_gradients(model, texts, rows):
     wanted = _reference(model, texts)
     count = targets(texts)
     for row in rows:
-        # Data-parallel wrappers average over the ranks; the loss asked for is the mean over all tokens.
+        # Data-parallel wrappers average over the ranks; the loss asked for is the mean over all
+        # tokens.
         (WORLD * model(**row, num_items_in_batch=count).loss).backward()
     found = _gradients(model)
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
@@ -117,7 +132,9 @@ def _error_of_gradients(model, texts, rows):
 
 
 def _largest_error(found, wanted):
-    return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
+    return max(
+        ((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted
+    )
 
 
 def _reference(model, texts):
@@ -126,13 +143,20 @@ def _reference(model, texts):
     reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
     if hasattr(base, "peft_config"):
         reference = _lora(reference).module
-    return {_plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()}
+    return {
+        _plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()
+    }
 
 
 def _gradients(model):
-    """The gradients of a wrapped model, gathered from the ranks, under the names of the model inside."""
+    """The gradients of a wrapped model, gathered from the ranks, under the names of the model
+    inside."""
     whole = isinstance(model, FullyShardedDataParallel)
-    with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if whole else nullcontext():
+    with (
+        FullyShardedDataParallel.summon_full_params(model, with_grads=True)
+        if whole
+        else nullcontext()
+    ):
         return {
             _plain(name): (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).clone()
             for name, p in model.named_parameters()
@@ -147,7 +171,8 @@ def _plain(name):
 
 
 def _watched(wrap, order, noise=0.0, plain=-1):
-    """Every call is checked; the batch of one rank, `plain`, may be one that is neither packed nor padded."""
+    """Every call is checked; the batch of one rank, `plain`, may be one that is neither packed nor
+    padded."""
 
     def run_case(rank):
         wrapped, handle, texts = _prepared(wrap, order, check_every=1)
@@ -155,7 +180,11 @@ def _watched(wrap, order, noise=0.0, plain=-1):
         row = {"input_ids": mine[0], "labels": mine[0]} if rank == plain else packed(mine)
         before = 2 if noise or plain >= 0 else 0
         for rate, calls in ((noise, before), (0.0, 0)):
-            for layer in (layer for layer in wrapped.modules() if noise and hasattr(layer, "attention_dropout")):
+            for layer in (
+                layer
+                for layer in wrapped.modules()
+                if noise and hasattr(layer, "attention_dropout")
+            ):
                 layer.attention_dropout = rate
             for _ in range(calls):
                 wrapped(**row).loss.backward()
@@ -169,19 +198,24 @@ def _watched(wrap, order, noise=0.0, plain=-1):
 
 
 def _watched_leak(wrap):
-    """A layer of the user's leaks, which both ranks find in the same call; the error of a rank that does not is 1."""
+    """A layer of the user's leaks, which both ranks find in the same call; the error of a rank that
+    does not is 1."""
 
     def run_case(rank):
         model = _llama()
         model.model.layers[0].mlp.register_forward_pre_hook(
-            lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
+            lambda _, args: (
+                args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),
+            )
         )
         wrapped, handle, texts = _prepared(wrap, "before", model, check_every=1, verify=False)
         try:
             wrapped(**packed(texts[SHARES[rank]]))
         except autopack.LeakDetected as found:
             # The first document has nobody before it.
-            return float((handle.checked.checks, found.report.step) != (1, 1) or found.report.document == 0)
+            return float(
+                (handle.checked.checks, found.report.step) != (1, 1) or found.report.document == 0
+            )
         return 1.0
 
     return run_case
@@ -195,7 +229,8 @@ class OwnLayer(LlamaMLP):
 
 
 def _checked(wrap):
-    """Ranks have other calls beyond what was checked, packed, padded and plain ones; none waits for another."""
+    """Ranks have other calls beyond what was checked, packed, padded and plain ones; none waits for
+    another."""
 
     def run_case(rank):
         model = _llama()
@@ -207,7 +242,13 @@ def _checked(wrap):
         order = "before" if wrap in (fsdp1, fsdp1_by_layer) else "after"
         wrapped, handle, texts = _prepared(wrap, order, model)
         one = {"input_ids": texts[0], "labels": texts[0]}
-        batches = [packed(texts[:2]), packed(texts[:4]), padded(texts[2:5]), packed(texts[:4]), packed(texts[1:3])]
+        batches = [
+            packed(texts[:2]),
+            packed(texts[:4]),
+            padded(texts[2:5]),
+            packed(texts[:4]),
+            packed(texts[1:3]),
+        ]
         others = [packed(texts[2:4]), one, packed(texts), padded(texts), packed(texts[4:])]
         for batch in others if rank else batches:
             wrapped(**batch).loss.backward()
@@ -234,10 +275,11 @@ def padded(texts):
 
 
 def _unpadded(wrap, order, read):
-    """Padded batches on both ranks; with `read`, the loss is made of the logits, and the model's own is not used.
+    """Padded batches on both ranks; with `read`, the loss is made of the logits, and the model's
+    own is not used.
 
-    Such a batch keeps its padding the first time, which tells that nobody reads it, and the second, not the third.
-    """
+    Such a batch keeps its padding the first time, which tells that nobody reads it, and the second,
+    not the third."""
 
     def run_case(rank):
         wrapped, handle, texts = _prepared(wrap, order)
@@ -246,7 +288,9 @@ def _unpadded(wrap, order, read):
         for _ in range(3 if read else 0):
             wrapped.zero_grad()
             logits = wrapped(**batch, use_cache=False).logits[:, :-1].flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+            loss = torch.nn.functional.cross_entropy(
+                logits, labels[:, 1:].flatten(), reduction="sum"
+            )
             (WORLD * loss / targets(texts)).backward()
         assert handle.tally.batches == int(read)
         error = _error_of_gradients(wrapped, texts, [] if read else [batch])
@@ -260,7 +304,11 @@ SHARDED = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
 SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
 WRAPS = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
 ORDERS = ("before", "after")
-CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
+CHECKPOINTING = {
+    "": None,
+    ", reentrant checkpointing": True,
+    ", non-reentrant checkpointing": False,
+}
 EXACT = {
     f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
     for name, wrap in {**WRAPS, "LoRA in DDP": _lora}.items()
@@ -297,9 +345,13 @@ EXACT |= {
 }
 if fully_shard:
     EXACT["attention that needs an adjustment, under the name of its class by fully_shard"] = _case(
-        _fsdp_attention, "before", build=lambda: tiny.build("llama4_text", attn_implementation="sdpa").train()
+        _fsdp_attention,
+        "before",
+        build=lambda: tiny.build("llama4_text", attn_implementation="sdpa").train(),
     )
 CASES = {name: (case, exact) for name, case in EXACT.items()} | {
-    f"{name}, enabled never": (_case(WRAPS[name], "never"), leaks) for name in ("DDP", "fully_shard") if name in WRAPS
+    f"{name}, enabled never": (_case(WRAPS[name], "never"), leaks)
+    for name in ("DDP", "fully_shard")
+    if name in WRAPS
 }
 """With what a rank has to find."""

@@ -1,4 +1,5 @@
-"""Trainers of which each process has a part of the rows: they stop and go on, for test_processes.py."""
+"""Trainers of which each process has a part of the rows: they stop and go on, for
+test_processes.py."""
 
 import tempfile
 from functools import partial
@@ -18,7 +19,8 @@ from tests.integration.documents import holds
 DOCUMENTS = 203
 CAPACITY = 60
 STEPS = 40
-"""Of streams: Trainer takes all of them for its first epoch, so a stream that ends is resumed elsewhere."""
+"""Of streams: Trainer takes all of them for its first epoch, so a stream that ends is resumed
+elsewhere."""
 QUIET = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
 QUIET |= {"remove_unused_columns": False, "logging_strategy": "no"}
 
@@ -28,7 +30,9 @@ class Documents(Dataset):
 
     def __init__(self):
         draw = np.random.default_rng(0)
-        self.tokens = [draw.integers(3, 90, size=int(n)) for n in draw.integers(3, 25, size=DOCUMENTS)]
+        self.tokens = [
+            draw.integers(3, 90, size=int(n)) for n in draw.integers(3, 25, size=DOCUMENTS)
+        ]
         self.lengths = [len(tokens) for tokens in self.tokens]
 
     def __len__(self):
@@ -51,7 +55,9 @@ class PackedTrainer(Streams):
 
     def get_train_dataloader(self):
         sampler = autopack.PackedBatchSampler(self.train_dataset.lengths, CAPACITY)
-        loader = DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+        loader = DataLoader(
+            self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator
+        )
         return self.accelerator.prepare(loader)
 
 
@@ -81,18 +87,27 @@ def _by_a_sampler(directory, **more):
 
 
 def _stream(directory, endless=False, **more):
-    """Processes get unequally many rows of each epoch. An endless one begins again in another order."""
+    """Processes get unequally many rows of each epoch. An endless one begins again in another
+    order."""
     documents = Documents()
     examples = [{**documents[i], "input_ids": documents.tokens[i].tolist()} for i in range(103)]
     stream = datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=4)
     if endless:
         stream = stream.repeat(None).shuffle(seed=0, buffer_size=20)
     apart = {"per_device_train_batch_size": 1, "accelerator_config": {"dispatch_batches": False}}
-    return _run(Streams, autopack.pack(stream, CAPACITY, buffer_size=16), directory, max_steps=STEPS, **apart, **more)
+    return _run(
+        Streams,
+        autopack.pack(stream, CAPACITY, buffer_size=16),
+        directory,
+        max_steps=STEPS,
+        **apart,
+        **more,
+    )
 
 
 def _goes_on(_, train):
-    """Whether a run that stops after three quarters is resumed where it was, and ends as a whole one does."""
+    """Whether a run that stops after three quarters is resumed where it was, and ends as a whole
+    one does."""
     folders = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folders)
     whole, stopped = train(f"{folders[0]}/whole"), f"{folders[0]}/stopped"

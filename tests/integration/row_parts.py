@@ -16,7 +16,9 @@ LENGTHS = ((7, 12, 5), (9, 11, 4))
 def model_of(kind, attention="sdpa", **options):
     """A tiny model whose heads two ranks can share, in training mode without dropout."""
     name, _, task = kind.partition(":")
-    model = tiny.build(name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options).train()
+    model = tiny.build(
+        name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options
+    ).train()
     model.config.use_cache = False
     return model
 
@@ -32,7 +34,8 @@ def rows_of(config, lengths=LENGTHS, seed=0):
 
 
 def shared(model, batch, group=None, shifts=True):
-    """Forward and backward over this rank's part; logits, loss and gradients of all parts together."""
+    """Forward and backward over this rank's part; logits, loss and gradients of all parts
+    together."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     part = autopack.packing.shard_rows(batch, rank, ranks, shift_labels=shifts)
     model.zero_grad()

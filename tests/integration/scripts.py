@@ -116,6 +116,12 @@ def fail():
     raise RuntimeError("the script's own")
 sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else fail()
 """
-SCRIPTS = {"data": DATA, "loop": LOOP, "trainer": TRAINER, "unsupported": UNSUPPORTED, "parent": PARENT}
+SCRIPTS = {
+    "data": DATA,
+    "loop": LOOP,
+    "trainer": TRAINER,
+    "unsupported": UNSUPPORTED,
+    "parent": PARENT,
+}
 SCRIPTS |= {"changed": CHANGED, "several": SEVERAL}
 SCRIPTS |= {"forked": FORKED, "view": VIEW, "crash": CRASH}

@@ -9,7 +9,8 @@ from compat.neighbours.others import _folder as saved
 
 
 def folder(path, model_type, task, backbone=False, **overrides):
-    """A tiny model, or its backbone, and a tokenizer of words, as a folder that sentence-transformers loads."""
+    """A tiny model, or its backbone, and a tokenizer of words, as a folder that
+    sentence-transformers loads."""
     model = tiny.build(model_type, task=task, pad_token_id=0, **overrides)
     with saved(model.base_model if backbone else model) as made:
         return shutil.copytree(made, str(path), dirs_exist_ok=True)

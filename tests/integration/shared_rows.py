@@ -18,11 +18,22 @@ from tests.integration.row_parts import LENGTHS, error, model_of, rows_of, share
 
 OURS = "autopack_original"
 """An attribute of functions that autopack has put somewhere."""
-KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "olmo2", "bert:masked-lm")
+KINDS = (
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma3_text",
+    "mixtral",
+    "deepseek_v3",
+    "gpt2",
+    "olmo2",
+    "bert:masked-lm",
+)
 
 
 TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss", "mpt")
-"""Types of which some layer runs whole rows on every rank: recurrences, attention of their own (and ALiBi), sinks."""
+"""Types of which some layer runs whole rows on every rank: recurrences, attention of their own (and
+ALiBi), sinks."""
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
@@ -64,12 +75,14 @@ def _adapted(kind):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     return peft.get_peft_model(
-        model_of(kind), peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+        model_of(kind),
+        peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]),
     )
 
 
 def declared_otherwise(config):
-    """23 columns, which two ranks cannot share equally, declared by numbers of documents and without positions."""
+    """23 columns, which two ranks cannot share equally, declared by numbers of documents and
+    without positions."""
     texts, batch = rows_of(config, ((7, 12, 4), (9, 11, 3)))
     starts = batch.pop("position_ids") == 0
     return texts, {**batch, "seq_idx": starts.cumsum(1).int()}
@@ -123,7 +136,9 @@ def _by_deepspeed(order, kind="llama", in_eval=False):
         whole = alone.logits
         if not in_eval:
             with torch.no_grad():  # whole rows, on this process alone
-                whole = model.eval()(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+                whole = model.eval()(
+                    input_ids=batch["input_ids"], position_ids=batch["position_ids"]
+                ).logits
                 whole = whole.flatten(0, 1)
         autopack.disable([other, model])
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is standing
@@ -216,7 +231,8 @@ def _watched(_):
 
 
 def _padded_on_the_left(config):
-    """Rows of one document each, of which nothing says positions: no label is compared with what padding predicts."""
+    """Rows of one document each, of which nothing says positions: no label is compared with what
+    padding predicts."""
     texts = documents(config, [24, 17], 0)
     short = torch.nn.functional.pad(texts[1], (7, 0))
     mask = torch.ones(2, 24, dtype=torch.long)
@@ -228,7 +244,9 @@ def _padded_on_the_left(config):
 EXACT = {
     **{kind: partial(error, kind) for kind in KINDS},
     **{kind: partial(error, kind, _of_any_length, attention="eager") for kind in TOGETHER},
-    "dynamic rope": partial(error, "llama", _of_any_length, rope_parameters=DYNAMIC, max_position_embeddings=16),
+    "dynamic rope": partial(
+        error, "llama", _of_any_length, rope_parameters=DYNAMIC, max_position_embeddings=16
+    ),
     "heads that ranks cannot share": partial(error, "llama", _of_any_length, num_key_value_heads=1),
     "eager": partial(error, "llama", attention="eager"),
     "declared by seq_idx, padded": partial(error, "llama", declared_otherwise),
@@ -241,7 +259,10 @@ EXACT = {
     "compiled": partial(error, "llama", change=_compiled),
     "evaluated": partial(error, "mistral", change=lambda model: model.eval()),
     "adapted": partial(error, "llama", make=_adapted),
-    **{name: partial(error, name, make=lambda _, make=make: make()) for name, make in own_code.SERVED.items()},
+    **{
+        name: partial(error, name, make=lambda _, make=make: make())
+        for name, make in own_code.SERVED.items()
+    },
     "audited after a hooked one": _after_a_hooked_one,
     "alone": _trained_beside_data_parallel,
     "shared out by deepspeed, registered before": partial(_by_deepspeed, "before"),
@@ -250,13 +271,22 @@ EXACT = {
     "shared out by deepspeed, in evaluation too": partial(_by_deepspeed, "before", "mistral", True),
 }
 REFUSED = {
-    "padded inside": (_called("longformer:masked-lm", attention="eager"), "pads rows before its layers"),
+    "padded inside": (
+        _called("longformer:masked-lm", attention="eager"),
+        "pads rows before its layers",
+    ),
     "masks combined": (_called("qwen4_exp_text", attention="eager"), "combines its masks"),
     "whole model": (_called("reformer", attention="eager"), "documents are run alone"),
     "biases of columns": (_called("bloom", attention="eager"), "was given alibi"),
     "scaled queries": (_called("llama4_text"), "queries are scaled by the columns"),
-    "own mask": (_called("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]}), "a pooler reads"),
-    "labels": (_called("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"}), "shift_labels"),
+    "own mask": (
+        _called("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]}),
+        "a pooler reads",
+    ),
+    "labels": (
+        _called("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"}),
+        "shift_labels",
+    ),
     "boundaries": (_called("llama", _counting_boundaries), "where a document ends"),
     "floats": (
         _called("llama", lambda part: {**part, "position_ids": part["position_ids"].float()}),
@@ -274,7 +304,10 @@ REFUSED = {
     "pooler": (_pooled, "pooler"),
     "pickled": (_pickled, "process groups cannot be"),
     "otherwise": (_otherwise_enabled, "sequence_parallel=None"),
-    "no group": (lambda _: autopack.enable(model_of("llama"), sequence_parallel=2), "init_process_group"),
+    "no group": (
+        lambda _: autopack.enable(model_of("llama"), sequence_parallel=2),
+        "init_process_group",
+    ),
 }
 CASES = {
     **{name: (lambda _, case=case: case(), exact) for name, case in EXACT.items()},

@@ -49,7 +49,9 @@ def test_a_prepared_model_is_exact(order, precision, checkpointing):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return _accelerator(precision).prepare(model)
 
-    found = measure(Scenario("accelerate", "prepare", wrapping(prepared), within=WITHIN[precision]), order)
+    found = measure(
+        Scenario("accelerate", "prepare", wrapping(prepared), within=WITHIN[precision]), order
+    )
     assert (found["packed"]["status"], found["padded"]["status"]) == ("exact", "exact"), found
     assert found["stock"] > LEAK
 
@@ -72,7 +74,8 @@ def test_unwrapping_without_the_fp32_wrapper_keeps_the_model_enabled_and_exact(o
 
 
 def _own_forward(model, mixes):
-    """A forward on the instance, as trainers of TRL put one on, that goes on to the class or also mixes tokens."""
+    """A forward on the instance, as trainers of TRL put one on, that goes on to the class or also
+    mixes tokens."""
 
     def forward(self, input_ids=None, **kwargs):
         output = type(self).forward(self, input_ids=input_ids, **kwargs)

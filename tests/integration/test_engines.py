@@ -1,4 +1,5 @@
-"""Ranks that gather parameters together, with unequal numbers of documents; `python -m compat.engines` runs all."""
+"""Ranks that gather parameters together, with unequal numbers of documents; `python -m
+compat.engines` runs all."""
 
 import json
 from pathlib import Path
@@ -17,12 +18,17 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo"),
 ]
 
-SAMPLE = {"fsdp2/xlnet": "exact", f"fsdp2/{cells.HEAD}": "refused", "shared rows fsdp2/llama": "exact"}
+SAMPLE = {
+    "fsdp2/xlnet": "exact",
+    f"fsdp2/{cells.HEAD}": "refused",
+    "shared rows fsdp2/llama": "exact",
+}
 RECORDED = Path(__file__).parents[2] / "compat" / "results" / "engines.json"
 
 
 def test_a_sample_of_engines():
-    """Started by torchrun; three steps with a checkpoint between them, each with other documents per rank."""
+    """Started by torchrun; three steps with a checkpoint between them, each with other documents
+    per rank."""
     found = dict(start.run(tuple(SAMPLE)))
     assert {cell: verdict["status"] for cell, verdict in found.items()} == SAMPLE, found
 

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 @pytest.fixture
 def session(monkeypatch, tmp_path):
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
-    found = Session(RunSettings.read({"AUTOPACK_SUBPROCESSES": "0"}), started=True, reports=tmp_path)
+    found = Session(
+        RunSettings.read({"AUTOPACK_SUBPROCESSES": "0"}), started=True, reports=tmp_path
+    )
     monkeypatch.setattr(sessions, "current", found)
     return found
 
@@ -50,7 +52,10 @@ def batch():
 
 def hooks(model):
     return [
-        hook for part in model.modules() for hook in part._forward_pre_hooks.values() if isinstance(hook, FirstCall)
+        hook
+        for part in model.modules()
+        for hook in part._forward_pre_hooks.values()
+        if isinstance(hook, FirstCall)
     ]
 
 
@@ -92,7 +97,10 @@ def test_the_first_call_in_training_is_packed_once_and_no_hook_is_left(session, 
     assert error(found.logits[0], expected.logits[0]) < FLOAT32
     assert packed(model) == 1
     assert hooks(model) == []
-    assert not any(part._forward_pre_hooks_with_kwargs.keys() - part._forward_pre_hooks for part in model.modules())
+    assert not any(
+        part._forward_pre_hooks_with_kwargs.keys() - part._forward_pre_hooks
+        for part in model.modules()
+    )
     assert torch.allclose(call(**batch()).loss, expected.loss, rtol=FLOAT32)
     assert packed(model) == 2
     torch._dynamo.reset()
@@ -112,14 +120,18 @@ def test_a_backbone_called_on_its_own_enables_the_whole_model(session, caller):
     assert packed(model) == 2
 
 
-def test_a_forward_on_the_instance_that_is_called_directly_leaves_the_model_until_it_is_called(session, capsys):
+def test_a_forward_on_the_instance_that_is_called_directly_leaves_the_model_until_it_is_called(
+    session, capsys
+):
     model = waiting()
     own = type(model).forward
     model.forward = lambda **arguments: own(model, **arguments)
     model.forward(**batch())
     assert not autopack.is_enabled(model)
     (outcome,) = map(str, session._outcomes)
-    assert outcome.endswith("left as it is: its forward is called directly, and not the model itself")
+    assert outcome.endswith(
+        "left as it is: its forward is called directly, and not the model itself"
+    )
     model(**batch())
     assert packed(model) == 1
     assert "enabled" in report(session, capsys)[0]
@@ -149,7 +161,8 @@ def test_a_model_that_the_script_enabled_is_its_own(session, capsys):
     assert sum(isinstance(hook, EntryHook) for hook in model._forward_pre_hooks.values()) == 1
     (line,) = report(session, capsys)
     told = (
-        "autopack: LlamaForCausalLM (llama) enabled by the script; padded batches stay as they come; trained: 1 call,"
+        "autopack: LlamaForCausalLM (llama) enabled by the script; padded batches stay as they "
+        "come; trained: 1 call,"
     )
     assert line.startswith(told)
 
@@ -163,7 +176,9 @@ def test_a_replica_of_data_parallel_is_left_alone(session, capsys):
     assert "torch.nn.DataParallel" in capsys.readouterr().err
 
 
-def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_strict(session, monkeypatch, capsys):
+def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_strict(
+    session, monkeypatch, capsys
+):
     def fail(*_, **__):
         raise KeyError("some\nbug")
 
@@ -180,10 +195,14 @@ def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_stric
 
 
 def test_the_report_is_of_this_process_and_quiet_on_demand(session, monkeypatch, capsys):
-    assert report(session, capsys) == ["autopack: no transformers model was called in training in this process"]
+    assert report(session, capsys) == [
+        "autopack: no transformers model was called in training in this process"
+    ]
     waiting()(**batch())
     monkeypatch.setenv("RANK", "3")
-    assert report(session, capsys)[0].startswith("autopack: rank 3: LlamaForCausalLM (llama) enabled")
+    assert report(session, capsys)[0].startswith(
+        "autopack: rank 3: LlamaForCausalLM (llama) enabled"
+    )
     session.settings = replace(session.settings, quiet=True)
     waiting()(**batch())
     assert report(session, capsys) == []
@@ -202,7 +221,9 @@ def test_packed_rows_that_ask_for_a_cache_run_as_without_autopack_and_are_counte
         assert error(model(**REFUSED).logits, stock(**REFUSED).logits) < FLOAT32
     model(**batch())
     assert packed(model) == 1
-    said = [record.message for record in caplog.records if "as it would have without" in record.message]
+    said = [
+        record.message for record in caplog.records if "as it would have without" in record.message
+    ]
     assert len(said) == 1
     assert "use_cache=True was given with packed rows" in said[0]
     (outcome,) = map(str, session._outcomes)
@@ -235,7 +256,9 @@ def test_many_models_that_wait_share_a_site_and_leave_nothing(session):
     assert patching._installed == before
 
 
-def test_a_model_that_is_trained_in_evaluation_mode_is_enabled_and_a_frozen_one_is_not(session, capsys):
+def test_a_model_that_is_trained_in_evaluation_mode_is_enabled_and_a_frozen_one_is_not(
+    session, capsys
+):
     """Lightning trains what comes from `from_pretrained` in the mode that it comes in."""
     model, frozen = waiting().eval(), waiting("gpt2").eval().requires_grad_(False)
     stock = tiny.build("llama", attn_implementation="sdpa").eval()
@@ -248,23 +271,33 @@ def test_a_model_that_is_trained_in_evaluation_mode_is_enabled_and_a_frozen_one_
     for found, expected in zip(model.parameters(), stock.parameters(), strict=True):
         assert torch.allclose(found.grad, expected.grad, rtol=FLOAT32, atol=1e-6)
     enabled, reference = report(session, capsys)
-    assert enabled.startswith("autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside")
-    assert reference.startswith("autopack: GPT2LMHeadModel (gpt2) left as it is: it was not trained")
+    assert enabled.startswith(
+        "autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside"
+    )
+    assert reference.startswith(
+        "autopack: GPT2LMHeadModel (gpt2) left as it is: it was not trained"
+    )
 
 
 def test_what_is_read_at_padding_in_evaluation_mode_is_read_as_in_stock(session):
-    """A mean over all columns, of a model in evaluation mode that nobody has wrapped in `no_grad`."""
+    """A mean over all columns, of a model in evaluation mode that nobody has wrapped in
+    `no_grad`."""
     model, stock = waiting().eval(), tiny.build("llama", attn_implementation="sdpa").eval()
     inputs = {name: batch()[name] for name in ("input_ids", "attention_mask")}
     for _ in range(4):
-        found, expected = (which.model(**inputs).last_hidden_state.mean(1) for which in (model, stock))
+        found, expected = (
+            which.model(**inputs).last_hidden_state.mean(1) for which in (model, stock)
+        )
         assert torch.equal(found, expected)
 
 
 def test_the_reference_of_a_dpo_trainer_is_enabled_with_the_model(session, tmp_path):
     found = []
     for enabled in (True, False):
-        made = [waiting() if enabled else tiny.build("llama", attn_implementation="sdpa").train() for _ in range(2)]
+        made = [
+            waiting() if enabled else tiny.build("llama", attn_implementation="sdpa").train()
+            for _ in range(2)
+        ]
         run = preferences(tmp_path, *made)
         run.train()
         found.append([entry["loss"] for entry in run.state.log_history if "loss" in entry])

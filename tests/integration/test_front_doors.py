@@ -1,4 +1,5 @@
-"""What people hold, handed to `enable` as it is: pipelines, harnesses, Lightning, SetFit. Scored as ever, unpadded."""
+"""What people hold, handed to `enable` as it is: pipelines, harnesses, Lightning, SetFit. Scored as
+ever, unpadded."""
 
 import contextlib
 import io
@@ -44,7 +45,10 @@ def piped(path, task, auto, model_type, kind):
     where = folder(path, model_type, kind)
     torch.manual_seed(0)  # of a head that the folder lacks
     return pipeline(
-        task, model=auto.from_pretrained(where), tokenizer=AutoTokenizer.from_pretrained(where), device="cpu"
+        task,
+        model=auto.from_pretrained(where),
+        tokenizer=AutoTokenizer.from_pretrained(where),
+        device="cpu",
     )
 
 
@@ -65,7 +69,9 @@ def scorer(labels):
 
     def made(path):
         kind = "qwen3" if labels == 1 else "bert"
-        found = CrossEncoder(folder(path, kind, "sequence-classification", num_labels=labels), device="cpu")
+        found = CrossEncoder(
+            folder(path, kind, "sequence-classification", num_labels=labels), device="cpu"
+        )
         if labels == 1:
             assert found.rank("word1", sentences(8))
         return found, lambda: found.predict(PAIRS, convert_to_tensor=True, batch_size=8)
@@ -74,12 +80,17 @@ def scorer(labels):
 
 
 def reranker(cache):
-    """A cross-encoder by the logits of a language model, which pads on the left, and asks for the last ones alone."""
+    """A cross-encoder by the logits of a language model, which pads on the left, and asks for the
+    last ones alone."""
 
     def made(path):
         modules = pytest.importorskip("sentence_transformers.cross_encoder.modules")  # since 6.0
-        tower = modules.Transformer(folder(path, "qwen3", "causal-lm"), transformer_task="text-generation")
-        found = CrossEncoder(modules=[tower, modules.LogitScore(true_token_id=7, false_token_id=9)], device="cpu")
+        tower = modules.Transformer(
+            folder(path, "qwen3", "causal-lm"), transformer_task="text-generation"
+        )
+        found = CrossEncoder(
+            modules=[tower, modules.LogitScore(true_token_id=7, false_token_id=9)], device="cpu"
+        )
         tower.auto_model.config.use_cache = cache
         return found, lambda: found.predict(PAIRS, convert_to_tensor=True, batch_size=8)
 
@@ -111,7 +122,9 @@ def encoder(model_type, task, pooling, cache=False):
 
     def made(path):
         tower = Transformer(folder(path, model_type, task, backbone=True))
-        found = SentenceTransformer(modules=[tower, Pooling(32, pooling_mode=pooling)], device="cpu")
+        found = SentenceTransformer(
+            modules=[tower, Pooling(32, pooling_mode=pooling)], device="cpu"
+        )
         if cache:
             tower.auto_model.config.use_cache = True
         texts = sentences(24)
@@ -181,7 +194,13 @@ def test_features_of_tokens(tmp_path, model_type, kind):
 
 
 def test_a_model_that_is_called_beside_its_pipeline_keeps_its_cache(tmp_path):
-    pipe = piped(tmp_path, "token-classification", transformers.AutoModelForTokenClassification, "qwen3", "causal-lm")
+    pipe = piped(
+        tmp_path,
+        "token-classification",
+        transformers.AutoModelForTokenClassification,
+        "qwen3",
+        "causal-lm",
+    )
     given = pipe.tokenizer(sentences(4), padding=True, return_tensors="pt")
     given.pop("token_type_ids", None)
     with autopack.enable(pipe) as handle, torch.no_grad():
@@ -206,8 +225,15 @@ def test_a_lightning_module_and_its_trainer():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    module, subject = Module(), lightning.Trainer(max_steps=3, logger=False, accelerator="cpu", **quiet)
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    module, subject = (
+        Module(),
+        lightning.Trainer(max_steps=3, logger=False, accelerator="cpu", **quiet),
+    )
     with refused("which-model"):
         autopack.enable(subject)
     rows = [batch("causal LM", mask_of((7, 3, 9)), seed) for seed in range(3)]
@@ -223,14 +249,21 @@ def test_a_lightning_module_and_its_trainer():
 def _losses(trainer):
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
-    return torch.tensor([float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry])
+    return torch.tensor(
+        [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    )
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def _trained(path, trainer, arguments, model, loss, second, **columns):
-    settings = {"per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1, "report_to": []}
+    settings = {
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "report_to": [],
+    }
     quiet = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
     args = arguments(output_dir=str(path), max_steps=6, **settings, **quiet)
     data = Dataset.from_dict({"anchor": sentences(48), second: sentences(48, seed=1), **columns})
@@ -239,8 +272,18 @@ def _trained(path, trainer, arguments, model, loss, second, **columns):
 
 def _bi_encoder(path):
     tower = Transformer(folder(path / "model", "bert", "masked-lm", backbone=True, **NO_DROPOUT))
-    model, loss = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu"), MultipleNegativesRankingLoss
-    return _trained(path, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, model, loss, "positive")
+    model, loss = (
+        SentenceTransformer(modules=[tower, Pooling(32)], device="cpu"),
+        MultipleNegativesRankingLoss,
+    )
+    return _trained(
+        path,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        model,
+        loss,
+        "positive",
+    )
 
 
 def _cross_encoder(path):

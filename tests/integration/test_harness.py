@@ -1,4 +1,5 @@
-"""lm-eval's `HFLM` as it is: it pads without a mask, and where it does is noted by what it pads with.
+"""lm-eval's `HFLM` as it is: it pads without a mask, and where it does is noted by what it pads
+with.
 
 Rows of one batch may begin alike, as choices of one question do: those tokens are computed once.
 """
@@ -26,7 +27,11 @@ NEAR = 1e-6
 def harness(tmp_path):
     def make(model_type="llama", kind="causal-lm", **options):
         where = folder(tmp_path, model_type, kind)
-        auto = transformers.AutoModelForSeq2SeqLM if kind == "seq2seq" else transformers.AutoModelForCausalLM
+        auto = (
+            transformers.AutoModelForSeq2SeqLM
+            if kind == "seq2seq"
+            else transformers.AutoModelForCausalLM
+        )
         tokenizer = transformers.AutoTokenizer.from_pretrained(where)
         tokenizer.eos_token = "[SEP]"
         options = {"batch_size": 8, "device": "cpu", "max_length": 40, **options}
@@ -53,7 +58,8 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kind"), [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mamba", "causal-lm"), ("t5", "seq2seq")]
+    ("model_type", "kind"),
+    [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mamba", "causal-lm"), ("t5", "seq2seq")],
 )
 def test_likelihoods_are_those_that_were(harness, model_type, kind):
     model, stock = harness(model_type, kind), harness(model_type, kind)
@@ -82,12 +88,16 @@ def test_a_model_whose_tokens_see_padding_keeps_it(harness):
 
 def test_rolling_and_generation(harness):
     options = {"max_gen_toks": 4, "until": ["nothing"]}
-    texts = [Instance("generate_until", {}, (text, options), n) for n, text in enumerate(sentences(6))]
+    texts = [
+        Instance("generate_until", {}, (text, options), n) for n, text in enumerate(sentences(6))
+    ]
     model, rolling = harness(), requests("loglikelihood_rolling")
     expected = model.loglikelihood_rolling(rolling, disable_tqdm=True)
     generated = model.generate_until(texts, disable_tqdm=True)
     with autopack.enable(model) as handle:
-        assert model.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(expected, rel=NEAR)
+        assert model.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(
+            expected, rel=NEAR
+        )
         assert handle.tally.padding > 0
         assert model.generate_until(texts, disable_tqdm=True) == generated
 
@@ -139,16 +149,21 @@ def counted(model, asked):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "lengths", "least"), [("llama", (3, 3), 0.6), ("gpt2", (3, 3), 0.6), ("llama", (2, 9), 0.1)]
+    ("model_type", "lengths", "least"),
+    [("llama", (3, 3), 0.6), ("gpt2", (3, 3), 0.6), ("llama", (2, 9), 0.1)],
 )
-def test_what_choices_of_a_question_begin_with_is_computed_once(harness, model_type, lengths, least):
-    """lm-eval sorts by length: those of like lengths stand next to each other, others may lie in several batches."""
+def test_what_choices_of_a_question_begin_with_is_computed_once(
+    harness, model_type, lengths, least
+):
+    """lm-eval sorts by length: those of like lengths stand next to each other, others may lie in
+    several batches."""
     ran = counted(harness(model_type, max_length=128), choices(*lengths))
     assert ran.shared > least * ran.tokens
 
 
 def test_examples_before_every_question(harness):
-    """lm-eval runs a question once for all choices of one token; what stands before all of them is shared."""
+    """lm-eval runs a question once for all choices of one token; what stands before all of them is
+    shared."""
     ran = counted(harness(max_length=128), choices(1, 1, words(random.Random(1), 60, 60) + " "))
     assert ran.documents == 8
     assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind

@@ -15,24 +15,41 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def said(caplog):
     """What autopack has said."""
     caplog.set_level(logging.WARNING, "autopack")
-    return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
+    return lambda: [
+        record.getMessage() for record in caplog.records if record.name.startswith("autopack")
+    ]
 
 
 def packing(path, strategy, **settings):
     """TRL's SFTTrainer, which packs texts of uneven length by a strategy of its own."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     texts = [" ".join(f"w{number}" for number in range(count)) for count in range(3, 27)]
-    options = {"output_dir": str(path), "max_steps": 4, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    options = {
+        "output_dir": str(path),
+        "max_steps": 4,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
     settings = {"packing": True, **settings}
-    args = trl.SFTConfig(**options, packing_strategy=strategy, max_length=32, bf16=False, **settings)
+    args = trl.SFTConfig(
+        **options, packing_strategy=strategy, max_length=32, bf16=False, **settings
+    )
     data = datasets.Dataset.from_dict({"text": texts})
-    return trl.SFTTrainer(tiny.build("llama"), args=args, train_dataset=data, processing_class=tiny_tokenizer())
+    return trl.SFTTrainer(
+        tiny.build("llama"), args=args, train_dataset=data, processing_class=tiny_tokenizer()
+    )
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("strategy", "settings", "cut"),
-    [("bfd", {}, False), ("bfd_split", {}, False), ("wrapped", {}, True), ("wrapped", {"packing": False}, False)],
+    [
+        ("bfd", {}, False),
+        ("bfd_split", {}, False),
+        ("wrapped", {}, True),
+        ("wrapped", {"packing": False}, False),
+    ],
 )
 def test_packing_of_trl(tmp_path, said, strategy, settings, cut, whole):
     """Documents that it cuts are said to be lost, once; others are checked, and nothing is said."""

@@ -25,7 +25,9 @@ SAMPLE = (
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_neighbour_is_exact(name):
-    (scenario,) = [each for each in neighbours.scenarios() if name in f"{each.neighbour} {each.what}"][:1]
+    (scenario,) = [
+        each for each in neighbours.scenarios() if name in f"{each.neighbour} {each.what}"
+    ][:1]
     pytest.importorskip(scenario.neighbour)
     for order in scenario.orders:
         found = measure(scenario, order)
@@ -55,12 +57,15 @@ def _mixed(module, args, output):
 
 def test_the_page_is_that_of_the_recorded_results(capsys):
     assert neighbours.main(["--check"]) == 0, capsys.readouterr()
-    recorded = {(row["neighbour"], row["what"]) for row in json.loads(table.RESULTS.read_text())["rows"]}
+    recorded = {
+        (row["neighbour"], row["what"]) for row in json.loads(table.RESULTS.read_text())["rows"]
+    }
     assert recorded == {(each.neighbour, each.what) for each in neighbours.scenarios()}
 
 
 def _hooks_of_opacus():
-    """What counts forwards as Opacus's `GradSampleModule` does; its class says that it is of that package."""
+    """What counts forwards as Opacus's `GradSampleModule` does; its class says that it is of that
+    package."""
 
     class GradSampleModule(torch.nn.Module):
         hooks_enabled = True
@@ -85,7 +90,8 @@ def test_an_audit_is_not_counted_by_opacus():
 
 
 def test_bitsandbytes_packs_no_weights_in_an_audit():
-    """Its 4-bit layers pack them in evaluation, where the CPU has AVX512-BF16, and pass no gradients on after that."""
+    """Its 4-bit layers pack them in evaluation, where the CPU has AVX512-BF16, and pass no
+    gradients on after that."""
 
     class Linear4bit(torch.nn.Linear):
         support_avx512bf16_for_cpu, packed = True, False

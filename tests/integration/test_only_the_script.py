@@ -1,4 +1,5 @@
-"""`autopack run` executes nothing but the script, and nothing of autopack ever asks for a network."""
+"""`autopack run` executes nothing but the script, and nothing of autopack ever asks for a
+network."""
 
 import json
 import os
@@ -11,7 +12,8 @@ import pytest
 from tests.integration.test_run import start
 
 COMMAND = str(Path(sysconfig.get_path("scripts")) / "autopack")
-"""The installed command: unlike `python -m autopack` it does not put the working directory on the path."""
+"""The installed command: unlike `python -m autopack` it does not put the working directory on the
+path."""
 TRAINS = """
 import json, sys
 import torch
@@ -36,7 +38,8 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 """
-"""A sitecustomize under which whoever asks for an address or a connection to one fails, and is written down."""
+"""A sitecustomize under which whoever asks for an address or a connection to one fails, and is
+written down."""
 
 
 def started(directory, *arguments, path=""):
@@ -58,7 +61,8 @@ def test_no_file_beside_the_script_is_executed_that_the_script_does_not_import(t
     spoken = tmp_path / "spoken"
     for name in (*extra, *({"sitecustomize", "usercustomize", "html", "this"} - imported)):
         (tmp_path / f"{name}.py").write_text(SPOKEN.format(str(spoken)))
-    # In front of what autopack needs stands a file that it does not run: the script runs without autopack, and says so.
+    # In front of what autopack needs stands a file that it does not run: the script runs without
+    # autopack, and says so.
     done = started(tmp_path, COMMAND, "run", "train.py")
     assert done.status == 0, done.err
     assert f"needs wrapt, and {tmp_path / 'wrapt.py'} stands in front of it" in done.err
@@ -111,6 +115,11 @@ def test_the_network_is_never_asked_for(tmp_path):
         assert done.status == 0, done.out + done.err
     assert not asked.exists(), asked.read_text()
 
-    done = started(tmp_path, "-c", "import urllib.request; urllib.request.urlopen('http://example.org')", **given)
+    done = started(
+        tmp_path,
+        "-c",
+        "import urllib.request; urllib.request.urlopen('http://example.org')",
+        **given,
+    )
     assert "the network is blocked" in done.err
     assert "example.org" in asked.read_text()

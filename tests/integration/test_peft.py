@@ -27,11 +27,15 @@ METHODS |= {
     "LoRA on all linear layers and the embedding": lambda: peft.LoraConfig(
         r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "o_proj", "down_proj", "embed_tokens"]
     ),
-    "LoRA with a trained head": lambda: peft.LoraConfig(r=4, modules_to_save=["lm_head"], **TARGETS),
+    "LoRA with a trained head": lambda: peft.LoraConfig(
+        r=4, modules_to_save=["lm_head"], **TARGETS
+    ),
 }
 BEYOND_THE_TOKEN = {
     "LILY": lambda: peft.LilyConfig(r=4, **TARGETS),
-    "ADAPTION_PROMPT": lambda: peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=3, adapter_layers=1),
+    "ADAPTION_PROMPT": lambda: peft.AdaptionPromptConfig(
+        task_type="CAUSAL_LM", adapter_len=3, adapter_layers=1
+    ),
     "SHADOW": lambda: peft.ShadowConfig(task_type="CAUSAL_LM"),
     "activated LoRA": lambda: peft.LoraConfig(r=4, alora_invocation_tokens=[9, 8], **TARGETS),
     "VeLoRA": lambda: peft.LoraConfig(r=4, velora_config=peft.VeloraConfig(), **TARGETS),
@@ -109,7 +113,10 @@ def test_disable_through_the_wrapper_takes_everything_back(order):
     ids = tiny.tokens(model.config, 2, 9)
 
     def call():
-        return [model(input_ids=ids).logits, model.generate(input_ids=ids, max_new_tokens=5, do_sample=False)]
+        return [
+            model(input_ids=ids).logits,
+            model.generate(input_ids=ids, max_new_tokens=5, do_sample=False),
+        ]
 
     enabled = call()
     autopack.disable(model)
@@ -128,7 +135,9 @@ def test_enabling_a_model_with_a_method_that_looks_beyond_the_token_is_refused(k
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_until_it_is_disabled(kind):
+def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_until_it_is_disabled(
+    kind,
+):
     config, model = _config(REFUSED[kind]), llama()
     handle = autopack.enable(model)
     with refused("peft-method"):
@@ -136,7 +145,11 @@ def test_a_method_that_looks_beyond_the_token_is_refused_on_an_enabled_model_unt
     check(CALL.packed(model), CALL.alone(llama()))  # the refusal left the model enabled
     handle.remove()
     model.requires_grad_(True)
-    assert peft.get_peft_model(model, config)(input_ids=tiny.tokens(model.config, 1, 7)).logits.isfinite().all()
+    assert (
+        peft.get_peft_model(model, config)(input_ids=tiny.tokens(model.config, 1, 7))
+        .logits.isfinite()
+        .all()
+    )
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -169,7 +182,9 @@ def _rows():
 
 
 def _named():
-    model = peft.get_peft_model(llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)).eval()
+    model = peft.get_peft_model(
+        llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)
+    ).eval()
     model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
     return model, {"adapter_names": ["default", "other", "__base__"]}
 
@@ -195,7 +210,8 @@ def test_padding_stays_where_layers_are_given_something_for_each_row(build):
 
 
 def _with_eva_weights(enables):
-    """The adapters of a model whose EVA weights come of padded batches, enabled before or stock's."""
+    """The adapters of a model whose EVA weights come of padded batches, enabled before or
+    stock's."""
     torch.manual_seed(0)
     eva = peft.EvaConfig(rho=1.0)
     config = peft.LoraConfig(r=2, init_lora_weights="eva", eva_config=eva, **TARGETS)
@@ -208,7 +224,8 @@ def _with_eva_weights(enables):
 
 
 def test_weights_that_eva_makes_of_what_comes_to_layers_are_those_of_stock():
-    """Its hooks take tokens by the mask of the padded batch, so they get the padded form, as other hooks do."""
+    """Its hooks take tokens by the mask of the padded batch, so they get the padded form, as other
+    hooks do."""
     if not hasattr(peft, "initialize_lora_eva_weights"):
         pytest.skip(f"peft {peft.__version__} has no EVA")
     stock, enabled = _with_eva_weights(False), _with_eva_weights(True)

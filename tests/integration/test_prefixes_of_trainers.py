@@ -1,9 +1,9 @@
-"""Trainers of TRL as they are: what rows of their batches begin with is computed once, and nothing changes.
+"""Trainers of TRL as they are: what rows of their batches begin with is computed once, and nothing
+changes.
 
-TRL's trainers have their defaults (gradient checkpointing is one of them), but for bf16, which rounds away what is
-compared here, and a learning rate by which parameters move in a few steps. Prompts have 32 to 48 tokens, completions
-3 to 16.
-"""
+TRL's trainers have their defaults (gradient checkpointing is one of them), but for bf16, which
+rounds away what is compared here, and a learning rate by which parameters move in a few steps.
+Prompts have 32 to 48 tokens, completions 3 to 16."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
 PROMPTS, STEPS = 32, 4
 _NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies")
-"""Times, our own, and the share of pairs whose chosen answer has the larger reward: both are 0 at first, but for
-rounding."""
+"""Times, our own, and the share of pairs whose chosen answer has the larger reward: both are 0 at
+first, but for rounding."""
 
 
 def words(draw, least, most):
@@ -30,7 +30,11 @@ def words(draw, least, most):
 def pairs():
     draw = random.Random(0)
     return [
-        {"prompt": f"{words(draw, 32, 48)} ", "chosen": words(draw, 3, 8), "rejected": words(draw, 3, 8)}
+        {
+            "prompt": f"{words(draw, 32, 48)} ",
+            "chosen": words(draw, 3, 8),
+            "rejected": words(draw, 3, 8),
+        }
         for _ in range(PROMPTS)
     ]
 
@@ -64,8 +68,9 @@ def even_words(completions, **_):
 
 
 class Case(NamedTuple):
-    """A trainer, its rows, what is not a default of it, and the least and largest share of tokens that are shared, by
-    model: of all its calls, so that one kind of call that shares nothing would show."""
+    """A trainer, its rows, what is not a default of it, and the least and largest share of tokens
+    that are shared, by model: of all its calls, so that one kind of call that shares nothing would
+    show."""
 
     kind: str
     rows: Any
@@ -83,7 +88,10 @@ _SHORT = {"max_completion_length": 16}
 CASES = {
     "GRPO": Case("GRPO", prompts, {"model": _MOST}, _SHORT),
     "GRPO, reference, two iterations": Case(
-        "GRPO", prompts, {"model": _MOST, "ref_model": _MOST}, {**_SHORT, "beta": 0.1, "num_iterations": 2}
+        "GRPO",
+        prompts,
+        {"model": _MOST, "ref_model": _MOST},
+        {**_SHORT, "beta": 0.1, "num_iterations": 2},
     ),
     # Completions of two prompts are shuffled, and trained on in two batches.
     "GRPO, two batches a step": Case(
@@ -95,10 +103,14 @@ CASES = {
     "DPO, LoRA": Case("DPO", pairs, {"model": _HALF}, lora=True),
     # TRL turns its dropout off.
     "DPO, GPT-2": Case("DPO", pairs, {"model": _HALF, "ref_model": _HALF}, model_type="gpt2"),
-    "DPO, reference computed before": Case("DPO", pairs, {"model": _HALF}, {"precompute_ref_log_probs": True}),
+    "DPO, reference computed before": Case(
+        "DPO", pairs, {"model": _HALF}, {"precompute_ref_log_probs": True}
+    ),
     # Rows come in their order, and those of the KL term are the same prompts with other answers.
     "KTO": Case("KTO", answers, {"model": _HALF, "ref_model": _HALF}),
-    "KTO, one answer to a prompt": Case("KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}),
+    "KTO, one answer to a prompt": Case(
+        "KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}
+    ),
     "reward": Case("Reward", pairs, {"model": _HALF}),
     "SFT": Case("SFT", texts, {"model": (0, 0)}),
 }
@@ -115,7 +127,10 @@ class Run(NamedTuple):
     @property
     def shared(self):
         """The share of each model's real tokens that were computed with those of another row."""
-        volumes = {name: each.tally.training.plus(each.tally.evaluation) for name, each in self.models.items()}
+        volumes = {
+            name: each.tally.training.plus(each.tally.evaluation)
+            for name, each in self.models.items()
+        }
         return {name: volume.shared / volume.tokens for name, volume in volumes.items()}
 
 
@@ -129,7 +144,9 @@ def made(folder, case):
         save_model(model, case.model_type, **head)
     more = {"reward_funcs": even_words} if case.rows is prompts else {}
     if case.lora:
-        more["peft_config"] = pytest.importorskip("peft").LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+        more["peft_config"] = pytest.importorskip("peft").LoraConfig(
+            task_type="CAUSAL_LM", init_lora_weights=False
+        )
     rows = datasets.Dataset.from_list(case.rows())
     if case.rows is not prompts:
         more["eval_dataset"] = rows.select(range(8))
@@ -145,11 +162,14 @@ def made(folder, case):
         disable_tqdm=True,
         **case.options,
     )
-    return getattr(trl, f"{case.kind}Trainer")(model=str(model), args=arguments, train_dataset=rows, **more)
+    return getattr(trl, f"{case.kind}Trainer")(
+        model=str(model), args=arguments, train_dataset=rows, **more
+    )
 
 
 def trained(folder, case, **options):
-    """Train, and evaluate where that generates nothing: stock, or enabled where options are given."""
+    """Train, and evaluate where that generates nothing: stock, or enabled where options are
+    given."""
     trainer = made(folder, case)
     handle = autopack.enable(trainer, **options) if options else None
     trainer.train()
@@ -173,19 +193,25 @@ def largest_difference(found, expected):
     """Of all logged numbers; relative, where they are larger than 1."""
     wanted, got = numbers(expected), numbers(found)
     assert got.keys() == wanted.keys()
-    return max(abs(got[key] - value) / scale(expected, *key, value) for key, value in wanted.items())
+    return max(
+        abs(got[key] - value) / scale(expected, *key, value) for key, value in wanted.items()
+    )
 
 
 def scale(run, number, name, value):
-    """What a number is compared relative to. KTO's KL is a difference of sums of log-probabilities, and rounds as they
-    do."""
+    """What a number is compared relative to. KTO's KL is a difference of sums of log-probabilities,
+    and rounds as they do."""
     before = name.removesuffix("kl")
-    parts = [abs(run.logs[number].get(f"{before}logps/{answer}", 0.0)) for answer in ("chosen", "rejected")]
+    parts = [
+        abs(run.logs[number].get(f"{before}logps/{answer}", 0.0))
+        for answer in ("chosen", "rejected")
+    ]
     return max(1.0, abs(value), *(parts if name in ("kl", "eval_kl") else ()))
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
+    "name",
+    [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES],
 )
 def test_a_script_of_trl(tmp_path, name):
     case = CASES[name]

@@ -1,7 +1,8 @@
-"""Weights that were really trained, in three dtypes: padded and packed, encoding and training, against each text alone.
+"""Weights that were really trained, in three dtypes: padded and packed, encoding and training,
+against each text alone.
 
-Skipped where the weights are not installed (examples/pretrained/README.md). Whether two runs are equal is asked of
-whole tensors: the norm of what differs, relative to the norm of what is expected.
+Skipped where the weights are not installed (examples/pretrained/README.md). Whether two runs are
+equal is asked of whole tensors: the norm of what differs, relative to the norm of what is expected.
 """
 
 import copy
@@ -23,13 +24,16 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behi
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WAYS = ("padded", "packed")
 NEAR = 1e-6
-"""Of float32: a sum in another order. About 3e-7 is seen of states and logits, and a leak is 0.5."""
+"""Of float32: a sum in another order. About 3e-7 is seen of states and logits, and a leak is
+0.5."""
 MARGIN = 1.2
-"""Half precision rounds each sum in its own way. Against float64 a run may be off by as much as stock is, alone or
-padded, and a fifth: errors are sums of many roundings, whose norm hardly varies (within 5 % is seen)."""
+"""Half precision rounds each sum in its own way. Against float64 a run may be off by as much as
+stock is, alone or padded, and a fifth: errors are sums of many roundings, whose norm hardly varies
+(within 5 % is seen)."""
 BY_MODEL = {"minilm": MINILM, "smollm2": SMOLLM2}
 TEXTS = {"minilm": (12, 48), "smollm2": (5, 16)}
-"""How many, and after how many tokens they are cut: half precision of 134 million parameters is slow on CPUs."""
+"""How many, and after how many tokens they are cut: half precision of 134 million parameters is
+slow on CPUs."""
 
 
 @cache
@@ -43,18 +47,25 @@ def stock(name):
 
     folder = checked_folder(MINILM)
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return AutoModel.from_pretrained(folder, dtype=torch.float32, **off).eval(), AutoTokenizer.from_pretrained(folder)
+    return AutoModel.from_pretrained(
+        folder, dtype=torch.float32, **off
+    ).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 @cache
 def documents(name):
     """Tokens of docstrings of very different lengths, each (tokens,)."""
     count, longest = TEXTS[name]
-    texts = sorted(collect_documents(Path(email.__file__).parent), key=lambda text: (len(text), text))
+    texts = sorted(
+        collect_documents(Path(email.__file__).parent), key=lambda text: (len(text), text)
+    )
     spread = [texts[len(texts) * place // count] for place in range(count)]
     _, tokenizer = stock(name)
     ends = [longest // (1, 4, 2, 3)[place % 4] for place in range(count)]  # in no order of length
-    return [torch.tensor(tokenizer(text)["input_ids"][:end]) for text, end in zip(spread, ends, strict=True)]
+    return [
+        torch.tensor(tokenizer(text)["input_ids"][:end])
+        for text, end in zip(spread, ends, strict=True)
+    ]
 
 
 def model_in(name, dtype):
@@ -63,7 +74,10 @@ def model_in(name, dtype):
 
 def padded(texts):
     """A batch, a row each; made anew for each call, as loaders do."""
-    return {"input_ids": in_rows(texts), "attention_mask": in_rows([torch.ones_like(text) for text in texts])}
+    return {
+        "input_ids": in_rows(texts),
+        "attention_mask": in_rows([torch.ones_like(text) for text in texts]),
+    }
 
 
 def outputs(way, model, texts, **more):
@@ -86,12 +100,16 @@ def _of(output):
 
 def relative(found, expected):
     """The norm of the difference, relative to the norm of what is expected."""
-    off = sum(float((f.double() - e.double()).square().sum()) for f, e in zip(found, expected, strict=True))
+    off = sum(
+        float((f.double() - e.double()).square().sum())
+        for f, e in zip(found, expected, strict=True)
+    )
     return (off / sum(float(e.double().square().sum()) for e in expected)) ** 0.5
 
 
 def assert_near(run, dtype):
-    """What was found equals alone in float32, and is no further from float64 than stock, alone or padded."""
+    """What was found equals alone in float32, and is no further from float64 than stock, alone or
+    padded."""
     if dtype == torch.float32:
         assert relative(run["found"], run["alone"]) <= NEAR
     found, *of_stock = (relative(run[way], run["float64"]) for way in ("found", "alone", "padded"))
@@ -108,14 +126,17 @@ def evaluated_by_stock(name, way, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_get_what_they_get_alone_and_another_text_moves_no_other(name, dtype, way):
-    """With another one the same shapes are computed, nothing is rounded otherwise, and others are equal to a bit."""
+    """With another one the same shapes are computed, nothing is rounded otherwise, and others are
+    equal to a bit."""
     model, texts = model_in(name, dtype).eval(), documents(name)
     with autopack.enable(model) as handle, torch.no_grad():
         found = outputs(way, model, texts)
         after = outputs(way, model, [*texts[:2], texts[2].flip(0), *texts[3:]])
         assert way == "packed" or handle.tally.padding > 0
     run = {each: evaluated_by_stock(name, each, dtype) for each in ("alone", "padded")}
-    assert_near({**run, "found": found, "float64": evaluated_by_stock(name, "alone", torch.float64)}, dtype)
+    assert_near(
+        {**run, "found": found, "float64": evaluated_by_stock(name, "alone", torch.float64)}, dtype
+    )
     assert relative(after[2:3], found[2:3]) > LEAK
     for place in (0, 1, *range(3, len(texts))):
         assert torch.equal(after[place], found[place])
@@ -132,7 +153,8 @@ def test_stock_leaks_in_the_packed_row(name, dtype):
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget():
-    """Models and gradients of what stock does are kept between the tests of this file, and no longer."""
+    """Models and gradients of what stock does are kept between the tests of this file, and no
+    longer."""
     yield
     for kept in (stock, documents, evaluated_by_stock):
         kept.cache_clear()
@@ -140,7 +162,9 @@ def _forget():
 
 def test_the_demo_of_sentences():
     stock("minilm")
-    result = sentences.compare_sentences(sentences.SentenceSettings(steps=2, batch_size=4, held_out=12, longest=64))
+    result = sentences.compare_sentences(
+        sentences.SentenceSettings(steps=2, batch_size=4, held_out=12, longest=64)
+    )
     assert result.succeeded, result
     assert 0 < result.before["alone"].accuracy_at_1 <= 1
     assert result.losses["alone"][0] != result.losses["alone"][1]

@@ -24,7 +24,9 @@ from tests.integration.scripts import SCRIPTS
 
 RUN = ("-m", "autopack", "run")
 NOT_INHERITED = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-UNTRAINED = "left as it is: it was not trained, only called without gradients, or with none of its own"
+UNTRAINED = (
+    "left as it is: it was not trained, only called without gradients, or with none of its own"
+)
 
 
 class Result(NamedTuple):
@@ -35,7 +37,11 @@ class Result(NamedTuple):
     @property
     def lines(self):
         """What autopack says, but for models that are only evaluated, and for speeds."""
-        said = [line for line in self.err.splitlines() if line.startswith("autopack") and UNTRAINED not in line]
+        said = [
+            line
+            for line in self.err.splitlines()
+            if line.startswith("autopack") and UNTRAINED not in line
+        ]
         return [re.sub(r"[\d,]+ (?=real tokens per second)", "N ", line) for line in said]
 
     @property
@@ -44,7 +50,8 @@ class Result(NamedTuple):
 
     @property
     def told(self):
-        # Anywhere, and not line by line: processes of torchrun share stdout, and write text and newline one by one.
+        # Anywhere, and not line by line: processes of torchrun share stdout, and write text and
+        # newline one by one.
         starts = [match.start() for match in re.finditer(re.escape('{"rank"'), self.out)]
         found = [json.JSONDecoder().raw_decode(self.out, start)[0] for start in starts]
         return sorted(found, key=lambda what: what["rank"])
@@ -62,7 +69,9 @@ def directory():
 def start(*arguments, cwd=None, **variables):
     """Run a command of this Python in the directory of the scripts; the same command runs once."""
     foreign = ("AUTOPACK_", "HF_", "TRANSFORMERS_")
-    kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith(foreign)}
+    kept = {
+        k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith(foreign)
+    }
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd or directory(),
@@ -90,25 +99,30 @@ def line_of(*told):
     """The line of one process, or the one of several."""
     rank = f"rank {told[0]['rank']}: " if told[0]["rank"] else ""
     rank = f"{len(told)} processes: " if len(told) > 1 else rank
-    what = {name: sum(each[name] for each in told) for name in ("batches", "padding", "columns", "rows")}
+    what = {
+        name: sum(each[name] for each in told) for name in ("batches", "padding", "columns", "rows")
+    }
     share = f"{what['padding']:,} of {what['columns']:,} tokens were padding and were not computed"
     tokens = f"{what['columns'] - what['padding']:,}"
     calls = f"{what['batches']} calls, fill 100.0% ({tokens} real tokens in {tokens} columns)"
     return (
-        f"autopack: {rank}LlamaForCausalLM (llama) enabled; {what['batches']} padded batches packed inside; {share} "
-        f"({what['padding'] / what['columns']:.1%}); trained: {calls}, {what['rows'] / what['batches']:.1f} documents "
-        f"per row, N real tokens per second"
+        f"autopack: {rank}LlamaForCausalLM (llama) enabled; {what['batches']} padded batches "
+        f"packed inside; {share} ({what['padding'] / what['columns']:.1%}); trained: {calls}, "
+        f"{what['rows'] / what['batches']:.1f} documents per row, N real tokens per second"
     )
 
 
 def same_losses(found, expected):
     pairs = list(zip(found.told, expected.told, strict=True))
-    return bool(pairs) and all(a["losses"] == pytest.approx(b["losses"], rel=FLOAT32) for a, b in pairs)
+    return bool(pairs) and all(
+        a["losses"] == pytest.approx(b["losses"], rel=FLOAT32) for a, b in pairs
+    )
 
 
 @pytest.mark.exhaustive
 def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
-    """It sees what it sees under Python; its model is enabled by the first call in training, its reference never."""
+    """It sees what it sees under Python; its model is enabled by the first call in training, its
+    reference never."""
     stock, packed = both("loop.py", "--backend", "x")
     assert (stock.status, packed.status) == (0, 0), stock.err + packed.err
     assert same_losses(packed, stock)
@@ -129,7 +143,8 @@ def test_a_trainer_has_its_losses():
 
 
 def test_a_twin_of_a_model_is_none_of_the_script():
-    """A model of somebody's own class is proven by a twin, which is made and called in training as the script's are."""
+    """A model of somebody's own class is proven by a twin, which is made and called in training as
+    the script's are."""
     found = start(*RUN, "changed.py")
     assert found.status == 0, found.err
     assert "on a tiny copy" in found.told[0]["verified"]
@@ -164,7 +179,9 @@ def test_processes_of_torchrun_are_reached_and_one_line_counts_them_all():
 def test_processes_that_the_script_starts():
     reached, kept_out = start(*RUN, "parent.py"), start(*RUN, "--no-subprocesses", "parent.py")
     assert reached.lines == [line_of(reached.told[0])]
-    assert kept_out.lines == ["autopack: no transformers model was called in training in this process"]
+    assert kept_out.lines == [
+        "autopack: no transformers model was called in training in this process"
+    ]
     assert same_losses(kept_out, reached)
 
 
@@ -192,7 +209,13 @@ def test_where_a_shell_script_starts_python_each_of_those_speaks_for_what_it_sta
 @pytest.mark.exhaustive
 def test_a_forked_process_reports_although_it_leaves_past_atexit():
     lines = start(*RUN, "forked.py").lines
-    assert sum("LlamaForCausalLM (llama) enabled; 1 padded batch packed inside" in line for line in lines) == 1
+    assert (
+        sum(
+            "LlamaForCausalLM (llama) enabled; 1 padded batch packed inside" in line
+            for line in lines
+        )
+        == 1
+    )
 
 
 @pytest.mark.exhaustive
@@ -200,10 +223,16 @@ def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
     stock, packed = both("unsupported.py")
     assert packed.told == stock.told
     warning, line = packed.lines
-    assert warning.startswith("autopack: warning: NllbMoeForConditionalGeneration (nllb-moe) left as it is: ")
+    assert warning.startswith(
+        "autopack: warning: NllbMoeForConditionalGeneration (nllb-moe) left as it is: "
+    )
     assert warning.replace("warning: ", "", 1) == line
     strict = start(*RUN, "--strict", "unsupported.py")
-    assert (strict.status, strict.told, strict.lines) == (1, [], ["autopack.errors.UnsupportedModel: " + reason(line)])
+    assert (strict.status, strict.told, strict.lines) == (
+        1,
+        [],
+        ["autopack.errors.UnsupportedModel: " + reason(line)],
+    )
 
 
 def reason(line):
@@ -230,11 +259,17 @@ def test_path_and_sitecustomize_are_those_of_python(tmp_path, target, path):
         assert view == stock[0]
         assert view["mine"] == ("sitecustomize" if path else None)
         if options:
-            assert (here["PYTHONPATH"] or None) == (child["PYTHONPATH"] or None) == (given.get("PYTHONPATH") or None)
+            assert (
+                (here["PYTHONPATH"] or None)
+                == (child["PYTHONPATH"] or None)
+                == (given.get("PYTHONPATH") or None)
+            )
             assert here["AUTOPACK_RUN"] is child["AUTOPACK_RUN"] is None
         else:
             rest = [os.pathsep + given["PYTHONPATH"]] if path else [""]
-            assert here == child == {"PYTHONPATH": settings.DIRECTORY + rest[0], "AUTOPACK_RUN": "1"}
+            assert (
+                here == child == {"PYTHONPATH": settings.DIRECTORY + rest[0], "AUTOPACK_RUN": "1"}
+            )
 
 
 def test_a_sitecustomize_that_fails_is_reported_by_python(tmp_path):
@@ -247,7 +282,10 @@ def test_a_sitecustomize_that_fails_is_reported_by_python(tmp_path):
 
 def test_interpreter_flags_are_kept():
     view, _, _ = json.loads(start("-W", "ignore", "-O", "-X", "utf8", *RUN, "view.py").out)
-    assert view["flags"] == json.loads(start("-W", "ignore", "-O", "-X", "utf8", "view.py").out)[0]["flags"]
+    assert (
+        view["flags"]
+        == json.loads(start("-W", "ignore", "-O", "-X", "utf8", "view.py").out)[0]["flags"]
+    )
 
 
 def test_an_interpreter_that_cannot_import_autopack_runs_the_script_and_says_so_once(tmp_path):
@@ -255,7 +293,9 @@ def test_an_interpreter_that_cannot_import_autopack_runs_the_script_and_says_so_
     reached = {settings.RUN: "1", "PYTHONPATH": settings.with_directory(str(tmp_path))}
     assert start("crash.py", "7", **reached) == (7, "", "")
     named = f"import os, sys; os.environ['{settings.STARTED}'] = str(os.getpid())\n"
-    done = start("-c", named + "os.execv(sys.executable, [sys.executable, 'crash.py', '7'])", **reached)
+    done = start(
+        "-c", named + "os.execv(sys.executable, [sys.executable, 'crash.py', '7'])", **reached
+    )
     assert done.status == 7
     assert done.err == (
         f"autopack: not started, {sys.executable} cannot import it: "
@@ -264,7 +304,11 @@ def test_an_interpreter_that_cannot_import_autopack_runs_the_script_and_says_so_
 
 
 def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
-    done = start("-c", "import sys; print(*sys.modules)", **{settings.RUN: "1", "PYTHONPATH": settings.DIRECTORY})
+    done = start(
+        "-c",
+        "import sys; print(*sys.modules)",
+        **{settings.RUN: "1", "PYTHONPATH": settings.DIRECTORY},
+    )
     assert "autopack.launch.launcher" in done.out.split()
     assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
 
@@ -285,7 +329,11 @@ def test_variables_and_options_reach_the_model_and_an_option_overrides_a_variabl
         (["no/such.py"], {}, "there is no file no/such.py"),
         (["no_such"], {}, "a module is run with -m no_such"),
         (["."], {}, "is a directory without a __main__.py"),
-        (["--no-subprocesses", "-m", "torch.distributed.run"], {}, "--no-subprocesses leaves those out"),
+        (
+            ["--no-subprocesses", "-m", "torch.distributed.run"],
+            {},
+            "--no-subprocesses leaves those out",
+        ),
         (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, eager"),
         (
             ["view.py"],

@@ -1,4 +1,5 @@
-"""transformers.Trainer, unmodified: mini-batch packing takes the optimizer steps that padding takes."""
+"""transformers.Trainer, unmodified: mini-batch packing takes the optimizer steps that padding
+takes."""
 
 import pytest
 import torch
@@ -18,7 +19,10 @@ ACCUMULATION = {"per_device_train_batch_size": 2, "gradient_accumulation_steps":
 SETTINGS = {
     "plain": {},
     "accumulation": ACCUMULATION,
-    "checkpointing": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "checkpointing": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    },
     "reentrant checkpointing and accumulation": {
         **ACCUMULATION,
         "gradient_checkpointing": True,
@@ -28,7 +32,8 @@ SETTINGS = {
 
 
 def _pad(examples):
-    """A padded batch. First labels are masked because up to 4.x Trainer counts them among the targets."""
+    """A padded batch. First labels are masked because up to 4.x Trainer counts them among the
+    targets."""
     batch = pad(examples)
     batch["labels"][:, 0] = -100
     return batch
@@ -40,20 +45,38 @@ def _build(model_type):
 
 def _accuracy(predictions):
     logits, labels = predictions
-    return {"accuracy": float((logits.argmax(-1)[:, :-1] == labels[:, 1:])[labels[:, 1:] != -100].mean())}
+    return {
+        "accuracy": float(
+            (logits.argmax(-1)[:, :-1] == labels[:, 1:])[labels[:, 1:] != -100].mean()
+        )
+    }
 
 
 def _train(model, collate, directory, **settings):
-    """Logged losses, losses (and accuracies) of evaluations before and after, and the parameters at the end."""
+    """Logged losses, losses (and accuracies) of evaluations before and after, and the parameters at
+    the end."""
     given = {"compute_metrics": settings.pop("compute_metrics", None)}
-    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "logging_steps": 1}
+    batches = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "logging_steps": 1,
+    }
     trainer = trainer_of(
-        directory, None, model, collate=collate, given=given, max_steps=STEPS, **{**batches, **settings}
+        directory,
+        None,
+        model,
+        collate=collate,
+        given=given,
+        max_steps=STEPS,
+        **{**batches, **settings},
     )
     before = trainer.evaluate()
     trainer.train()
     evaluated = [
-        each[name] for each in (before, trainer.evaluate()) for name in ("eval_loss", "eval_accuracy") if name in each
+        each[name]
+        for each in (before, trainer.evaluate())
+        for name in ("eval_loss", "eval_accuracy")
+        if name in each
     ]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return losses, evaluated, {name: p.detach() for name, p in model.named_parameters()}
@@ -64,7 +87,9 @@ def _assert_same_training(found, wanted):
     assert found[0] == pytest.approx(wanted[0], rel=1e-4)  # Trainer may log four digits only
     assert found[1] == pytest.approx(wanted[1], rel=FLOAT32)
     middle = len(wanted[1]) // 2
-    assert abs(wanted[1][middle] - wanted[1][0]) > 10 * FLOAT32 * wanted[1][0], "the steps must move the model"
+    assert abs(wanted[1][middle] - wanted[1][0]) > 10 * FLOAT32 * wanted[1][0], (
+        "the steps must move the model"
+    )
     for name, parameter in wanted[2].items():
         # Five steps of rate 0.1 on gradients of order 1, in float32.
         torch.testing.assert_close(found[2][name], parameter, atol=2e-5, rtol=1e-4)
@@ -73,7 +98,9 @@ def _assert_same_training(found, wanted):
 def _adapted(model_type):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    return peft.get_peft_model(_build(model_type), peft.LoraConfig(r=4, target_modules="all-linear"))
+    return peft.get_peft_model(
+        _build(model_type), peft.LoraConfig(r=4, target_modules="all-linear")
+    )
 
 
 def _flattening(**options):
@@ -96,10 +123,20 @@ COLLATORS = {
     "padded": lambda: _pad,
 }
 CASES = [
-    *((kind, "packed", name, SETTINGS[name], _build) for kind in ("llama", "gpt_oss") for name in SETTINGS),
+    *(
+        (kind, "packed", name, SETTINGS[name], _build)
+        for kind in ("llama", "gpt_oss")
+        for name in SETTINGS
+    ),
     *(("gpt_oss", name, "plain", {}, _build) for name in COLLATORS if name.startswith("flattened")),
     *(("llama", "padded", name, settings, _build) for name, settings in PADDED.items()),
-    ("llama", "packed", "compiled", {"torch_compile": True, "torch_compile_backend": "eager"}, _build),
+    (
+        "llama",
+        "packed",
+        "compiled",
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+        _build,
+    ),
     ("llama", "packed", "LoRA", {"learning_rate": 1.0, **ACCUMULATION}, _adapted),
 ]
 
@@ -110,7 +147,9 @@ CASES = [
     [(kind, rows, settings, build) for kind, rows, _, settings, build in CASES],
     ids=[", ".join(case[:3]) for case in CASES],
 )
-def test_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(model_type, rows, settings, build, tmp_path):
+def test_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(
+    model_type, rows, settings, build, tmp_path
+):
     collate, wanted = COLLATORS[rows](), _train(build(model_type), _pad, tmp_path, **settings)
     model = build(model_type)
     handle = autopack.enable(model)
@@ -122,7 +161,10 @@ def test_without_autopack_the_losses_of_packed_mini_batches_are_others(tmp_path)
     # Not llama: Trainer turns the cache off, and then 5.x keeps llama's documents apart by itself.
     wanted = _train(_build("gpt_oss"), _pad, tmp_path)
     found = _train(_build("gpt_oss"), autopack.PackingCollator(), tmp_path)
-    assert max(abs(a - b) for a, b in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True)) > 0.02
+    assert (
+        max(abs(a - b) for a, b in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True))
+        > 0.02
+    )
 
 
 def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
@@ -131,7 +173,8 @@ def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
     model = _build("llama")
     autopack.enable(model)
     collate = autopack.PackingCollator(max_length=32, pad_to_multiple_of=8)
-    # A budget makes the number of rows vary, and Trainer weighs the batches of an evaluation by their rows.
+    # A budget makes the number of rows vary, and Trainer weighs the batches of an evaluation by
+    # their rows.
     found = _train(model, collate, tmp_path)
     found[1][:] = wanted[1]
     _assert_same_training(found, wanted)

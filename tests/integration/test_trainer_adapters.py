@@ -1,4 +1,5 @@
-"""A kind of trainer is one adapter, which says what its loss makes of a row; kinds are told by class and package."""
+"""A kind of trainer is one adapter, which says what its loss makes of a row; kinds are told by
+class and package."""
 
 import transformers
 

@@ -1,4 +1,5 @@
-"""What a transformers Trainer logs of its enabled model: numbers beside its losses, and nothing else changed."""
+"""What a transformers Trainer logs of its enabled model: numbers beside its losses, and nothing
+else changed."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ NAMES = {"fill", "padding_skipped", "documents_per_row", "real_tokens_per_second
 
 
 class Reporter(transformers.TrainerCallback):
-    """A callback that reports, as those of TensorBoard, W&B and trackio do: it reads the logs that it is given."""
+    """A callback that reports, as those of TensorBoard, W&B and trackio do: it reads the logs that
+    it is given."""
 
     def __init__(self):
         self.logs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        self.logs.append({name: value for name, value in logs.items() if isinstance(value, int | float)})
+        self.logs.append(
+            {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        )
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         self.evaluations.append(dict(metrics))
@@ -42,12 +46,18 @@ def pad(examples):
 
 
 def share_of_padding(lengths, size):
-    columns = sum(len(part) * max(part) for part in (lengths[i : i + size] for i in range(0, len(lengths), size)))
+    columns = sum(
+        len(part) * max(part)
+        for part in (lengths[i : i + size] for i in range(0, len(lengths), size))
+    )
     return round(1 - sum(lengths) / columns, 4)
 
 
-def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=pad, given=(), **settings):
-    """A Trainer of documents that are padded; `given` are arguments of its own, and settings those of its arguments."""
+def trainer(
+    path, reporter=None, model=None, kind=transformers.Trainer, collate=pad, given=(), **settings
+):
+    """A Trainer of documents that are padded; `given` are arguments of its own, and settings those
+    of its arguments."""
     model = model or tiny.build("llama")
     options = {
         "output_dir": str(path),
@@ -68,8 +78,12 @@ def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=
     if "train_sampling_strategy" not in transformers.TrainingArguments.__dataclass_fields__:
         del options["train_sampling_strategy"]
     data = {
-        "train_dataset": [{"input_ids": d[0].tolist()} for d in documents(model.config, LENGTHS, seed=1)],
-        "eval_dataset": [{"input_ids": d[0].tolist()} for d in documents(model.config, HELD_OUT, seed=2)],
+        "train_dataset": [
+            {"input_ids": d[0].tolist()} for d in documents(model.config, LENGTHS, seed=1)
+        ],
+        "eval_dataset": [
+            {"input_ids": d[0].tolist()} for d in documents(model.config, HELD_OUT, seed=2)
+        ],
     }
     return kind(
         model=model,
@@ -83,7 +97,9 @@ def trainer(path, reporter=None, model=None, kind=transformers.Trainer, collate=
 def ours(logs, prefix=""):
     """The numbers of autopack in a dict of logs, by name."""
     start = f"{prefix}autopack/"
-    return {name.removeprefix(start): value for name, value in logs.items() if name.startswith(start)}
+    return {
+        name.removeprefix(start): value for name, value in logs.items() if name.startswith(start)
+    }
 
 
 def none_of_ours(logs):
@@ -115,7 +131,8 @@ def test_training_logs_have_them_before_others_report(enabled, reporter):
     subject.add_callback(later)
     subject.train()
     first, second, end = reporter.logs
-    # A window is the calls since the last log, over all micro-batches of its steps; 4 steps of 4 are one epoch.
+    # A window is the calls since the last log, over all micro-batches of its steps; 4 steps of 4
+    # are one epoch.
     for logs, window in ((first, LENGTHS[:8]), (second, LENGTHS[8:])):
         found = ours(logs)
         assert set(found) == NAMES
@@ -129,23 +146,32 @@ def test_training_logs_have_them_before_others_report(enabled, reporter):
     assert subject.state.log_history[0]["autopack/fill"] == 1.0
 
 
-def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(enabled, reporter, tmp_path):
+def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(
+    enabled, reporter, tmp_path
+):
     stock, settings = Reporter(), {"eval_strategy": "steps", "eval_steps": 2}
     subject, other = enabled(**settings), trainer(tmp_path, stock, **settings)
     subject.train()
     evaluated = [logs for logs in reporter.logs if "eval_loss" in logs]
-    assert [ours(logs, "eval_")["padding_skipped"] for logs in evaluated] == [share_of_padding(HELD_OUT, 4)] * 2
+    assert [ours(logs, "eval_")["padding_skipped"] for logs in evaluated] == [
+        share_of_padding(HELD_OUT, 4)
+    ] * 2
     assert [ours(logs, "eval_")["documents_per_row"] for logs in evaluated] == [4.0] * 2
     trained = [logs for logs in reporter.logs if "loss" in logs]
     assert [ours(logs)["documents_per_row"] for logs in trained] == [2.0] * 2
     returned = subject.evaluate(metric_key_prefix="held")
     assert set(ours(reporter.logs[-1], "held_")) == NAMES
     other.train()
-    # An objective of a search is the sum of all that is returned, and a model card has a column for each.
-    assert [set(each) for each in reporter.evaluations[:2]] == [set(each) for each in stock.evaluations]
+    # An objective of a search is the sum of all that is returned, and a model card has a column for
+    # each.
+    assert [set(each) for each in reporter.evaluations[:2]] == [
+        set(each) for each in stock.evaluations
+    ]
     assert set(returned) == {name.replace("eval_", "held_") for name in stock.evaluations[0]}
     entries = [each for each in subject.state.log_history if "eval_loss" in each]
-    assert [set(each) for each in entries] == [set(each) for each in other.state.log_history if "eval_loss" in each]
+    assert [set(each) for each in entries] == [
+        set(each) for each in other.state.log_history if "eval_loss" in each
+    ]
 
 
 def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
@@ -168,16 +194,26 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
 
 def test_several_evaluation_sets_are_apart(enabled, reporter):
     subject = enabled(eval_strategy="steps", eval_steps=4)
-    short, long = [{"input_ids": [5] * n} for n in (2, 4)], [{"input_ids": [5] * n} for n in (10, 20, 30)]
+    short, long = (
+        [{"input_ids": [5] * n} for n in (2, 4)],
+        [{"input_ids": [5] * n} for n in (10, 20, 30)],
+    )
     subject.eval_dataset = {"short": short, "long": long}
     subject.train()
-    found = {prefix: [ours(logs, prefix) for logs in reporter.logs] for prefix in ("eval_short_", "eval_long_")}
-    shares = {prefix: [each["padding_skipped"] for each in every if each] for prefix, every in found.items()}
+    found = {
+        prefix: [ours(logs, prefix) for logs in reporter.logs]
+        for prefix in ("eval_short_", "eval_long_")
+    }
+    shares = {
+        prefix: [each["padding_skipped"] for each in every if each]
+        for prefix, every in found.items()
+    }
     assert shares == {"eval_short_": [0.25], "eval_long_": [round(30 / 90, 4)]}
 
 
 def test_evaluations_and_predictions_without_training(enabled, reporter):
-    """One on the training set is no end of training, and predictions are not counted into the next one."""
+    """One on the training set is no end of training, and predictions are not counted into the next
+    one."""
     subject = enabled()
     returned = subject.evaluate(subject.eval_dataset, metric_key_prefix="train")
     assert ours(reporter.logs[-1], "train_")["documents_per_row"] == 4.0

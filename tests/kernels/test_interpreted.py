@@ -1,4 +1,5 @@
-"""Through the packages' own kernels, interpreted on a CPU: packed rows get what their documents get alone."""
+"""Through the packages' own kernels, interpreted on a CPU: packed rows get what their documents get
+alone."""
 
 import pytest
 
@@ -6,10 +7,13 @@ from compat.kernels.__main__ import run
 from compat.kernels.cells import ATTENTION, CELLS, LIGER, MIXERS
 
 EXACT = 1e-5
-"""Relative, in float32: kernels add up the same numbers in another order. What was measured is below 3e-6."""
+"""Relative, in float32: kernels add up the same numbers in another order. What was measured is
+below 3e-6."""
 
 WHOLE = {
-    "scans and convolutions": [n for n, cell in MIXERS.items() if not any("chunk" in k for k in cell.kernels)],
+    "scans and convolutions": [
+        n for n, cell in MIXERS.items() if not any("chunk" in k for k in cell.kernels)
+    ],
     "mamba2": ["mamba2"],
     "delta rule": ["qwen3_next"],
     "kimi delta rule": ["kimi_linear"],
@@ -19,7 +23,8 @@ WHOLE = {
 """Types that share a process, with rows of their full length: each kernel once."""
 _OTHERS = [name for name in CELLS if not any(name in group for group in WHOLE.values())]
 OTHERS = {f"{part} of 4": _OTHERS[part::4] for part in range(4)}
-"""All others, with fewer tokens. `python -m compat.kernels` runs all of them whole, for a quarter of an hour."""
+"""All others, with fewer tokens. `python -m compat.kernels` runs all of them whole, for a quarter
+of an hour."""
 
 
 @pytest.mark.exhaustive
@@ -35,6 +40,7 @@ def test_packed_equals_alone(group):
         assert found["one document"] > 1e-2, f"{name}: as one document, the row would give the same"
         missing = [kernel for kernel in CELLS[name].kernels if kernel not in found["kernels"]]
         assert not missing, f"{name}: {missing} did not run, but {sorted(found['kernels'])}"
-        # Kernels are no third-party code, since they are as their packages have them. But Liger's (`worker`); and
-        # transformers builds no model with flash-attn on a CPU, so that there is no twin of one here.
+        # Kernels are no third-party code, since they are as their packages have them. But Liger's
+        # (`worker`); and transformers builds no model with flash-attn on a CPU, so that there is no
+        # twin of one here.
         assert name in {*LIGER, *ATTENTION} or "third-party code" not in found["verified"], found

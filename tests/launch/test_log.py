@@ -1,4 +1,5 @@
-"""What autopack logs is written once, by whoever writes logs in the program, and leaves progress bars whole."""
+"""What autopack logs is written once, by whoever writes logs in the program, and leaves progress
+bars whole."""
 
 import os
 import subprocess
@@ -6,14 +7,19 @@ import sys
 
 import pytest
 
-WARNING = "import autopack, logging; logging.getLogger('autopack.enabling').warning('something %s', 'stays')"
+WARNING = (
+    "import autopack, logging; logging.getLogger('autopack.enabling').warning('something %s', "
+    "'stays')"
+)
 INFO = "import autopack, logging; logging.getLogger('autopack.enabling').info('something stays')"
 
 
 def ran(code, level=None):
     environment = {name: value for name, value in os.environ.items() if name != "AUTOPACK_LOG"}
     environment |= {} if level is None else {"AUTOPACK_LOG": level}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert not ended.stdout
     return ended.stderr
 
@@ -33,9 +39,13 @@ OWN = "import autopack, logging; logging.getLogger('autopack').addHandler(loggin
         (
             INFO,
             "loud",
-            "autopack: AUTOPACK_LOG must be one of debug, info, warning, error; found 'loud', which changes nothing\n",
+            (
+                "autopack: AUTOPACK_LOG must be one of debug, info, warning, error; found 'loud', "
+                "which changes nothing\n"
+            ),
         ),
-        # A program with logging of its own gets each line once, also where it is set up after the import.
+        # A program with logging of its own gets each line once, also where it is set up after the
+        # import.
         (SETUP + WARNING, None, "MINE something stays\n"),
         (f"import autopack; {SETUP}{WARNING}", None, "MINE something stays\n"),
         (OWN + WARNING, None, "something stays\n"),
@@ -48,7 +58,10 @@ def test_a_line_is_written_once_by_whoever_writes(code, level, said):
 
 
 def test_a_progress_bar_is_drawn_again_below_the_line():
-    bar = "import tqdm; bar = tqdm.tqdm(total=3, desc='training', mininterval=0, miniters=1); bar.update(1);"
+    bar = (
+        "import tqdm; bar = tqdm.tqdm(total=3, desc='training', mininterval=0, miniters=1); "
+        "bar.update(1);"
+    )
     said = ran(bar + WARNING + "; bar.update(1); bar.close()")
     line = next(each for each in said.replace("\r", "\n").split("\n") if "something stays" in each)
     assert line == "autopack: something stays", "the line has nothing of the bar in it"

@@ -17,7 +17,9 @@ def variables(*arguments, **given):
             patch.delenv(option.variable, raising=False)
         for name, value in given.items():
             patch.setenv(name, value)
-        return settings.RunSettings.read(command._environment(parser.parse_args([*arguments, "script.py"]), ""))
+        return settings.RunSettings.read(
+            command._environment(parser.parse_args([*arguments, "script.py"]), "")
+        )
 
 
 def test_options_and_variables_agree_and_options_win():
@@ -28,7 +30,11 @@ def test_options_and_variables_agree_and_options_win():
             is_switch = not option.choices and not option.metavar
             if option.choices and text not in option.choices:
                 continue  # another word for the same
-            flags = [f"--{'' if value else 'no-'}{option.flag[2:]}"] if is_switch else [option.flag, text]
+            flags = (
+                [f"--{'' if value else 'no-'}{option.flag[2:]}"]
+                if is_switch
+                else [option.flag, text]
+            )
             assert getattr(variables(*flags), option.name) == value
             assert variables(*flags) == variables(**{option.variable: text.upper()})
             for other in words:

@@ -1,4 +1,5 @@
-"""Reading what a call declares: all ways of saying the same documents agree, and everything else raises."""
+"""Reading what a call declares: all ways of saying the same documents agree, and everything else
+raises."""
 
 import itertools
 
@@ -55,20 +56,24 @@ def test_any_two_that_disagree_are_refused_by_name_and_place(one, other):
 
 @st.composite
 def packed_batches(draw):
-    """Rows of (kind, length) runs, kind 1 for a document and 0 for padding; padding runs do not touch."""
+    """Rows of (kind, length) runs, kind 1 for a document and 0 for padding; padding runs do not
+    touch."""
     columns = draw(st.integers(2, 20))
     rows = []
     for _ in range(draw(st.integers(1, 3))):
         cuts = sorted(draw(st.sets(st.integers(1, columns - 1), max_size=6)))
         lengths = np.diff([0, *cuts, columns]).tolist()
-        kinds = draw(st.lists(st.sampled_from([1, 1, 1, 0]), min_size=len(lengths), max_size=len(lengths)))
+        kinds = draw(
+            st.lists(st.sampled_from([1, 1, 1, 0]), min_size=len(lengths), max_size=len(lengths))
+        )
         kinds = [k or (i > 0 and not kinds[i - 1]) for i, k in enumerate(kinds)]
         rows.append(list(zip([int(k) for k in kinds], lengths, strict=True)))
     return columns, rows
 
 
 def _declare(columns, rows, base, garbage):
-    """All declarations of the same rows, and the bounds that follow; positions of padding are noise.
+    """All declarations of the same rows, and the bounds that follow; positions of padding are
+    noise.
 
     Runs of padding that are longer than every document are cut to its length.
     """
@@ -101,7 +106,12 @@ def _declare(columns, rows, base, garbage):
 DECLARING = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
-@given(packed_batches(), st.sampled_from([0, 2]), st.lists(st.integers(-3, 9), min_size=20, max_size=20), st.data())
+@given(
+    packed_batches(),
+    st.sampled_from([0, 2]),
+    st.lists(st.integers(-3, 9), min_size=20, max_size=20),
+    st.data(),
+)
 def test_any_declaration_of_any_rows_gives_the_layout_that_was_meant(batch, base, garbage, data):
     columns, rows = batch
     said = _declare(columns, rows, base, garbage)
@@ -122,7 +132,8 @@ def test_any_declaration_of_any_rows_gives_the_layout_that_was_meant(batch, base
         ([5, 6, 7, 0, 1, 2], [0, 3, 6]),  # the row starts in the middle of a document
         ([2, 3, 4, 2, 3, 4], [0, 3, 6]),  # RoBERTa-like: documents start at padding_idx + 1
         ([0, 0, 0, 1, 0, 0], [0, 1, 2, 4, 5, 6]),  # documents of one token
-        ([0, 1, 4, 5, 0, 1], [0, 2, 4, 6]),  # in a row that has documents, what does not go on is another one
+        # in a row that has documents, what does not go on is another one
+        ([0, 1, 4, 5, 0, 1], [0, 2, 4, 6]),
     ],
 )
 def test_documents_by_positions(row, bounds):
@@ -142,7 +153,11 @@ def test_positions_that_jump_and_nowhere_begin_anew_declare_nothing(row, mask):
     assert found.layout is None
     assert found.jumps
     if all(mask):
-        assert _bounds((1, 6), position_ids=_tensor(row), seq_idx=_tensor([0, 0, 0, 1, 1, 1])) == [0, 3, 6]
+        assert _bounds((1, 6), position_ids=_tensor(row), seq_idx=_tensor([0, 0, 0, 1, 1, 1])) == [
+            0,
+            3,
+            6,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -201,8 +216,14 @@ INVALID = {
     "bounds in rows": {"cu_seq_lens_q": torch.tensor([[0, 8]])},
     "float bounds": {"cu_seq_lens_q": torch.tensor([0.0, 8.0])},
     "bounds in a list": {"cu_seq_lens_k": [0, 8]},
-    "q unlike k": {"cu_seq_lens_q": torch.tensor([0, 3, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])},
-    "documents in unbroken positions": {"position_ids": torch.arange(8)[None], "seq_idx": ONE_ROW["seq_idx"]},
+    "q unlike k": {
+        "cu_seq_lens_q": torch.tensor([0, 3, 8]),
+        "cu_seq_lens_k": torch.tensor([0, 4, 8]),
+    },
+    "documents in unbroken positions": {
+        "position_ids": torch.arange(8)[None],
+        "seq_idx": ONE_ROW["seq_idx"],
+    },
     "max_length_q too small": {"cu_seq_lens_q": torch.tensor([0, 3, 8]), "max_length_q": 4},
     "max_length_k too small": {"position_ids": ONE_ROW["position_ids"], "max_length_k": 2},
 }
@@ -236,10 +257,17 @@ SIX = [1, 1, 1, 1, 1, 1, 0, 0]
         ([0, 2, 4, 6], [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], [0, 2, 4, 6, 8, 10, 12]),
     ],
 )
-def test_bounds_may_repeat_themselves_and_end_before_padding_that_the_mask_marks(bounds, mask, documents):
+def test_bounds_may_repeat_themselves_and_end_before_padding_that_the_mask_marks(
+    bounds, mask, documents
+):
     """The longest document may be stated larger than it is."""
     mask = torch.ones(1, 8) if mask is None else torch.tensor(mask)
-    given = {"cu_seq_lens_q": torch.tensor(bounds), "attention_mask": mask, "max_length_q": 64, "max_length_k": 8}
+    given = {
+        "cu_seq_lens_q": torch.tensor(bounds),
+        "attention_mask": mask,
+        "max_length_q": 64,
+        "max_length_k": 8,
+    }
     assert _bounds(tuple(mask.shape), **given) == documents
 
 
@@ -272,6 +300,9 @@ def test_positions_that_go_on_from_a_cache(row, documents):
 
 
 def test_of_a_mask_that_covers_a_cache_the_end_is_that_of_the_tokens():
-    arguments = {"position_ids": _tensor([3, 3, 0, 0, 1, 2]), "attention_mask": _tensor([1, 1, 1, 1, 0, 0, 0, 1, 1])}
+    arguments = {
+        "position_ids": _tensor([3, 3, 0, 0, 1, 2]),
+        "attention_mask": _tensor([1, 1, 1, 1, 0, 0, 0, 1, 1]),
+    }
     assert read(arguments, (1, 6), CPU).layout is not None
     assert read(arguments, (1, 6), CPU, continues=True).layout is None

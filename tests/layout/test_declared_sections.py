@@ -1,4 +1,5 @@
-"""Positions with three or four sections, (sections, rows, columns), as M-RoPE has them: where documents begin."""
+"""Positions with three or four sections, (sections, rows, columns), as M-RoPE has them: where
+documents begin."""
 
 import torch
 
@@ -72,10 +73,20 @@ def test_what_three_sections_leave_open_is_refused():
     gap, back = _tensor([0, 1, 2, 7, 8]), _tensor([0, 1, 2, 1, 2])
     sound = IMAGES[..., :8].clone()
     sound[:, 0, 6:] -= 3  # of a video, numbered from the video's beginning
-    opened = torch.tensor([[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 1, 2]])[:, None]  # by a marker at 0, or a document of one
-    for positions_, columns in ((gap.expand(3, 1, 5), 5), (back.expand(3, 1, 5), 5), (sound, 8), (opened, 4)):
+    # by a marker at 0, or a document of one
+    opened = torch.tensor([[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 1, 2]])[:, None]
+    for positions_, columns in (
+        (gap.expand(3, 1, 5), 5),
+        (back.expand(3, 1, 5), 5),
+        (sound, 8),
+        (opened, 4),
+    ):
         with refused("documents-unclear"):
             _read((1, columns), position_ids=positions_)
         one = torch.zeros(1, columns, dtype=torch.long)
         assert _read((1, columns), position_ids=positions_, seq_idx=one) is None
-    assert _bounds((1, 5), position_ids=gap.expand(3, 1, 5), seq_idx=_tensor([0, 0, 0, 1, 1])) == [0, 3, 5]
+    assert _bounds((1, 5), position_ids=gap.expand(3, 1, 5), seq_idx=_tensor([0, 0, 0, 1, 1])) == [
+        0,
+        3,
+        5,
+    ]

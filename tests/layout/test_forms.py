@@ -55,7 +55,9 @@ def test_one_row_that_is_the_same_for_all():
     shared = Frame(2, 7, shared=True)
     assert shared.axis_of("table", torch.zeros(1, 7, 3)) == 1
     seen = []
-    shared.changed("table", torch.arange(7)[None], lambda value: seen.append(value.tolist()) or value)
+    shared.changed(
+        "table", torch.arange(7)[None], lambda value: seen.append(value.tolist()) or value
+    )
     assert seen == [[list(range(7))] * 2]
 
 
@@ -74,7 +76,14 @@ class Scored(SequenceClassifierOutput):
 class Scoring(transformers.BertForSequenceClassification):
     """Gives scores of pairs of tokens, (documents, tokens, tokens)."""
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, output_attentions=None, **others):
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        output_attentions=None,
+        **others,
+    ):
         found = self.bert(input_ids, attention_mask, position_ids=position_ids)
         last = found.last_hidden_state
         return Scored(logits=self.classifier(found.pooler_output), pair_scores=last @ last.mT)
@@ -82,7 +91,8 @@ class Scoring(transformers.BertForSequenceClassification):
 
 @pytest.fixture
 def scored():
-    """What a head that gives such scores says of packed documents, and of each alone; it runs them alone."""
+    """What a head that gives such scores says of packed documents, and of each alone; it runs them
+    alone."""
     torch.manual_seed(0)
     model = Scoring(tiny.config("bert")).eval()
     ids = token_ids(1, sum(LENGTHS))
@@ -91,7 +101,12 @@ def scored():
         with torch.no_grad():
             alone = [model(input_ids=part) for part in ids.split(LENGTHS, 1)]
             with autopack.enable(model, verify=False):
-                found = model(input_ids=ids, position_ids=positions(LENGTHS), output_attentions=True, return_dict=True)
+                found = model(
+                    input_ids=ids,
+                    position_ids=positions(LENGTHS),
+                    output_attentions=True,
+                    return_dict=True,
+                )
         return found, alone
 
     return run

@@ -69,7 +69,11 @@ def test_chunks_are_counted_from_the_start_of_each_document(rows, size):
 
 def test_chunks_of_two_sizes_are_two_layouts():
     layout = PackedLayout.from_lengths([[5, 3]])
-    assert [layout.in_chunks(size).lengths for size in (2, 4, 2)] == [(2, 2, 1, 2, 1), (4, 1, 3), (2, 2, 1, 2, 1)]
+    assert [layout.in_chunks(size).lengths for size in (2, 4, 2)] == [
+        (2, 2, 1, 2, 1),
+        (4, 1, 3),
+        (2, 2, 1, 2, 1),
+    ]
 
 
 def test_first_positions_are_those_of_the_first_real_tokens_of_a_batch():
@@ -85,7 +89,8 @@ def test_first_positions_come_from_the_positions_of_the_call():
 
 
 @pytest.mark.parametrize(
-    ("rows", "bounds"), [(1, [1, 5]), (1, [0, 4]), (1, [0, 3, 3, 5]), (1, [0, 3, 2, 5]), (2, [0, 4, 10])]
+    ("rows", "bounds"),
+    [(1, [1, 5]), (1, [0, 4]), (1, [0, 3, 3, 5]), (1, [0, 3, 2, 5]), (2, [0, 4, 10])],
 )
 def test_impossible_bounds_are_refused(rows, bounds):
     with pytest.raises(ValueError, match="rise from 0|spans two rows"):
@@ -98,18 +103,27 @@ def test_rows_of_different_lengths_are_refused():
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 1, 6, 6), (2, 1, 6, 7), (1, 1, 9, 9), (1, 1, 1, 9), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)]
+    "shape",
+    [(2, 1, 6, 6), (2, 1, 6, 7), (1, 1, 9, 9), (1, 1, 1, 9), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)],
 )
 def test_a_mask_of_other_rows_is_not_cut(shape):
-    """Such as that of the padded batch that the rows were: an index beyond it would be taken from its beginning."""
+    """Such as that of the padded batch that the rows were: an index beyond it would be taken from
+    its beginning."""
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
     with refused("other-tokens"):
         square(TokenMap.of_documents(layout, np.array([1])), torch.zeros(shape))
 
 
-@given(rows_of_lengths(), st.sampled_from([(), (3,), (2, 3)]), st.booleans(), st.booleans(), st.booleans())
+@given(
+    rows_of_lengths(),
+    st.sampled_from([(), (3,), (2, 3)]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_what_belongs_to_documents_is_what_stands_there(rows, between, one_row, more, wanted):
-    """Masks and biases of any form, of one row or all, with a key more, with a gradient or without."""
+    """Masks and biases of any form, of one row or all, with a key more, with a gradient or
+    without."""
     layout = PackedLayout.from_lengths(rows)
     columns = sum(rows[0])
     shape = (1 if one_row else len(rows), *between, columns, columns + more)

@@ -1,4 +1,5 @@
-"""Encoders whose documents need more than attention of their own: windows, cells, neighbours, boxes, quantisation."""
+"""Encoders whose documents need more than attention of their own: windows, cells, neighbours,
+boxes, quantisation."""
 
 import contextlib
 
@@ -28,7 +29,10 @@ def alone_by_fields(model, inputs, rows=ROWS, field="logits"):
     """What every document gets alone, of arguments that all have something for each token."""
     found = []
     for row, lengths in enumerate(rows):
-        calls = ({name: value[row : row + 1, a:b] for name, value in inputs.items()} for a, b in spans(lengths))
+        calls = (
+            {name: value[row : row + 1, a:b] for name, value in inputs.items()}
+            for a, b in spans(lengths)
+        )
         found.append(torch.cat([model(**call)[field] for call in calls], dim=1))
     return torch.cat(found)
 
@@ -39,7 +43,10 @@ def serves(model, inputs, rows=ROWS, field="logits", others=()):
         expected = alone_by_fields(model, inputs, rows, field)
         for each in (model, *others):
             enabled.enter_context(autopack.enable(each))
-        assert error(model(**inputs, position_ids=packed_positions(model, rows))[field], expected) < FLOAT32
+        assert (
+            error(model(**inputs, position_ids=packed_positions(model, rows))[field], expected)
+            < FLOAT32
+        )
 
 
 def integers(high, *shape):
@@ -54,9 +61,13 @@ def table(rows, columns):
 
 OF_TOKENS = {
     "layoutlm": lambda rows, columns: {
-        "bbox": torch.cat([integers(50, rows, columns, 2), 50 + integers(50, rows, columns, 2)], dim=-1)
+        "bbox": torch.cat(
+            [integers(50, rows, columns, 2), 50 + integers(50, rows, columns, 2)], dim=-1
+        )
     },
-    "longformer": lambda rows, columns: {"global_attention_mask": (integers(4, rows, columns) == 0).long()},
+    "longformer": lambda rows, columns: {
+        "global_attention_mask": (integers(4, rows, columns) == 0).long()
+    },
     "mobilebert": lambda rows, columns: {"token_type_ids": integers(2, rows, columns)},
     "tapas": lambda rows, columns: {"token_type_ids": table(rows, columns)},
 }
@@ -64,9 +75,13 @@ OF_TOKENS = {
 
 @pytest.mark.parametrize("model_type", OF_TOKENS)
 def test_what_a_call_says_of_single_tokens(model_type):
-    """Boxes, cells and global attention go with their documents: logits, gradients, and a negative control."""
+    """Boxes, cells and global attention go with their documents: logits, gradients, and a negative
+    control."""
     model = tiny.build(model_type, task="masked-lm")
-    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS), **OF_TOKENS[model_type](2, COLUMNS)}
+    inputs = {
+        "input_ids": tiny.tokens(model.config, 2, COLUMNS),
+        **OF_TOKENS[model_type](2, COLUMNS),
+    }
 
     def weighted(logits):
         return Result.of(model, [logits], (logits * weights_like(logits)).sum())
@@ -79,17 +94,25 @@ def test_what_a_call_says_of_single_tokens(model_type):
 
 
 def test_positions_of_a_table_are_those_of_its_cells_or_as_given():
-    """TAPAS alone numbers tokens by cells; positions that do not count from 0 are taken, in the same batch too."""
+    """TAPAS alone numbers tokens by cells; positions that do not count from 0 are taken, in the
+    same batch too."""
     model = tiny.build("tapas", task="masked-lm")
     ids, kinds = tiny.tokens(model.config, 1, 12), table(1, 12)
-    where = torch.cat([torch.arange(6), torch.arange(3, 9)])[None]  # of one length, so they share a batch
+    # of one length, so they share a batch
+    where = torch.cat([torch.arange(6), torch.arange(3, 9)])[None]
     first = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6]).logits
-    second = model(input_ids=ids[:, 6:], token_type_ids=kinds[:, 6:], position_ids=where[:, 6:]).logits
-    counted = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6], position_ids=where[:, :6]).logits
+    second = model(
+        input_ids=ids[:, 6:], token_type_ids=kinds[:, 6:], position_ids=where[:, 6:]
+    ).logits
+    counted = model(
+        input_ids=ids[:, :6], token_type_ids=kinds[:, :6], position_ids=where[:, :6]
+    ).logits
     assert error(first, counted) > LEAK  # what the cells say is not what columns say
     numbers = torch.tensor([[0] * 6 + [1] * 6])
     with autopack.enable(model):
-        found = model(input_ids=ids, token_type_ids=kinds, position_ids=where, seq_idx=numbers).logits
+        found = model(
+            input_ids=ids, token_type_ids=kinds, position_ids=where, seq_idx=numbers
+        ).logits
     assert error(found, torch.cat([first, second], dim=1)) < FLOAT32
 
 
@@ -127,7 +150,10 @@ def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
 
 @pytest.mark.parametrize(("model_type", "options", "reason"), [
     ("ibert", {"quant_mode": True}, "QuantAct modules quantise all tokens of a batch by one range"),
-    ("nystromformer", {"num_landmarks": 8}, "segments of a row of exactly segment_means_seq_len = 64 columns"),
+    ("nystromformer", {"num_landmarks": 8}, (
+                                                "segments of a row of exactly "
+                                                "segment_means_seq_len = 64 columns"
+                                            )),
     ("yoso", {"use_expectation": False}, "draws new random hashes at every call"),
 ])  # fmt: skip
 def test_what_has_no_exact_way_is_refused_with_module_and_reason(model_type, options, reason):
@@ -140,13 +166,20 @@ def test_what_has_no_exact_way_is_refused_with_module_and_reason(model_type, opt
 
 def test_entities_beside_the_row_are_refused_and_tokens_alone_are_not():
     model = tiny.build("luke", task="masked-lm")
-    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS), "position_ids": packed_positions(model)}
+    inputs = {
+        "input_ids": tiny.tokens(model.config, 2, COLUMNS),
+        "position_ids": packed_positions(model),
+    }
     spans_of = torch.full((2, 1, 4), -1)
     spans_of[..., 0] = 3
     with autopack.enable(model):
         model(**inputs)
         with refused("argument-of-no-document"):
-            model(**inputs, entity_ids=torch.ones(2, 1, dtype=torch.long), entity_position_ids=spans_of)
+            model(
+                **inputs,
+                entity_ids=torch.ones(2, 1, dtype=torch.long),
+                entity_position_ids=spans_of,
+            )
 
 
 @pytest.mark.parametrize("model_type", ["longformer", "nystromformer", "rembert"])

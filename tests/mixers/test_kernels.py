@@ -1,4 +1,5 @@
-"""Kernels of real signatures, computed on the CPU: the bounds of documents arrive, or nothing is fed without them."""
+"""Kernels of real signatures, computed on the CPU: the bounds of documents arrive, or nothing is
+fed without them."""
 
 import json
 import subprocess
@@ -57,13 +58,18 @@ def test_bounds_arrive_in_every_layer(model_type):
     scans = Counter(scan for name in found["mixers"] for scan in SCANS.get(name, []))
     told = {name for name, bounds in found["calls"] if bounds is not None}
     alone = [None] if model_type in INSIDE_ATTENTION else []
-    assert all(bounds in [found["documents"], *alone] for name, bounds in found["calls"] if name not in BLIND)
+    assert all(
+        bounds in [found["documents"], *alone]
+        for name, bounds in found["calls"]
+        if name not in BLIND
+    )
     if model_type in WITHOUT_KERNELS:
         assert not found["calls"]
     elif not scans:
         assert told == {"causal_conv1d_fn"}
     calls = Counter(name for name, _ in found["calls"])
-    # Its norms of B, C and the time step are others than the model's: a document alone is trained on them.
+    # Its norms of B, C and the time step are others than the model's: a document alone is trained
+    # on them.
     assert ("mamba_inner_fn" in calls) == (model_type == "falcon_mamba")
     for scan, layers in scans.items():
         assert calls[scan] >= layers if scan in BLIND else calls[scan] == layers

@@ -1,9 +1,9 @@
-"""MRA, whose attention goes by blocks of 32 columns, with its CUDA kernels replaced by the same sums in torch.
+"""MRA, whose attention goes by blocks of 32 columns, with its CUDA kernels replaced by the same
+sums in torch.
 
-Without them transformers' MRA attends to nothing (modeling_mra.py, `mra2_attention`), which would show little.
-They are enabled with `verify=False`: an audit's documents are no multiples of 32 tokens, so by default a model with
-kernels is refused.
-"""
+Without them transformers' MRA attends to nothing (modeling_mra.py, `mra2_attention`), which would
+show little. They are enabled with `verify=False`: an audit's documents are no multiples of 32
+tokens, so by default a model with kernels is refused."""
 
 from types import SimpleNamespace
 
@@ -49,18 +49,23 @@ def _index_max(values, indices, queries, keys):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    made = SimpleNamespace(mm_to_sparse=_mm_to_sparse, sparse_dense_mm=_sparse_dense_mm, index_max=_index_max)
+    made = SimpleNamespace(
+        mm_to_sparse=_mm_to_sparse, sparse_dense_mm=_sparse_dense_mm, index_max=_index_max
+    )
     monkeypatch.setattr(modeling_mra, "mra_cuda_kernel", made)
 
 
 def _model(task="masked-lm"):
-    # seven pairs of blocks of a row are looked at closely: a document alone needs as many, so at least 96 tokens
+    # seven pairs of blocks of a row are looked at closely: a document alone needs as many, so at
+    # least 96 tokens
     sizes = {"max_position_embeddings": 224, "block_per_row": 1, "hidden_dropout_prob": 0.0}
     return tiny.build("mra", task=task, attention_probs_dropout_prob=0.0, **sizes).train()
 
 
 def _weighted(model, logits):
-    return Result.of(model, [logits[0]], (logits * torch.linspace(0.5, 1.5, logits.shape[-1])).sum(), LIMITS)
+    return Result.of(
+        model, [logits[0]], (logits * torch.linspace(0.5, 1.5, logits.shape[-1])).sum(), LIMITS
+    )
 
 
 def test_packed_documents_are_as_alone(kernels):

@@ -1,4 +1,5 @@
-"""Convolutions, scans and heads that follow documents: what each document gets alone, and its gradients."""
+"""Convolutions, scans and heads that follow documents: what each document gets alone, and its
+gradients."""
 
 import dataclasses
 import importlib
@@ -24,9 +25,13 @@ ROWS = ((5, 1, 9, 3), (2, 12, 4))
 def layouts(most=12):
     def build(rows):
         width = max(map(sum, rows))
-        return PackedLayout.from_lengths([[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows])
+        return PackedLayout.from_lengths(
+            [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
+        )
 
-    return st.lists(st.lists(st.integers(1, most), min_size=1, max_size=6), min_size=1, max_size=3).map(build)
+    return st.lists(
+        st.lists(st.integers(1, most), min_size=1, max_size=6), min_size=1, max_size=3
+    ).map(build)
 
 
 def random(*shape, seed=0):
@@ -38,7 +43,9 @@ def causal_convolution(layout, hidden, weight, bias=None, activation=None):
     def alone(hidden_states, weight, bias, activation):
         width = weight.shape[-1]
         tokens = hidden_states.shape[-1]
-        found = conv1d(hidden_states, weight[:, None], bias, padding=width - 1, groups=len(weight))[..., :tokens]
+        found = conv1d(hidden_states, weight[:, None], bias, padding=width - 1, groups=len(weight))[
+            ..., :tokens
+        ]
         return found if activation is None else activation(found)
 
     return OPERATIONS["causal_conv1d_fn"](alone, layout, (hidden, weight, bias, activation), {})
@@ -52,7 +59,9 @@ def compare(layout, found, alone, inputs, atol=1e-12):
     assert torch.allclose(found, expected, atol=atol)
     weights = random(*found.shape, seed=9).detach()
     wanted = torch.autograd.grad((expected * weights).sum(), inputs)
-    for gradient, other in zip(torch.autograd.grad((found * weights).sum(), inputs), wanted, strict=True):
+    for gradient, other in zip(
+        torch.autograd.grad((found * weights).sum(), inputs), wanted, strict=True
+    ):
         assert torch.allclose(gradient, other, atol=10 * atol)
 
 
@@ -81,13 +90,17 @@ def test_convolutions_of_two_widths_share_a_layout():
             conv1d(part, weight[:, None], padding=width - 1, groups=3)[:, :, : part.shape[-1]]
             for part in hidden.split([4, 3, 5], dim=2)
         ]
-        assert torch.allclose(causal_convolution(layout, hidden, weight), torch.cat(alone, dim=2), atol=1e-12)
+        assert torch.allclose(
+            causal_convolution(layout, hidden, weight), torch.cat(alone, dim=2), atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_convolution_in_half_precision_rounds_once(dtype):
     layout = PackedLayout.from_lengths([[5, 9]])
-    hidden, weight = (tensor.detach().to(dtype) for tensor in (random(1, 4, 14), random(4, 4, seed=1)))
+    hidden, weight = (
+        tensor.detach().to(dtype) for tensor in (random(1, 4, 14), random(4, 4, seed=1))
+    )
     found = causal_convolution(layout, hidden, weight)
     exact = causal_convolution(layout, hidden.double(), weight.double())
     assert found.dtype == dtype
@@ -96,7 +109,8 @@ def test_a_convolution_in_half_precision_rounds_once(dtype):
 
 
 def test_a_mixer_that_does_not_come_by_its_operations_is_refused(monkeypatch):
-    """Inkling2's other convolution has taps of its own; said to be at the usual place, it would leak unseen."""
+    """Inkling2's other convolution has taps of its own; said to be at the usual place, it would
+    leak unseen."""
     family = next(f for f in registry.families() if "inkling2_text" in f.model_types)
     wrong = AtOperations(("causal_conv1d_fn",))
     mixers = {**family.mixers, "Inkling2DynamicShortConvolution": wrong}
@@ -134,7 +148,9 @@ class Layer(torch.nn.Module):
 
 @pytest.mark.parametrize("somebodys", [False, True], ids=["of transformers", "of somebody"])
 @pytest.mark.parametrize("takes_bounds", [False, True])
-def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, takes_bounds, somebodys):
+def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(
+    monkeypatch, takes_bounds, somebodys
+):
     from transformers.models.lfm2 import modeling_lfm2 as lfm2
 
     torch_function = lfm2.causal_conv1d_fn
@@ -147,7 +163,9 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
         if seq_idx is None:
             return blind(x, weight, bias, activation)
         told.append(seq_idx)
-        rows = [part for row, index in zip(x, seq_idx, strict=True) for part in _documents(row, index)]
+        rows = [
+            part for row, index in zip(x, seq_idx, strict=True) for part in _documents(row, index)
+        ]
         parts = [blind(part[None], weight, bias, activation)[0] for part in rows]
         return torch.cat(parts, dim=-1).unflatten(-1, (len(x), -1)).transpose(0, 1)
 
@@ -174,7 +192,13 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
     mixers = modules.mixers(model, {"Lfm2ShortConv"})
     assert len(told) == (len(mixers) if takes_bounds else 0)
     if not takes_bounds:
-        assert error(model(input_ids=ids, position_ids=positions(*ROWS), use_cache=False).logits, expected) > LEAK
+        assert (
+            error(
+                model(input_ids=ids, position_ids=positions(*ROWS), use_cache=False).logits,
+                expected,
+            )
+            > LEAK
+        )
 
 
 def _documents(row, index):

@@ -1,4 +1,5 @@
-"""Attention, positions and whole models in code of their own: documents alone, in every form that could go wrong."""
+"""Attention, positions and whole models in code of their own: documents alone, in every form that
+could go wrong."""
 
 import logging
 
@@ -13,7 +14,9 @@ from tests.engine import mean_loss
 from tests.support.refusals import refused
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))
-ENCODERS = sorted({t for f in registry.families() for t in f.model_types} & set(tiny.types_for("masked-lm")))
+ENCODERS = sorted(
+    {t for f in registry.families() for t in f.model_types} & set(tiny.types_for("masked-lm"))
+)
 DISTANCES = [("bloom", {}), ("mpt", {}), ("falcon", {}), ("falcon", {"new_decoder_architecture": True}),
              ("falcon", {"multi_query": False})]  # fmt: skip
 DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "share_att_key": True,
@@ -35,18 +38,22 @@ def test_distances_restart(model_type, options, attn_implementation):
 
 
 NO_TOKENS_MEET = {"perceiver", "mra"}
-"""Perceiver predicts no tokens, and MRA attends to nothing without its kernels: test_mra.py has sums in their place."""
+"""Perceiver predicts no tokens, and MRA attends to nothing without its kernels: test_mra.py has
+sums in their place."""
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("model_type", sorted(set(ENCODERS) - NO_TOKENS_MEET))
 def test_masked_language_models(model_type):
-    """Of every covered type; autopack.audit holds logits, influence and gradients in all call modes."""
+    """Of every covered type; autopack.audit holds logits, influence and gradients in all call
+    modes."""
     try:
         model = tiny.build(model_type, task="masked-lm")
     except tiny.CannotBuild as reason:
         pytest.skip(str(reason))
-    stock = autopack.audit(model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False)
+    stock = autopack.audit(
+        model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False
+    )
     assert stock.worst > LEAK
     with autopack.enable(model, verify=False):
         report = autopack.audit(model, training=(True,))
@@ -74,7 +81,10 @@ IN_BLOCKS = [
 def test_attention_weights_of_packed_rows_stand_in_blocks(model_type, options):
     model, task = tiny.build(model_type, **options), "task" in options
     ids, layers = tiny.tokens(model.config, 2, 20), slice(-1 if task else 0, None)
-    where, cached = positions(*ROWS, start=first_position(model.config)), {} if task else {"use_cache": False}
+    where, cached = (
+        positions(*ROWS, start=first_position(model.config)),
+        {} if task else {"use_cache": False},
+    )
     with autopack.enable(model):
         found = model(input_ids=ids, position_ids=where, output_attentions=True).attentions[layers]
     for row, lengths in enumerate(ROWS):
@@ -93,14 +103,20 @@ def test_a_model_that_runs_documents_alone_warns_and_has_their_loss(model_type, 
     ids = tiny.tokens(model.config, 2, 20)
     rows = ((5, 9, 6), (2, 14, 4))
     if model_type == "cpmant":  # its loss compares within a column, so every label counts
-        parts = [part for row, lengths in zip(ids, rows, strict=True) for part in row[None].split(lengths, dim=1)]
+        parts = [
+            part
+            for row, lengths in zip(ids, rows, strict=True)
+            for part in row[None].split(lengths, dim=1)
+        ]
         losses = [model(input_ids=part, labels=part, use_cache=False).loss for part in parts]
         expected = mean_loss(losses, [part.shape[1] for part in parts])
     else:
         expected = alone_loss(model, ids, *rows)
     with caplog.at_level(logging.WARNING, logger="autopack"), autopack.enable(model):
         found = model(input_ids=ids, labels=ids, position_ids=positions(*rows))
-        as_tuple = model(input_ids=ids, labels=ids, position_ids=positions(*rows), return_dict=False)
+        as_tuple = model(
+            input_ids=ids, labels=ids, position_ids=positions(*rows), return_dict=False
+        )
     assert [r.levelname for r in caplog.records if r.name.startswith("autopack")] == ["WARNING"]
     assert "one document after another" in caplog.text
     assert abs((found.loss / expected).item() - 1) < FLOAT32
@@ -109,7 +125,8 @@ def test_a_model_that_runs_documents_alone_warns_and_has_their_loss(model_type, 
 
 
 def test_codebooks_are_never_mixed_up():
-    """Rows of audio codes are several to an example; a layout of them cannot be followed, and is not."""
+    """Rows of audio codes are several to an example; a layout of them cannot be followed, and is
+    not."""
     model = tiny.build("musicgen", decoder={"num_codebooks": 2})
     ids = tiny.tokens(model.config, 2, 12)
     with autopack.enable(model, verify=False), refused("other-tokens"):
@@ -117,12 +134,17 @@ def test_codebooks_are_never_mixed_up():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task"), [("xlnet", "causal-lm"), ("cpmant", "causal-lm"), ("funnel", "masked-lm")]
+    ("model_type", "task"),
+    [("xlnet", "causal-lm"), ("cpmant", "causal-lm"), ("funnel", "masked-lm")],
 )
 def test_labels_at_padding_of_a_model_that_leaves_it_out(model_type, task):
-    """Without this they would silently be no part of the loss, or be compared with what is made of nothing."""
+    """Without this they would silently be no part of the loss, or be compared with what is made of
+    nothing."""
     model = tiny.build(model_type, task=task)
-    row = {"input_ids": tiny.tokens(model.config, 1, 18), "attention_mask": torch.tensor([[1] * 7 + [2] * 9 + [0] * 2])}
+    row = {
+        "input_ids": tiny.tokens(model.config, 1, 18),
+        "attention_mask": torch.tensor([[1] * 7 + [2] * 9 + [0] * 2]),
+    }
     labels = row["input_ids"].clone()
     with autopack.enable(model):
         with refused("wrong-labels"):

@@ -1,4 +1,5 @@
-"""Mixers on documents as rows: what each document gets alone, at every length that could go wrong."""
+"""Mixers on documents as rows: what each document gets alone, at every length that could go
+wrong."""
 
 import pytest
 import torch
@@ -32,13 +33,18 @@ CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
 AROUND_CHUNKS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
 OTHERS = (64, 1, 2, 100, 34)
-RECURRENT = [f for f in registry.families() if f.positions and any(way.recurs for way in f.mixers.values())]
-TYPES = sorted(frozenset().union(*(f.model_types for f in RECURRENT)) & set(tiny.types_for("causal-lm")))
+RECURRENT = [
+    f for f in registry.families() if f.positions and any(way.recurs for way in f.mixers.values())
+]
+TYPES = sorted(
+    frozenset().union(*(f.model_types for f in RECURRENT)) & set(tiny.types_for("causal-lm"))
+)
 MIXERS = {"lfm2": "Lfm2ShortConv", "mamba2": "Mamba2Mixer", "minimax": "MiniMaxLightningAttention"}
 
 
 def _weighted(model, logits):
-    """A result whose loss is a sum of all logits in which each counts otherwise; what cancels in it rounds."""
+    """A result whose loss is a sum of all logits in which each counts otherwise; what cancels in it
+    rounds."""
     limits = limits_of(model)._replace(loss=1e-3)
     return Result.of(model, [logits], (logits * weights_like(logits)).sum(), limits)
 
@@ -47,9 +53,14 @@ def _weighted(model, logits):
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
     model, rows = tiny.build(model_type).train(), (AROUND_CHUNKS, OTHERS)
-    call = {"input_ids": tiny.tokens(model.config, 2, sum(AROUND_CHUNKS)), "position_ids": positions(*rows)}
+    call = {
+        "input_ids": tiny.tokens(model.config, 2, sum(AROUND_CHUNKS)),
+        "position_ids": positions(*rows),
+    }
     expected = _weighted(model, alone(model, call["input_ids"], *rows))
-    assert leaks(_weighted(model, model(**call, use_cache=False).logits), expected), "stock has become exact"
+    assert leaks(_weighted(model, model(**call, use_cache=False).logits), expected), (
+        "stock has become exact"
+    )
     with autopack.enable(model):
         check(_weighted(model, model(**call).logits), expected)
 
@@ -58,12 +69,15 @@ def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_typ
 @pytest.mark.parametrize("model_type", TYPES)
 def test_float64(model_type):
     model = tiny.build(model_type).double()
-    model.set_experts_implementation("eager")  # the default, grouped matrix products, takes no float64
+    # the default, grouped matrix products, takes no float64
+    model.set_experts_implementation("eager")
     ids = tiny.tokens(model.config, 1, sum(AROUND_CHUNKS))
     with float64_throughout():
         expected = _weighted(model, alone(model, ids, AROUND_CHUNKS))
         with autopack.enable(model, verify=False):
-            found = _weighted(model, model(input_ids=ids, position_ids=positions(AROUND_CHUNKS)).logits)
+            found = _weighted(
+                model, model(input_ids=ids, position_ids=positions(AROUND_CHUNKS)).logits
+            )
     assert found.documents[0].dtype == torch.float64
     expected.limits = Limits(FLOAT64, FLOAT64, FLOAT64)
     check(found, expected)
@@ -74,14 +88,18 @@ def test_float64(model_type):
 def test_two_forwards_before_one_backward_with_checkpointing(model_type, reentrant):
     model = tiny.build(model_type).train()
     layouts = ((7, 12, 5), (3, 20, 1))
-    calls = [(tiny.tokens(model.config, 1, 24, seed=i), lengths) for i, lengths in enumerate(layouts)]
+    calls = [
+        (tiny.tokens(model.config, 1, 24, seed=i), lengths) for i, lengths in enumerate(layouts)
+    ]
     weights = weights_like(alone(model, *calls[0]))
     sum((alone(model, *call) * weights).sum() for call in calls).backward()
     wanted = gradients(model)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     with autopack.enable(model):
-        logits = [model(input_ids=ids, position_ids=positions(lengths)).logits for ids, lengths in calls]
+        logits = [
+            model(input_ids=ids, position_ids=positions(lengths)).logits for ids, lengths in calls
+        ]
         sum((x * weights).sum() for x in logits).backward()
     assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
 
@@ -119,14 +137,18 @@ def test_any_causal_mixer_gets_every_document_once_and_from_its_start(rows):
 CONVOLUTIONS = frozenset({"Lfm2ShortConv"})
 
 
-@pytest.mark.parametrize("when", ["before enable", "while enabled", "before enable, gone while enabled"])
+@pytest.mark.parametrize(
+    "when", ["before enable", "while enabled", "before enable, gone while enabled"]
+)
 @pytest.mark.parametrize("model_type", MIXERS)
 def test_under_the_hooks_of_accelerate_documents_stay_apart(model_type, when):
     """They keep the forward that they found, and call that past the class."""
     hooks = pytest.importorskip("accelerate.hooks")
     model = tiny.build(model_type)
     ids = tiny.tokens(model.config, 1, 12)
-    expected = torch.cat([model(input_ids=part, use_cache=False).logits for part in ids.split([5, 7], dim=1)], dim=1)
+    expected = torch.cat(
+        [model(input_ids=part, use_cache=False).logits for part in ids.split([5, 7], dim=1)], dim=1
+    )
 
     def hook():
         for module in model.modules():
@@ -134,7 +156,9 @@ def test_under_the_hooks_of_accelerate_documents_stay_apart(model_type, when):
                 hooks.add_hook_to_module(module, hooks.AlignDevicesHook("cpu", io_same_device=True))
 
     def error_now(**options):
-        return error(model(input_ids=ids, position_ids=positions((5, 7)), **options).logits, expected)
+        return error(
+            model(input_ids=ids, position_ids=positions((5, 7)), **options).logits, expected
+        )
 
     if when.startswith("before"):
         hook()
@@ -154,7 +178,8 @@ def test_under_the_hooks_of_accelerate_documents_stay_apart(model_type, when):
 
 @pytest.mark.parametrize("name", ["Lfm2ShortConv", "OtherConv"])
 def test_code_from_elsewhere_is_checked_whatever_type_it_goes_by(name, monkeypatch):
-    """Remote code with a covered model_type: served and checked, refused where its mixers have other names."""
+    """Remote code with a covered model_type: served and checked, refused where its mixers have
+    other names."""
     model = tiny.build("lfm2")
     for mixer in modules.mixers(model, CONVOLUTIONS):
         own = {k: v for k, v in vars(type(mixer)).items() if k not in ("__dict__", "__weakref__")}

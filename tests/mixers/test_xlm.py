@@ -15,7 +15,9 @@ def packed(model, row):
     """One row of documents, of which an empty one stands for two columns of padding."""
     pad = model.config.pad_index
     ids = [token for document in row for token in document or [pad, pad]]
-    positions = [place for document in row for place in (range(len(document)) if document else (0, 1))]
+    positions = [
+        place for document in row for place in (range(len(document)) if document else (0, 1))
+    ]
     mask = [int(bool(document)) for document in row for _ in document or (0, 1)]
     found = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
     return {name: torch.tensor([values]) for name, values in found.items()}

@@ -1,4 +1,5 @@
-"""Tiny models that take images, batches of documents with media, and what packed rows of them must agree with."""
+"""Tiny models that take images, batches of documents with media, and what packed rows of them must
+agree with."""
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ from tests.engine import IGNORED, in_rows, numbered
 PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 """Documents of a padded batch with one image, with two and with none."""
 GRADIENT = 1e-3
-"""Largest error of an entry of a gradient in float32, of itself: sums over all tokens and media cancel in it."""
+"""Largest error of an entry of a gradient in float32, of itself: sums over all tokens and media
+cancel in it."""
 
 
 def with_images(model_type, attn_implementation="sdpa", **others):
-    return tiny.build(model_type, task="image-text-to-text", attn_implementation=attn_implementation, **others)
+    return tiny.build(
+        model_type, task="image-text-to-text", attn_implementation=attn_implementation, **others
+    )
 
 
 def twins_with_images(model_type, **others):
@@ -66,7 +70,8 @@ def leaks(stock, rows, **options):
 
 
 def same_gradients(model, stock, least=1e-4):
-    """Want the same gradients; `least` is what rounding may leave of an entry that is zero otherwise."""
+    """Want the same gradients; `least` is what rounding may leave of an entry that is zero
+    otherwise."""
     for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
         assert (mine - theirs).abs().max() <= least + GRADIENT * theirs.abs().max()
 
@@ -118,7 +123,8 @@ def padded(model, found, side="right"):
     mask = in_rows([torch.ones_like(d.predicted[0]) for d in found], side)
     ids = call[f"{half}input_ids"]
     labels = torch.where((ids < 100) & (mask == 1), ids, IGNORED)
-    if side == "left":  # stock would compare the first token of a document with a prediction made at padding
+    # stock would compare the first token of a document with a prediction made at padding
+    if side == "left":
         labels[:, 1:][mask[:, :-1] == 0] = IGNORED
     return {**call, f"{half}attention_mask": mask, "labels": labels}
 
@@ -143,7 +149,8 @@ def rows_with_padding_agree(model, stock, rows, **options):
 
 
 def rows_as_alone(model, stock, found, side):
-    """Want of each row of a padded batch what its document gets alone, and not what stock gives; return the tally."""
+    """Want of each row of a padded batch what its document gets alone, and not what stock gives;
+    return the tally."""
     call = padded(stock, found, side)
     with autopack.enable(model) as handle:
         output = model(**call, use_cache=False)

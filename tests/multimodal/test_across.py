@@ -1,4 +1,5 @@
-"""Mllama and Idefics: text attends to images across, and each document, or row of a batch, reads its own alone."""
+"""Mllama and Idefics: text attends to images across, and each document, or row of a batch, reads
+its own alone."""
 
 import pytest
 import torch
@@ -10,21 +11,35 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from compat.images import alone, documents, packed
 from tests.conftest import FLOAT32, LEAK, error
-from tests.multimodal.models import PARTS, leaks, opened, padded, rows_as_alone, same_gradients, with_images, worst
+from tests.multimodal.models import (
+    PARTS,
+    leaks,
+    opened,
+    padded,
+    rows_as_alone,
+    same_gradients,
+    with_images,
+    worst,
+)
 from tests.support.refusals import refused
 
 MASKS = {"mllama": "cross_attention_mask", "idefics": "image_attention_mask"}
 
 
 def with_none(model, found):
-    """The documents, those without images with an empty one that no token sees, where upstream wants pixels."""
+    """The documents, those without images with an empty one that no token sees, where upstream
+    wants pixels."""
     if not images.needs_images(model):
         return found
     like = next(d for d in found if d.images)
     empty = {name: torch.zeros_like(value) for name, value in like.images[0].items()}
     of_tokens = {n: v[:, :1, :1] for n, v in like.seen.items()}
     return [
-        d if d.images else Document(d.tokens, (empty,), {n: v.new_zeros(1, len(d), 1) for n, v in of_tokens.items()})
+        d
+        if d.images
+        else Document(
+            d.tokens, (empty,), {n: v.new_zeros(1, len(d), 1) for n, v in of_tokens.items()}
+        )
         for d in found
     ]
 
@@ -59,7 +74,8 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(model_type, side):
 
 
 def test_stock_lets_rows_of_a_batch_see_what_fills_them_up():
-    """Negative control: a row without images beside one with two attends to empty ones, which it has not alone.
+    """Negative control: a row without images beside one with two attends to empty ones, which it
+    has not alone.
 
     So it does with `unpad=False`, which leaves padded batches to stock.
     """
@@ -94,7 +110,12 @@ class TestMasks:
             (lambda mask: mask.flip(2), "leaves out images before it, or is not in their order"),
             (_showing_another, "shows it images that other documents see"),
         ],
-        ids=["missing", "of another form", "in another order", "that shows the image of another document"],
+        ids=[
+            "missing",
+            "of another form",
+            "in another order",
+            "that shows the image of another document",
+        ],
     )
     def test_that_is_not_of_these_documents(self, call, change, match):
         model, arguments, name = call
@@ -133,7 +154,8 @@ def test_checkpointing_reads_the_same_images():
 
 
 class TestCollator:
-    """What a processor has made of each document becomes packed rows, their masks along the diagonal."""
+    """What a processor has made of each document becomes packed rows, their masks along the
+    diagonal."""
 
     @staticmethod
     def example(model, document):
@@ -145,7 +167,11 @@ class TestCollator:
     def test_rows_get_what_documents_get_alone(self, model_type, max_length):
         stock, model = opened(model_type)
         found = with_none(
-            stock, [*documents(stock, [(3, IMAGE, 2), (2, IMAGE, 3, IMAGE, 4)]), text := images.document(stock, (7,))]
+            stock,
+            [
+                *documents(stock, [(3, IMAGE, 2), (2, IMAGE, 3, IMAGE, 4)]),
+                text := images.document(stock, (7,)),
+            ],
         )
         found = [*found, found[0]]
         assert not text.images
@@ -176,6 +202,10 @@ class TestCollator:
         document = documents(stock, [(3, IMAGE, 2)])[0]
         call = padded(stock, [document, images.document(stock, (9,))], "left")
         masks = {name: call[name][0].tolist() for name in ("input_ids", "attention_mask")}
-        example = {**self.example(model, document), **masks, "cross_attention_mask": call["cross_attention_mask"][:1]}
+        example = {
+            **self.example(model, document),
+            **masks,
+            "cross_attention_mask": call["cross_attention_mask"][:1],
+        }
         batch = PackingCollator.for_model(model)([example])
         assert torch.equal(batch["cross_attention_mask"], document.seen["cross_attention_mask"])

@@ -1,4 +1,5 @@
-"""Kyutai's speech to text takes a text token and codes of the sound at each place: tokens of a third axis, no media."""
+"""Kyutai's speech to text takes a text token and codes of the sound at each place: tokens of a
+third axis, no media."""
 
 import pytest
 import torch
@@ -24,14 +25,18 @@ def built():
         head_dim=16, ffn_dim=96, vocab_size=128, codebook_vocab_size=17, num_codebooks=CODEBOOKS, sliding_window=6,
         max_position_embeddings=64, audio_bos_token_id=16, audio_pad_token_id=196, bos_token_id=1, pad_token_id=3,
     )  # fmt: skip
-    model = transformers.KyutaiSpeechToTextForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    model = transformers.KyutaiSpeechToTextForConditionalGeneration._from_config(
+        config, attn_implementation="sdpa"
+    )
     randomize(model, 0)
     return model.eval()
 
 
 def document(length, generator):
     text = torch.randint(8, 100, (1, length, 1), generator=generator)
-    return torch.cat([text, torch.randint(0, 16, (1, length, CODEBOOKS), generator=generator)], dim=-1)
+    return torch.cat(
+        [text, torch.randint(0, 16, (1, length, CODEBOOKS), generator=generator)], dim=-1
+    )
 
 
 def test_codes_are_tokens():
@@ -49,7 +54,9 @@ def test_codes_are_tokens():
         check(Result.of(model, out.logits[0].split(lengths), out.loss), expected)
         other = ids.clone()
         other[0, 2, 1:] = 15 - other[0, 2, 1:]  # the sound of the first document
-        assert error(model(**{**call, "input_ids": other}).logits[0, :5], expected.documents[0]) > LEAK
+        assert (
+            error(model(**{**call, "input_ids": other}).logits[0, :5], expected.documents[0]) > LEAK
+        )
     leaking = stock(**call, attention_mask=torch.ones_like(labels)).logits[0]
     assert leaks(Result([*leaking.split(lengths)]), Result(expected.documents))
 

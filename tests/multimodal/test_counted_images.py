@@ -1,4 +1,5 @@
-"""HunYuan-VL numbers the images of a batch over all its rows: each document is numbered by itself, in any batch."""
+"""HunYuan-VL numbers the images of a batch over all its rows: each document is numbered by itself,
+in any batch."""
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ def padded_with_images(model, side):
 
 
 def test_the_number_of_an_image_counts():
-    """Negative control: as right-padded rows of one call, upstream gives a document's images those of all before."""
+    """Negative control: as right-padded rows of one call, upstream gives a document's images those
+    of all before."""
     stock = with_images("hunyuan_vl")
     found = documents(stock, PARTS)
     logits = stock(**padded_with_images(stock, "right"), use_cache=False).logits
@@ -48,7 +50,10 @@ def test_a_batch_without_padding_too():
 def test_positions_of_the_call_are_taken_as_they_are():
     stock, model = twins_with_images("hunyuan_vl")
     call = padded_with_images(stock, "right")
-    given = (call[name] for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask"))
+    given = (
+        call[name]
+        for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask")
+    )
     positions = stock.model.get_rope_index(*given)[0]
     expected = stock(**call, use_cache=False).logits
     with autopack.enable(model):

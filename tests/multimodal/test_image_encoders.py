@@ -1,4 +1,5 @@
-"""Encoders that take images and decoders that take text: an image for each document, whose texts share rows."""
+"""Encoders that take images and decoders that take text: an image for each document, whose texts
+share rows."""
 
 import copy
 
@@ -10,7 +11,15 @@ from autopack import tiny
 from autopack.tiny.models import randomize
 from compat.images import documents, packed
 from tests.conftest import FLOAT32
-from tests.multimodal.models import agrees, padded, serves, twins_with_images, unpadded_as_stock, with_images, worst
+from tests.multimodal.models import (
+    agrees,
+    padded,
+    serves,
+    twins_with_images,
+    unpadded_as_stock,
+    with_images,
+    worst,
+)
 from tests.support.refusals import refused
 
 TYPES = ["pix2struct", "pp_formulanet", "vision-encoder-decoder"]
@@ -20,7 +29,9 @@ def with_decoder(kind, **fields):
     """A VisionEncoderDecoder with another decoder."""
     encoder = tiny.config("vision-encoder-decoder", task="image-text-to-text").encoder
     decoder = tiny.config(kind, is_decoder=True, add_cross_attention=True, **fields)
-    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(copy.deepcopy(encoder), decoder)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        copy.deepcopy(encoder), decoder
+    )
     config.decoder_start_token_id, config.pad_token_id = 2, 1
     model = transformers.VisionEncoderDecoderModel(config)
     randomize(model, 0)
@@ -81,6 +92,12 @@ class TestPPFormulaNet:
             with refused("halves-disagree"):
                 model(**call, input_ids=ids, attention_mask=mask)
             with refused("decoder-tokens"):
-                model(**call, input_ids=ids, attention_mask=mask, labels=ids, decoder_attention_mask=mask)
+                model(
+                    **call,
+                    input_ids=ids,
+                    attention_mask=mask,
+                    labels=ids,
+                    decoder_attention_mask=mask,
+                )
             with refused("decoder-tokens"):
                 model(**call, labels=ids, decoder_attention_mask=mask)

@@ -1,4 +1,5 @@
-"""BLIP and GIT: one image for each document, of which its tokens say nothing: across from it, or before it."""
+"""BLIP and GIT: one image for each document, of which its tokens say nothing: across from it, or
+before it."""
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ def twins(model_type):
     return twins_with_images(model_type, attn_implementation="eager")
 
 
-@pytest.mark.parametrize("model_type", [*TYPES, "pix2struct", "pp_formulanet", "vision-encoder-decoder"])
+@pytest.mark.parametrize(
+    "model_type", [*TYPES, "pix2struct", "pp_formulanet", "vision-encoder-decoder"]
+)
 def test_stock_lets_documents_of_a_row_share_an_image(model_type):
     """Negative control: documents beside the image of the first, and images in another order."""
     stock, model = twins(model_type)
@@ -32,7 +35,9 @@ def test_stock_lets_documents_of_a_row_share_an_image(model_type):
     first |= {name: value[:1] for name, value in pictures.items()}
     plain = stock(**first, use_cache=False).logits[:, -sum(map(len, found)) :]
     with autopack.enable(model):
-        turned = model(**{**call, **{name: value.flip(0) for name, value in pictures.items()}}).logits
+        turned = model(
+            **{**call, **{name: value.flip(0) for name, value in pictures.items()}}
+        ).logits
     assert worst(plain, stock, [found]) > LEAK
     assert worst(turned, stock, [found]) > (LEAK if model_type in TYPES else 20 * FLOAT32)
 

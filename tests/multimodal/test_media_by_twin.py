@@ -1,4 +1,5 @@
-"""Code that no run has measured with media: its tiny twin is asked, with tiny images, videos and sounds.
+"""Code that no run has measured with media: its tiny twin is asked, with tiny images, videos and
+sounds.
 
 Of text alone such code may be exact and still let the images of a call meet.
 """
@@ -27,7 +28,11 @@ def mixed(output):
     found = features_of(output)
     parts = found if isinstance(found, (list, tuple)) else [found]
     mean = torch.stack([part.mean() for part in parts]).mean()
-    made = type(found)(part + mean for part in found) if isinstance(found, (list, tuple)) else found + mean
+    made = (
+        type(found)(part + mean for part in found)
+        if isinstance(found, (list, tuple))
+        else found + mean
+    )
     if hasattr(output, "pooler_output"):
         output.pooler_output = made
         return output
@@ -97,7 +102,10 @@ def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_ty
 def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
     """Every document has an image, so no check of the call could run one that has none."""
     model = written("llava", inner_of("llava"), "get_image_features", mixes=True, beyond=beyond)
-    few, many = ([images.document(model, (IMAGE, 3 + n % 3), seed=n) for n in range(count)] for count in (2, 13))
+    few, many = (
+        [images.document(model, (IMAGE, 3 + n % 3), seed=n) for n in range(count)]
+        for count in (2, 13)
+    )
     if beyond == 12:
         assert apart(model, few) <= FLOAT32
     assert apart(model, many, verify=False) > LEAK
@@ -113,7 +121,8 @@ def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
 
 
 def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence():
-    """Gemma 3 makes the masks of its blocks outside of the text model; in a class of one's own they do not arrive."""
+    """Gemma 3 makes the masks of its blocks outside of the text model; in a class of one's own they
+    do not arrive."""
     model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
     found = documents(model)
     assert apart(model, found, verify=False) > LEAK
@@ -140,7 +149,11 @@ def test_a_hook_on_the_projector(when):
 def test_where_no_twin_tells():
     model = tiny.build("llava", task="image-text-to-text").eval()
     inner = type(model.model)
-    put = {"get_image_features": lambda self, *args, **given: inner.get_image_features(self, *args, **given)}
+    put = {
+        "get_image_features": lambda self, *args, **given: inner.get_image_features(
+            self, *args, **given
+        )
+    }
     model.model.__class__ = type("Patched", (inner,), put)
     found = documents(model)
     not_proven(model, found, "no twin of it tells")
@@ -149,7 +162,9 @@ def test_where_no_twin_tells():
 
 @pytest.mark.parametrize("mixes", [False, True])
 def test_sounds(mixes):
-    model = written("voxtral", inner_of("voxtral", "seq2seq"), "get_audio_features", mixes, "seq2seq")
+    model = written(
+        "voxtral", inner_of("voxtral", "seq2seq"), "get_audio_features", mixes, "seq2seq"
+    )
     parts = ((3, SOUND), (SOUND, 4), (7,))
     found = [sounds.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
     if not mixes:

@@ -1,4 +1,5 @@
-"""Documents with sounds, images and videos in one row: positions are of all media, and each kind keeps its order."""
+"""Documents with sounds, images and videos in one row: positions are of all media, and each kind
+keeps its order."""
 
 import pytest
 import torch
@@ -39,12 +40,16 @@ def media_of(model, pieces):
 def joined(model, pieces):
     """The arguments of a row of pieces."""
     names = [name for name in pieces[0].tokens if all(name in p.tokens for p in pieces)]
-    return media_of(model, pieces) | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
+    return media_of(model, pieces) | {
+        name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names
+    }
 
 
 def alone(model, pieces, labels=None):
     call = joined(model, pieces)
-    return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, labels=labels)
+    return model(
+        **call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, labels=labels
+    )
 
 
 def documents(model):
@@ -72,9 +77,13 @@ def test_documents_with_all_kinds_of_media(model_type):
         out = model(**packed(model, found), labels=torch.cat(own, dim=1))
         out.loss.backward()
     expected = [alone(stock, *each) for each in zip(found, own, strict=True)]
-    for part, each in zip(out.logits[0].split([each.shape[1] for each in own]), expected, strict=True):
+    for part, each in zip(
+        out.logits[0].split([each.shape[1] for each in own]), expected, strict=True
+    ):
         assert error(part, each.logits[0]) <= FLOAT32
-    loss = mean_loss([each.loss for each in expected], [int((each[:, 1:] != -100).sum()) for each in own])
+    loss = mean_loss(
+        [each.loss for each in expected], [int((each[:, 1:] != -100).sum()) for each in own]
+    )
     loss.backward()
     same_loss(out.loss, loss)
     same_gradients(model, stock, least=1e-5)
@@ -82,13 +91,16 @@ def test_documents_with_all_kinds_of_media(model_type):
 
 @pytest.mark.parametrize("model_type", TYPES[:2])
 def test_what_qwen_omni_numbers_by(model_type):
-    """Seconds between frames, and lengths of sounds beside images: without them documents have other positions."""
+    """Seconds between frames, and lengths of sounds beside images: without them documents have
+    other positions."""
     stock, model = twins_with_sounds(model_type)
     found = documents(stock)
     call = packed(model, found)
     with autopack.enable(model, verify=False):
         right = model(**call).logits
-        slower = model(**{**call, "video_second_per_grid": 3 * call["video_second_per_grid"]}).logits
+        slower = model(
+            **{**call, "video_second_per_grid": 3 * call["video_second_per_grid"]}
+        ).logits
         with refused("media-positions"):
             model(**{**call, "video_second_per_grid": None})
     assert error(slower, right) > LEAK

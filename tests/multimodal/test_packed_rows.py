@@ -1,8 +1,8 @@
 """Packed rows of documents with images: each gets what it gets alone, and nothing of the others.
 
-The comparison is `compat.images.compare`, the same that prints the recorded table: one row and two rows of documents,
-of which one ends and the next begins with an image, one has none, and one has two. Tolerances are the auditor's.
-"""
+The comparison is `compat.images.compare`, the same that prints the recorded table: one row and two
+rows of documents, of which one ends and the next begins with an image, one has none, and one has
+two. Tolerances are the auditor's."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,8 @@ ALONE = [
 FORMS = """
 kosmos-2.5 granite_docling minicpmv4_7 t5gemma2 unlimited_ocr florence2 molmo2 emu3 fast_vlm
 """.split()
-"""A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of patches, norms."""
+"""A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of
+patches, norms."""
 
 
 @pytest.mark.sampled(4)
@@ -64,7 +65,8 @@ def test_documents_with_images_get_what_they_get_alone(model_type, options):
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "llava"])
 def test_in_float64_only_rounding_is_left(model_type):
-    """Of types whose towers and texts compute in float64 throughout, but for the loss, which is float32 upstream."""
+    """Of types whose towers and texts compute in float64 throughout, but for the loss, which is
+    float32 upstream."""
     stock, model = twins_with_images(model_type, dtype=torch.float64)
     with autopack.enable(model):
         errors = compare(model, stock)
@@ -78,7 +80,8 @@ ernie4_5_vl_moe gemma4 glm4v glm5_next llava_next_video llava_onevision qwen2_5_
 
 @pytest.mark.parametrize("model_type", VIDEOS)
 def test_videos_are_exact_too(model_type):
-    """One or two frames, in the forms of `compat.videos`; the plain call of stock is the control."""
+    """One or two frames, in the forms of `compat.videos`; the plain call of stock is the
+    control."""
     implementation = "eager" if model_type == "glm5_next" else "sdpa"
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = [as_videos(stock, document) for document in documents(stock)]
@@ -89,7 +92,8 @@ def test_videos_are_exact_too(model_type):
 
 LEAKING = [
     *((name, {}) for name in (*TYPES, "blip-2", "instructblip", "kosmos-2")),
-    # No cache and no mask: M-RoPE is lost, and blocks that see each other are added to a mask that was split.
+    # No cache and no mask: M-RoPE is lost, and blocks that see each other are added to a mask that
+    # was split.
     *((name, {"use_cache": False}) for name in ("qwen2_vl", "gemma3", "gemma4", "paligemma")),
 ]
 
@@ -105,14 +109,18 @@ def test_image_blocks_that_touch_are_not_one(model_type):
     stock, model = twins_with_images(model_type)
     touching = documents(stock, [(3, IMAGE), (IMAGE, 4)])
     with autopack.enable(model):
-        # Not quite zero in mixtures of experts: other tokens at an expert are another order of summation.
+        # Not quite zero in mixtures of experts: other tokens at an expert are another order of
+        # summation.
         assert influence(model, touching, 1, image=True) <= FLOAT32
         assert influence(model, touching, 0, image=True) <= FLOAT32
         logits = model(**packed(model, [touching])).logits
     assert worst(logits, stock, [touching]) <= FLOAT32
-    if model_type == "gemma3":  # it adds the blocks after the mask has been split by documents, so upstream they merge
+    # it adds the blocks after the mask has been split by documents, so upstream they merge
+    if model_type == "gemma3":
         other = [touching[0], changed(touching[1], image=True)]
-        before, after = (stock(**packed(stock, [each]), use_cache=False).logits for each in (touching, other))
+        before, after = (
+            stock(**packed(stock, [each]), use_cache=False).logits for each in (touching, other)
+        )
         assert (before - after)[0, : len(touching[0])].abs().max() > LEAK
 
 
@@ -124,24 +132,34 @@ def test_equally_long_documents_have_their_images_where_they_have_them(model_typ
     serves(model, stock, [found])
 
 
-@pytest.mark.parametrize("parts", [[(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)]])
+@pytest.mark.parametrize(
+    "parts", [[(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)]]
+)
 def test_documents_of_one_token_and_of_an_image_alone(parts):
     stock, model = twins_with_images("qwen2_vl")
     with torch.no_grad():
         serves(model, stock, [documents(stock, parts)])
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl", "paligemma"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl", "paligemma"]
+)
 def test_text_alone_on_a_model_of_images(model_type):
     model = with_images(model_type)
     with autopack.enable(model, verify=False):
-        report = autopack.audit(model, modes=("default", "all-ones mask", "two rows"), training=(True,))
+        report = autopack.audit(
+            model, modes=("default", "all-ones mask", "two rows"), training=(True,)
+        )
     assert report.exact, report.worst_case
-    assert autopack.audit(model, modes=("all-ones mask",), training=(False,), gradients=False).worst > LEAK
+    assert (
+        autopack.audit(model, modes=("all-ones mask",), training=(False,), gradients=False).worst
+        > LEAK
+    )
 
 
 @pytest.mark.parametrize(
-    ("model_type", "options"), [("qwen2_vl", {}), ("gemma3", {}), ("llava", {}), ("blip", EAGER), ("git", EAGER)]
+    ("model_type", "options"),
+    [("qwen2_vl", {}), ("gemma3", {}), ("llava", {}), ("blip", EAGER), ("git", EAGER)],
 )
 def test_rows_of_different_lengths_with_padding(model_type, options):
     """Padding at the end of rows has no image."""
@@ -152,9 +170,15 @@ def test_rows_of_different_lengths_with_padding(model_type, options):
 
 def test_every_type_that_takes_images_has_been_run_with_them():
     recorded = json.loads(RESULTS.read_text())
-    measured = {name for name, cells in recorded.items() if any(c.get("images") == "exact" for c in cells.values())}
+    measured = {
+        name
+        for name, cells in recorded.items()
+        if any(c.get("images") == "exact" for c in cells.values())
+    }
     for kind in ("image", "video"):
         said = {t for family in registry.families() for t in family.media.get(kind, ())}
         assert said <= measured
     for model_type, cells in recorded.items():
-        assert not any("LEAK" in (cell["status"], cell.get("images")) for cell in cells.values()), model_type
+        assert not any("LEAK" in (cell["status"], cell.get("images")) for cell in cells.values()), (
+            model_type
+        )

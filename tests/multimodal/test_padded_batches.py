@@ -1,4 +1,5 @@
-"""Padded batches of documents with images give what they gave, run as packed rows inside or left as they came."""
+"""Padded batches of documents with images give what they gave, run as packed rows inside or left as
+they came."""
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import PARTS, padded, same_loss, twins_with_images, unpadded_as_stock
 
 OUTSIDE = ["gemma3", "gemma4", "gemma4_unified", "paligemma"]
-"""Types whose masks are made outside of the text model, so that whole models run one row with the images."""
+"""Types whose masks are made outside of the text model, so that whole models run one row with the
+images."""
 PADDED = ["qwen2_vl", "qwen3_5", "minicpmv4_7", "llava", "mllama", *OUTSIDE]
 
 
@@ -18,7 +20,9 @@ PADDED = ["qwen2_vl", "qwen3_5", "minicpmv4_7", "llava", "mllama", *OUTSIDE]
 @pytest.mark.parametrize("model_type", PADDED)
 def test_padded_batches_with_images_give_what_they_gave(model_type, side):
     stock, model = twins_with_images(model_type)
-    call = padded(stock, documents(stock, [(5,), (9,), (7,)] if model_type == "mllama" else PARTS), side)
+    call = padded(
+        stock, documents(stock, [(5,), (9,), (7,)] if model_type == "mllama" else PARTS), side
+    )
     stock.train()
     model.train()
     if not (model_type in ("qwen3_5", "minicpmv4_7") and side == "left"):
@@ -30,7 +34,8 @@ def test_padded_batches_with_images_give_what_they_gave(model_type, side):
 
 
 def test_a_label_after_padding_keeps_a_batch_of_images_as_it_came():
-    """The text model would be unpadded, and the head above it would predict that label from zeros."""
+    """The text model would be unpadded, and the head above it would predict that label from
+    zeros."""
     stock, model = twins_with_images("llava")
     call = padded(stock, documents(stock, PARTS), "left")
     real = (call["input_ids"] < 100) & (call["attention_mask"] == 1)
@@ -51,10 +56,13 @@ def test_one_image_in_the_whole_batch(model_type):
 
 @pytest.mark.parametrize("model_type", OUTSIDE)
 def test_images_of_the_rows_stay_with_them(model_type):
-    """Negative control: with the images in another order it is another batch, also without its padding."""
+    """Negative control: with the images in another order it is another batch, also without its
+    padding."""
     stock, model = twins_with_images(model_type)
     call = padded(stock, documents(stock, PARTS)) | {"labels": None, "use_cache": False}
-    turned = {name: value.flip(0) for name, value in call.items() if name.startswith(("pixel", "image"))}
+    turned = {
+        name: value.flip(0) for name, value in call.items() if name.startswith(("pixel", "image"))
+    }
     expected, real = stock(**call).logits, call["attention_mask"].bool()
     with autopack.enable(model):
         found, other = (model(**{**call, **change}).logits for change in ({}, turned))
@@ -64,7 +72,8 @@ def test_images_of_the_rows_stay_with_them(model_type):
 
 @pytest.mark.parametrize("model_type", OUTSIDE)
 def test_a_tuple_of_results(model_type):
-    """States of images have no name in it by which they are told from those of tokens: the model inside is unpadded."""
+    """States of images have no name in it by which they are told from those of tokens: the model
+    inside is unpadded."""
     stock, model = twins_with_images(model_type)
     call = padded(stock, documents(stock, PARTS)) | {"return_dict": False, "use_cache": False}
     real = call["attention_mask"].bool()

@@ -1,4 +1,5 @@
-"""Positions that a model computes from its images: each document of a packed row is numbered as it is alone."""
+"""Positions that a model computes from its images: each document of a packed row is numbered as it
+is alone."""
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
         assert torch.equal(model(**call).logits, expected)
 
 
-M_ROPE = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe glm4v glm46v glm4v_moe glm_ocr paddleocr_vl".split()
+M_ROPE = (
+    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe glm4v glm46v glm4v_moe glm_ocr paddleocr_vl".split()
+)
 
 
 @pytest.mark.sampled(3)
@@ -48,9 +51,13 @@ def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
 def _own_positions(model, document):
     arguments = media_rows.row(model, [document])
     if model.config.model_type == "qwen3_omni_moe_thinker":
-        given = {name: arguments[name] for name in ("input_ids", "image_grid_thw") if name in arguments}
+        given = {
+            name: arguments[name] for name in ("input_ids", "image_grid_thw") if name in arguments
+        }
         return model.get_rope_index(**given, attention_mask=torch.ones_like(given["input_ids"]))[0]
-    return model.model.get_rope_index(**{n: v for n, v in arguments.items() if n != "pixel_values"})[0]
+    return model.model.get_rope_index(
+        **{n: v for n, v in arguments.items() if n != "pixel_values"}
+    )[0]
 
 
 @pytest.mark.parametrize("form", ["seq_idx", "segments", "cu_seq_lens"])
@@ -80,7 +87,12 @@ def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
 
 
 def test_rotary_embeddings_by_the_longest_position_follow_the_positions_of_each_document():
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "mrope_section": [4, 2, 2]}
+    rope = {
+        "rope_type": "dynamic",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "mrope_section": [4, 2, 2],
+    }
     made = {"text_config": {"rope_parameters": rope, "max_position_embeddings": 8}}
     stock, model = twins_with_images("qwen2_vl", **made)
     found = documents(stock, [(20,), (3, IMAGE, 2), (IMAGE, 9, IMAGE)])

@@ -1,4 +1,5 @@
-"""Models that take no text without images: those with a Q-Former, and Kosmos-2. Each document has an image."""
+"""Models that take no text without images: those with a Q-Former, and Kosmos-2. Each document has
+an image."""
 
 import pytest
 import torch
@@ -33,7 +34,8 @@ def test_an_encoder_decoder_in_the_place_of_the_language_model_is_refused(model_
 
 
 class TestPositionsOfTokens:
-    """Upstream hands positions on to the tower and the Q-Former, where it takes them by `**kwargs`."""
+    """Upstream hands positions on to the tower and the Q-Former, where it takes them by
+    `**kwargs`."""
 
     def test_a_q_former_with_as_many_tokens_as_the_row_has(self):
         """Positions would fit there, and number its tokens by documents."""
@@ -41,17 +43,23 @@ class TestPositionsOfTokens:
         first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
         ids = tiny.tokens(stock.config, 1, len(first) + len(second), seed=5)
         for document in (first, second):
-            document.images[0].update(qformer_input_ids=ids, qformer_attention_mask=torch.ones_like(ids))
+            document.images[0].update(
+                qformer_input_ids=ids, qformer_attention_mask=torch.ones_like(ids)
+            )
         serves(model, stock, [[first, second]], verify=False)
 
     def test_flash_attention_takes_no_row_of_a_tower_for_documents(self):
         """It tells packed rows by positions, where a batch has one row: that of the only frame."""
         with stand_in("flash"):
-            stock, model = (built("instructblipvideo", "flash", task="image-text-to-text") for _ in range(2))
+            stock, model = (
+                built("instructblipvideo", "flash", task="image-text-to-text") for _ in range(2)
+            )
             first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
             pixels = first.images[0]["pixel_values"]
             first.images[0]["pixel_values"] = pixels[:, :1]
-            first.tokens["input_ids"] = first.tokens["input_ids"][:, : -stock.config.num_query_tokens]
+            first.tokens["input_ids"] = first.tokens["input_ids"][
+                :, : -stock.config.num_query_tokens
+            ]
             text = {"input_ids": second.tokens["input_ids"][:, -4:]}
             other = type(second)(text, ())
             with autopack.enable(model, verify=False):

@@ -1,4 +1,5 @@
-"""Media that packed rows cannot take, and inputs that do not fit their documents: each is refused and says why."""
+"""Media that packed rows cannot take, and inputs that do not fit their documents: each is refused
+and says why."""
 
 import inspect
 import re
@@ -30,7 +31,9 @@ BAD = {
     ),
     "no token types": (lambda call: {"mm_token_type_ids": None}, "mm_token_type_ids"),
     "a document that goes on": (
-        lambda call: {"position_ids": call["position_ids"] + 5 * (call["position_ids"].cumsum(1) < 5)},
+        lambda call: {
+            "position_ids": call["position_ids"] + 5 * (call["position_ids"].cumsum(1) < 5)
+        },
         "document 0 begins at position 5",
     ),
 }
@@ -66,7 +69,8 @@ class TestBadInput:
 
 
 class TestNumbersOfPatches:
-    """Molmo2 counts the patches of all images of a call: numbers that begin anew would pool the first image's."""
+    """Molmo2 counts the patches of all images of a call: numbers that begin anew would pool the
+    first image's."""
 
     @pytest.fixture(scope="class")
     def model(self):
@@ -93,7 +97,11 @@ class TestNumbersOfPatches:
     @pytest.mark.parametrize(
         ("name", "fewer"),
         [
-            *((name, fewer) for name in ("image_token_pooling", "image_grids", "image_num_crops") for fewer in (0, 1)),
+            *(
+                (name, fewer)
+                for name in ("image_token_pooling", "image_grids", "image_num_crops")
+                for fewer in (0, 1)
+            ),
             ("pixel_values", 1),
         ],
     )
@@ -137,7 +145,10 @@ def test_types_whose_documents_have_no_result_of_their_own(model_type):
         autopack.enable(model, verify=False)
     if transformers.__version__ == "5.23.0":
         number = int(re.findall(r"py:(\d+)", str(raised.value))[0])
-        assert LINES[model_type] in inspect.getsource(sys.modules[type(model).__module__]).splitlines()[number - 1]
+        assert (
+            LINES[model_type]
+            in inspect.getsource(sys.modules[type(model).__module__]).splitlines()[number - 1]
+        )
 
 
 NORMS = {"emu3": "model.vqmodel", "fast_vlm": "model.vision_tower"}
@@ -145,10 +156,11 @@ NORMS = {"emu3": "model.vqmodel", "fast_vlm": "model.vision_tower"}
 
 @pytest.mark.parametrize("model_type", NORMS)
 class TestNormsOverTheBatch:
-    """Emu3's tokenizer of images has `BatchNorm3d`, FastVLM's tower `BatchNorm2d`; `train()` of the model trains them.
+    """Emu3's tokenizer of images has `BatchNorm3d`, FastVLM's tower `BatchNorm2d`; `train()` of the
+    model trains them.
 
-    A tower of timm is not installed here: a ResNet stands in for it, whose norms are of the same class.
-    """
+    A tower of timm is not installed here: a ResNet stands in for it, whose norms are of the same
+    class."""
 
     @pytest.fixture
     def model(self, model_type):
@@ -169,7 +181,9 @@ class TestNormsOverTheBatch:
         first, second = documents(stock)[:2]
         for train in (False, True):
             alone, beside = (
-                stock.train(train)(**media_rows.row(stock, each), use_cache=False).logits[0, : len(first)]
+                stock.train(train)(**media_rows.row(stock, each), use_cache=False).logits[
+                    0, : len(first)
+                ]
                 for each in ([first], [first, second])
             )
             assert (float((alone - beside).detach().abs().max()) > 0.01) == train

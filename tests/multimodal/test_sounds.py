@@ -1,7 +1,8 @@
-"""Packed rows of documents with sounds beside text: each gets what it gets alone, and nothing of the others.
+"""Packed rows of documents with sounds beside text: each gets what it gets alone, and nothing of
+the others.
 
-The comparison is `compat.images.compare`, with documents of `compat.with_sounds`: of sounds of several lengths, of
-which one ends and the next begins with a sound, one has none, and one has two.
+The comparison is `compat.images.compare`, with documents of `compat.with_sounds`: of sounds of
+several lengths, of which one ends and the next begins with a sound, one has none, and one has two.
 """
 
 import dataclasses
@@ -26,10 +27,10 @@ from tests.support.refusals import refused
 EAGER = ("gemma4", "vibevoice_asr")
 """Encoders of sounds that upstream runs by no other implementation."""
 TASKS = {
-    "seq2seq": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio qwen3_asr vibevoice_asr "
-    "voxtral",
-    "image-text-to-text": "dots3_note gemma4 gemma4_unified inkling_mm_model muse_spark nemotron_h_omni "
-    "qwen2_5_omni_thinker",
+    "seq2seq": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio qwen3_asr "
+    "vibevoice_asr voxtral",
+    "image-text-to-text": "dots3_note gemma4 gemma4_unified inkling_mm_model muse_spark "
+    "nemotron_h_omni qwen2_5_omni_thinker",
     "multimodal-lm": "fun_asr_nano",
 }
 ALIKE = {
@@ -40,7 +41,12 @@ ALIKE = {
 CHUNKED = ("qwen3_omni_moe_thinker",)
 """Types whose chunks have 100 frames."""
 RESULTS = Path(__file__).parents[2] / "compat" / "results"
-TASK_OF = {name: task for tasks in (TASKS, ALIKE) for task, types in tasks.items() for name in types.split()}
+TASK_OF = {
+    name: task
+    for tasks in (TASKS, ALIKE)
+    for task, types in tasks.items()
+    for name in types.split()
+}
 
 
 def types_of(tasks):
@@ -77,7 +83,8 @@ audioflamingo3 fun_asr_nano glmasr granite_speech moss_transcribe_diarize musicf
 qwen2_5_omni_thinker qwen2_audio qwen3_asr vibevoice_asr voxtral
 """.split()
 AS_ALONE = ("granite_speech", "nemo_speechlm")
-"""Of these padding of sounds changes what stock gives, too, so what a document gets alone is no measure."""
+"""Of these padding of sounds changes what stock gives, too, so what a document gets alone is no
+measure."""
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -99,9 +106,12 @@ WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_aud
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", sorted({*types_of(TASKS)} - {*WINDOWS}))
 def test_sounds_of_any_lengths(model_type):
-    """Frames are put together by eights: every remainder, beside a longer sound and one of several windows."""
+    """Frames are put together by eights: every remainder, beside a longer sound and one of several
+    windows."""
     stock, model = twins_with_sounds(model_type)
-    lengths = [n for n in (*range(9, 25), 39, 130) if not (model_type == "nemotron_h_omni" and n % 8 == 0)]
+    lengths = [
+        n for n in (*range(9, 25), 39, 130) if not (model_type == "nemotron_h_omni" and n % 8 == 0)
+    ]
     lengths = [n for n in lengths if n < 40 or model_type != "dots3_note"]  # whose chunks have 40
     found = [sounds.document(stock, [1, SOUND, 2], seed=2 * n, frames=n) for n in lengths]
     serves(model, stock, [found], verify=False)
@@ -119,12 +129,15 @@ def test_where_padding_would_tell_sounds_have_one_length(model_type):
 
 @pytest.mark.parametrize("model_type", types_of(ALIKE))
 def test_padding_tells_there(model_type):
-    """Negative control: stock gives a sound something else in a batch where another is longer, in no packed row."""
+    """Negative control: stock gives a sound something else in a batch where another is longer, in
+    no packed row."""
     stock = with_sounds(model_type)
     most = 0.0
     for seed in (2, 4, 6, 8):  # of the speakers that Nemotron tells in the last frames, few change
         short = sounds.document(stock, [2, SOUND, 3], seed=seed, frames=17)
-        long = sounds.document(stock, [2, SOUND, 3], seed=seed + 1, frames=126 if model_type in CHUNKED else 40)
+        long = sounds.document(
+            stock, [2, SOUND, 3], seed=seed + 1, frames=126 if model_type in CHUNKED else 40
+        )
         call = padded(stock, [short, long]) | {"labels": None}
         logits = stock(**call, use_cache=False).logits
         most = max(most, error(logits[0, : len(short)], alone(stock, short).logits[0]))
@@ -132,7 +145,8 @@ def test_padding_tells_there(model_type):
 
 
 @pytest.mark.parametrize(
-    "model_type", ["qwen2_audio", "qwen2_5_omni_thinker", "gemma3n", "nemo_speechlm", "fun_asr_nano"]
+    "model_type",
+    ["qwen2_audio", "qwen2_5_omni_thinker", "gemma3n", "nemo_speechlm", "fun_asr_nano"],
 )
 def test_stock_leaks_in_the_plain_call(model_type):
     stock = with_sounds(model_type)
@@ -157,7 +171,8 @@ class TestPaddingOfSounds:
     """Lengths alone do not tell: what a rule asks is whether padding would change a sound."""
 
     def test_a_window_of_glm_asr_is_a_window_whatever_it_holds(self):
-        """Its processor pads to 30 s. Padded to the longest, which no mask takes out, sounds would tell each other."""
+        """Its processor pads to 30 s. Padded to the longest, which no mask takes out, sounds would
+        tell each other."""
         stock, model = twins_with_sounds("glmasr")
         found = documents(stock)
         with autopack.enable(model, verify=False):
@@ -174,22 +189,27 @@ class TestPaddingOfSounds:
     def test_sounds_longer_than_a_chunk_of_qwen3_omni(self):
         stock, model = twins_with_sounds("qwen3_omni_moe_thinker")
         chunk = 2 * model.config.audio_config.n_window
-        long, longer = (sounds.document(stock, parts, seed=1) for parts in ([SOUND, 4], [2, SOUND, 3]))
+        long, longer = (
+            sounds.document(stock, parts, seed=1) for parts in ([SOUND, 4], [2, SOUND, 3])
+        )
         picture = longer.images[0]
         cut = {name: value[..., : chunk + 6] for name, value in picture.items()}
         assert picture["feature_attention_mask"].sum() > cut["feature_attention_mask"].sum() > chunk
-        kept = [0, 1, *range(5, len(longer))]  # without three placeholders, as many as the frames that were cut give
+        # without three placeholders, as many as the frames that were cut give
+        kept = [0, 1, *range(5, len(longer))]
         fewer = Document({name: value[:, kept] for name, value in longer.tokens.items()}, (cut,))
         serves(model, stock, [[long, fewer]], verify=False)
 
     def test_nemotron_h_omni_makes_a_feature_of_padding(self, monkeypatch):
-        """Of 24 frames it makes four features, of which the mask covers three; of 22 and 31, three and four."""
+        """Of 24 frames it makes four features, of which the mask covers three; of 22 and 31, three
+        and four."""
         stock, model = twins_with_sounds("nemotron_h_omni")
         monkeypatch.setattr(sounds, "FRAMES", 24)
         refused_since_they_would_meet(model, stock, documents(stock), "they have 24 to 33 frames")
 
     def test_granite_speech_says_of_no_frame_whether_it_is_padding(self):
-        """Two sounds of as many features, of which one is a frame shorter: padding with zeros is what is seen of it."""
+        """Two sounds of as many features, of which one is a frame shorter: padding with zeros is
+        what is seen of it."""
         stock, model = twins_with_sounds("granite_speech")
         found = documents(stock, alike=True)[:2]
         features = found[1].images[0]["input_features"]
@@ -200,7 +220,8 @@ class TestPaddingOfSounds:
 
 
 def test_sounds_of_music_flamingo_must_not_touch():
-    """It numbers windows in a run of placeholders; processors put a token before and behind each sound."""
+    """It numbers windows in a run of placeholders; processors put a token before and behind each
+    sound."""
     stock, model = twins_with_sounds("musicflamingo")
     found = documents(stock)[:2]
     bare = []
@@ -209,17 +230,23 @@ def test_sounds_of_music_flamingo_must_not_touch():
         kept = (ids != stock.config.audio_bos_token_id) & (ids != stock.config.audio_eos_token_id)
         bare.append(dataclasses.replace(document, tokens={"input_ids": ids[kept][None]}))
     serves(model, stock, [bare[::-1]], verify=False)
-    refused_since_they_would_meet(model, stock, bare, "a document ends with one, and the next begins with one", 1e-3)
+    refused_since_they_would_meet(
+        model, stock, bare, "a document ends with one, and the next begins with one", 1e-3
+    )
 
 
 def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():
-    """Upstream still puts in the others itself, and makes other rows of it than those that were packed."""
+    """Upstream still puts in the others itself, and makes other rows of it than those that were
+    packed."""
     model = with_sounds("qwen2_audio")
     found = documents(model)
     short = []
-    for document in (found[1], found[0]):  # those of two documents that touch would follow each other
+    # those of two documents that touch would follow each other
+    for document in (found[1], found[0]):
         ids = document.tokens["input_ids"][0]
-        repeated = torch.nn.functional.pad((ids[1:] == ids[:-1]) & (ids[1:] == model.config.audio_token_id), (1, 0))
+        repeated = torch.nn.functional.pad(
+            (ids[1:] == ids[:-1]) & (ids[1:] == model.config.audio_token_id), (1, 0)
+        )
         short.append(dataclasses.replace(document, tokens={"input_ids": ids[~repeated][None]}))
     with autopack.enable(model, verify=False), refused("media-mixed"):
         model(**packed(model, [short]))
@@ -233,7 +260,8 @@ vibevoice_asr voxtral
 
 @pytest.mark.parametrize("model_type", COLLATED)
 def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
-    """In the order of the documents, the shorter padded with zeros: what `compat.images.packed` gives."""
+    """In the order of the documents, the shorter padded with zeros: what `compat.images.packed`
+    gives."""
     model = with_sounds(model_type)
     found = documents(model)
     examples = []
@@ -260,5 +288,6 @@ def test_every_type_that_takes_sounds_has_been_run_with_them():
             assert not any(cell.get("sounds") == "LEAK" for cell in cells.values()), name
             if any(cell.get("sounds") == "exact" for cell in cells.values()):
                 measured.add(name)
-    # encoders of speech are encoder-decoders (docs/losses.md); the last is listed for no task that is recorded
+    # encoders of speech are encoder-decoders (docs/losses.md); the last is listed for no task that
+    # is recorded
     assert said - {"whisper", "moonshine", "speech_to_text"} - {"fun_asr_nano"} == measured

@@ -107,7 +107,8 @@ def in_training(model_type):
 
 
 def loss_alone(model, documents, weights=None):
-    """The mean loss over all targets of documents by themselves, or over documents with these weights."""
+    """The mean loss over all targets of documents by themselves, or over documents with these
+    weights."""
     losses, counts = [], []
     for document in documents:
         example = document if isinstance(document, dict) else {"input_ids": document}

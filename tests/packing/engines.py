@@ -12,7 +12,9 @@ def dataset_of(made, *cuts):
     import datasets
 
     chunks = [made[a:b] for a, b in pairwise([0, *cuts, len(made)])]
-    return datasets.concatenate_datasets([datasets.Dataset.from_list(chunk) for chunk in chunks if chunk])
+    return datasets.concatenate_datasets(
+        [datasets.Dataset.from_list(chunk) for chunk in chunks if chunk]
+    )
 
 
 def ray_started():
@@ -29,7 +31,9 @@ def ray_started():
 def blocks_of(ray):
     def blocks(made, *cuts):
         table = dataset_of(made).data.table
-        return ray.data.from_arrow([table.slice(a, b - a) for a, b in pairwise([0, *cuts, len(made)])])
+        return ray.data.from_arrow(
+            [table.slice(a, b - a) for a, b in pairwise([0, *cuts, len(made)])]
+        )
 
     return blocks
 

@@ -1,11 +1,11 @@
-"""Programs of test_kills.py: a job of an array and a driver of Ray that stop somewhere for whoever kills them.
+"""Programs of test_kills.py: a job of an array and a driver of Ray that stop somewhere for whoever
+kills them.
 
     python -m tests.packing.killed job SHARD COUNT FOLDER [STAGE]
     python -m tests.packing.killed ray 0 COUNT FOLDER [STAGE]
 
-At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `FOLDER/../go` is there. What is run
-again does not stop.
-"""
+At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `FOLDER/../go` is
+there. What is run again does not stop."""
 
 import os
 import sys
@@ -16,11 +16,13 @@ from tests.packing.engines import blocks_of, ray_started
 
 MAX_LENGTH = 32
 STAGES = ("within", "before", "whole", "named")
-"""In the middle of a file; before it is opened; when it is whole and has no name yet; when it has its name."""
+"""In the middle of a file; before it is opened; when it is whole and has no name yet; when it has
+its name."""
 
 
 def stopping(stage):
-    """A folder that stops at a stage; made in a function, so that workers of Ray get the class and not its name."""
+    """A folder that stops at a stage; made in a function, so that workers of Ray get the class and
+    not its name."""
     from autopack.packing import parts
 
     class Stopping(parts.Folder):
@@ -43,7 +45,9 @@ def stopping(stage):
 
             if stage == "before":
                 self.wait(name)
-            return super().write(with_a_stop() if stage == "within" else tables, marked, name, *metadata)
+            return super().write(
+                with_a_stop() if stage == "within" else tables, marked, name, *metadata
+            )
 
         def publish(self, hidden, name):
             if stage == "whole":

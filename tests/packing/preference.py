@@ -1,4 +1,5 @@
-"""Pairs for tests of preference data: a tokenizer, trainers of TRL, and every pair alone as the reference."""
+"""Pairs for tests of preference data: a tokenizer, trainers of TRL, and every pair alone as the
+reference."""
 
 import datasets
 import numpy as np
@@ -37,12 +38,20 @@ def moved(model, by=0.02):
 
 def dpo(folder, model_type="llama", kind=trl.DPOTrainer, **options):
     """A trainer with a reference of its own."""
-    given = {name: options.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in options}
+    given = {
+        name: options.pop(name)
+        for name in ("train_dataset", "eval_dataset", "data_collator")
+        if name in options
+    }
     given = {"train_dataset": pairs(), **given}
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
     options = {"per_device_train_batch_size": 4, **options}
     return kind(
-        policy, reference, args=arguments(folder, trl.DPOConfig, **options), processing_class=tokenizer(), **given
+        policy,
+        reference,
+        args=arguments(folder, trl.DPOConfig, **options),
+        processing_class=tokenizer(),
+        **given,
     )
 
 
@@ -63,7 +72,10 @@ def steps(trainer):
 
 def score(model, example, answer):
     """Sum of the log-probabilities of an answer's tokens, its sequence alone."""
-    prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])
+    prompt, ids = (
+        len(example["prompt_ids"]),
+        torch.tensor([example["prompt_ids"] + example[answer]]),
+    )
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
     return float(logits.log_softmax(-1).gather(1, ids[0, prompt:, None]).sum())

@@ -1,4 +1,5 @@
-"""Columns of any sort: a packed row has them as the documents had them, or packing names one that it cannot keep."""
+"""Columns of any sort: a packed row has them as the documents had them, or packing names one that
+it cannot keep."""
 
 from functools import partial
 
@@ -22,7 +23,9 @@ SCALARS = {
     "text": st.text(st.characters(codec="utf-8"), max_size=6),
     "bytes": st.binary(max_size=4),
 }
-NAMES = st.sampled_from(["source", "label_of_mine", "kind", "image_mask", "weights", "a column", "ids"])
+NAMES = st.sampled_from(
+    ["source", "label_of_mine", "kind", "image_mask", "weights", "a column", "ids"]
+)
 
 
 def per_token(value, length):
@@ -53,7 +56,9 @@ def data(draw):
     made = []
     for number, length in enumerate(lengths):
         ids = [number * 100 + place for place in range(length)]
-        made.append({"input_ids": ids, **{name: draw(SORTS[sort](length)) for name, sort in sorts.items()}})
+        made.append(
+            {"input_ids": ids, **{name: draw(SORTS[sort](length)) for name, sort in sorts.items()}}
+        )
     return made, sorts
 
 
@@ -75,7 +80,8 @@ def check(rows, made, sorts):
             if name not in row:  # no document has a value
                 assert all(each[name] is None for each in made)
             elif "per token" in sort or (
-                "any number" in sort and all(len(each[name]) == len(each["input_ids"]) for each in made)
+                "any number" in sort
+                and all(len(each[name]) == len(each["input_ids"]) for each in made)
             ):
                 assert plain(pieces(row, name)) == values, (name, sort)
             else:
@@ -105,7 +111,9 @@ def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn, strategy):
     if said is not None:
         refused = [name for name in sorts if repr(name) in said]
         assert refused, said
-        assert any(mark in sorts[name] for name in refused for mark in ("nothing", "any number")), said
+        assert any(mark in sorts[name] for name in refused for mark in ("nothing", "any number")), (
+            said
+        )
     check(rows, made, sorts if said is None else {})
 
 
@@ -141,10 +149,14 @@ def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
 def test_columns_have_names():
     """Numbers for names are no columns of a table, and two of them could become one."""
     example = {"input_ids": [1, 2], 3: 7, "3": 8}
-    with refused("unusable-data", match="wanted names that are text, found 3; rename it, or drop it"):
+    with refused(
+        "unusable-data", match="wanted names that are text, found 3; rename it, or drop it"
+    ):
         autopack.pack([example], 8)
     for value in (7, [1, 2], "text"):
         given = {"input_ids": [1, 2], 3: value}
-        with refused("unusable-data", match="example 0, wanted names that are text, found 3; rename it"):
+        with refused(
+            "unusable-data", match="example 0, wanted names that are text, found 3; rename it"
+        ):
             PackingCollator()([given])
         assert PackingCollator(drop_keys=[3])([given])["input_ids"].tolist() == [[1, 2]]

@@ -1,4 +1,5 @@
-"""The collator: what goes in comes out, once, with its boundaries; whatever cannot is refused by name."""
+"""The collator: what goes in comes out, once, with its boundaries; whatever cannot is refused by
+name."""
 
 import copy
 import inspect
@@ -41,7 +42,9 @@ def test_equals_the_flattening_collator_of_transformers(with_labels):
     known = inspect.signature(transformers.DataCollatorWithFlattening).parameters
     if not wanted.keys() <= known.keys():
         pytest.skip("this transformers release has no such options")
-    examples = [{**e, "labels": [i + 10 for i in e["input_ids"]]} for e in ABC] if with_labels else ABC
+    examples = (
+        [{**e, "labels": [i + 10 for i in e["input_ids"]]} for e in ABC] if with_labels else ABC
+    )
     theirs = transformers.DataCollatorWithFlattening(**wanted)(copy.deepcopy(examples))
     ours = PackingCollator(declare=("attention_mask", "cu_seq_lens", "seq_idx"))(examples)
     same(ours, theirs)
@@ -57,11 +60,16 @@ def test_any_container(kind):
     made = CONTAINERS[kind]
     examples = [{"input_ids": made(e["input_ids"]), "labels": made(e["input_ids"])} for e in ABC]
     same(PackingCollator()(examples), PackingCollator()(ABC))
-    for left, right in ((0, 0), (2, 0), (0, 2), (1, 1)):  # padding is removed from all columns in step
+    # padding is removed from all columns in step
+    for left, right in ((0, 0), (2, 0), (0, 2), (1, 1)):
         names = ("input_ids", "labels", "token_type_ids")
-        padded = [{name: made([7] * left + e["input_ids"] + [7] * right) for name in names} for e in ABC]
+        padded = [
+            {name: made([7] * left + e["input_ids"] + [7] * right) for name in names} for e in ABC
+        ]
         masks = [made([0] * left + [1] * len(e["input_ids"]) + [0] * right) for e in ABC]
-        batch = PackingCollator()([{**e, "attention_mask": mask} for e, mask in zip(padded, masks, strict=True)])
+        batch = PackingCollator()(
+            [{**e, "attention_mask": mask} for e, mask in zip(padded, masks, strict=True)]
+        )
         assert torch.equal(batch.pop("token_type_ids"), batch["input_ids"])
         same(batch, PackingCollator()(ABC))
 
@@ -77,7 +85,9 @@ def test_examples_are_not_changed():
 
 @settings(max_examples=150, deadline=None)
 @given(
-    documents=st.lists(st.lists(st.integers(0, 2**40), min_size=1, max_size=9), min_size=1, max_size=9),
+    documents=st.lists(
+        st.lists(st.integers(0, 2**40), min_size=1, max_size=9), min_size=1, max_size=9
+    ),
     max_length=st.sampled_from([None, 12, 24]),
     multiple=st.sampled_from([None, 1, 3, 4]),
     rows=st.sampled_from([None, 9]),
@@ -85,7 +95,9 @@ def test_examples_are_not_changed():
     first=st.integers(0, 3),
     data=st.data(),
 )
-def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, multiple, rows, limit, first, data):
+def test_nothing_is_lost_and_every_boundary_is_declared(
+    documents, max_length, multiple, rows, limit, first, data
+):
     examples = []
     for tokens in documents:
         left, right = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
@@ -95,12 +107,16 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, m
             "attention_mask": ([1] * len(tokens), 0),
             "weight": ([0.5] * len(tokens), 9.0),
         }
-        examples.append({name: [pad] * left + values + [pad] * right for name, (values, pad) in columns.items()})
+        examples.append(
+            {name: [pad] * left + values + [pad] * right for name, (values, pad) in columns.items()}
+        )
     if max_length is None:
         rows = limit = None
     options = {"max_length": max_length, "pad_to_multiple_of": multiple, "rows": rows}
     declare = ("attention_mask", "cu_seq_lens", "seq_idx")
-    collator = PackingCollator(**options, max_documents=limit, first_position=first, declare=declare)
+    collator = PackingCollator(
+        **options, max_documents=limit, first_position=first, declare=declare
+    )
     batch = collator(examples, "np")
     count, width = batch["input_ids"].shape
     batch.setdefault("attention_mask", np.ones((count, width), int))
@@ -129,16 +145,26 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, m
         filled[-1].append(tokens)
         ends[-1] += size
     assert count == (rows or len(filled))
-    assert width == max_length if rows else width == -(-max(ends) // (multiple or 1)) * (multiple or 1)
-    for row, end in enumerate(ends + [0] * (count - len(filled))):  # and padding, cut into documents as long as those
-        for name, value in (("input_ids", 0), ("labels", -100), ("weight", 0.0), ("attention_mask", 0)):
+    assert (
+        width == max_length if rows else width == -(-max(ends) // (multiple or 1)) * (multiple or 1)
+    )
+    # and padding, cut into documents as long as those
+    for row, end in enumerate(ends + [0] * (count - len(filled))):
+        for name, value in (
+            ("input_ids", 0),
+            ("labels", -100),
+            ("weight", 0.0),
+            ("attention_mask", 0),
+        ):
             assert set(batch[name][row, end:].tolist()) <= {value}
     assert batch["position_ids"].max() < first + longest
     assert batch["max_length_q"] == batch["max_length_k"] == longest
     assert np.array_equal(bounds, batch["cu_seq_lens_k"])
     assert not fixed or len(bounds) == rows * (limit + 1) + 1
     for begin, end in pairwise(bounds.tolist()):
-        assert fixed or batch["position_ids"].flat[begin:end].tolist() == [*range(first, first + end - begin)]
+        assert fixed or batch["position_ids"].flat[begin:end].tolist() == [
+            *range(first, first + end - begin)
+        ]
 
 
 # Labels
@@ -159,7 +185,9 @@ def test_labels_per_document(key, values, dtype):
     batch = PackingCollator(max_length=5)([{**e, key: v} for e, v in zip(ABC, values, strict=True)])
     assert batch["input_ids"].shape == (2, 5)
     assert batch["labels"].dtype == dtype
-    assert batch["labels"].tolist() == [np.asarray(torch.as_tensor(v).float()).tolist() for v in values]
+    assert batch["labels"].tolist() == [
+        np.asarray(torch.as_tensor(v).float()).tolist() for v in values
+    ]
     assert key == "labels" or key not in batch
 
 

@@ -29,7 +29,10 @@ MASK = [0, 0, 1, 1]
 TEXT = {"text": "a b", "tokens": ["a", "b"], "messages": [{"role": "user"}], "meta": {"a": 1}}
 TOKENS = {"weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])}
 ONE_PATCH = {"pixel_values": np.zeros((1, 4, 3), np.float32)}
-PATCHES = {"pixel_values": np.zeros((2, 4, 3), np.float32), "image_token_pooling": [[0, 1], [7, -1]]}
+PATCHES = {
+    "pixel_values": np.zeros((2, 4, 3), np.float32),
+    "image_token_pooling": [[0, 1], [7, -1]],
+}
 COLLATED = [
     # Documents inside of examples.
     *(
@@ -57,7 +60,11 @@ COLLATED = [
         [ROW | {"labels": [[0.5, 1.0], [1.5, 2.0]]}, OWN | {"labels": [3.0, 4.0]}],
         {"labels": [[0.5, 1.0], [1.5, 2.0], [3.0, 4.0]]},
     ),
-    ({}, [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)], {"labels": [3, 4]}),
+    (
+        {},
+        [{"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([k])} for k in (3, 4)],
+        {"labels": [3, 4]},
+    ),
     ({}, [ABC[0] | {"label_ids": np.array([7, -100, 9])}], {"labels": [[-100, -100, 9]]}),
     ({}, [OWN | {"labels": None}], {"labels": [[-100, 2]]}),
     ({"labels": "unshifted"}, [OWN | {"labels": [5, 6]}], {"labels": [[5, 6]]}),
@@ -100,13 +107,19 @@ COLLATED = [
         {"image_mask": [[0, 1, 0, 1]], "image": None, "image_path": None},
     ),
     ({}, [{"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}], {"image_mask": [[0, 1, 0]]}),
-    # Numbers of patches (Molmo2's, counted over all images of a processor's call) go on; less than 0 is none.
+    # Numbers of patches (Molmo2's, counted over all images of a processor's call) go on; less than
+    # 0 is none.
     (
         {},
-        [ABC[1] | PATCHES, {"input_ids": [3]}, ABC[1] | ONE_PATCH | {"image_token_pooling": [[2, 3], [0, -1]]}],
+        [
+            ABC[1] | PATCHES,
+            {"input_ids": [3]},
+            ABC[1] | ONE_PATCH | {"image_token_pooling": [[2, 3], [0, -1]]},
+        ],
         {"image_token_pooling": [[0, 1], [7, -1], [10, 11], [8, -1]]},
     ),
-    ({}, [ABC[1] | PATCHES], {"image_token_pooling": [[0, 1], [7, -1]]}),  # as many numbers as tokens
+    # as many numbers as tokens
+    ({}, [ABC[1] | PATCHES], {"image_token_pooling": [[0, 1], [7, -1]]}),
 ]
 
 
@@ -135,7 +148,10 @@ REFUSED = [
     ({}, [ROW | {"input_ids": [1, 2, 3, 4]}], ["was the row cut to 4 tokens? TRL's SFTConfig"]),
     # Positions that run on into the next document.
     ({}, [ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], ["'position_ids'", "end at 2", "drop_keys"]),
-    ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", "starts at 2"]),
+    ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", (
+                                                                                          "starts "
+                                                                                          "at 2"
+                                                                                      )]),
     # Keys that only some examples have.
     ({}, [WEIGHED, OWN], ["example 1, 'weight'", "example 0 has it"]),
     ({}, [OWN, WEIGHED], ["example 0, 'weight'", "example 1 has it"]),
@@ -149,7 +165,10 @@ REFUSED = [
             ({"labels": 1}, "labels"),
         )
     ),
-    ({"loss_weights": "document"}, [OWN | {"document_weight": 1.0}, OWN], ["not found, but example 0 has it"]),
+    ({"loss_weights": "document"}, [OWN | {"document_weight": 1.0}, OWN], [(
+                                                                               "not found, but "
+                                                                               "example 0 has it"
+                                                                           )]),
     ({"labels": "unshifted"}, ABC, ["example 0, 'labels': not found", "labels='none'"]),
     ({}, [OWN | {"label": 1, "labels": [1]}], ["example 0", "'label'", "'labels'", "drop_keys"]),
     ({"max_length": 3}, ABC, ["example 2, 'input_ids'", "4 tokens", "max_length=3", "overflow='truncate'"]),
@@ -190,7 +209,11 @@ def test_batches_that_are_refused(options, examples, parts):
 def test_what_is_not_per_token_is_refused_unless_dropped(key, value, part):
     examples = [ABC[1], {"input_ids": [1, 2], key: value}]
     refused(examples, f"example 1, {key!r}", part, "drop_keys")
-    assert list(PackingCollator(drop_keys=(key,))(examples)) == ["input_ids", "position_ids", "labels"]
+    assert list(PackingCollator(drop_keys=(key,))(examples)) == [
+        "input_ids",
+        "position_ids",
+        "labels",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -250,10 +273,16 @@ TEXTS = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
 
 @pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, TEXTS])
 def test_pairs_are_no_documents_unless_they_are_named(examples):
-    with refused_as("pairs-are-no-documents", match=r"example 0, found 'chosen.*PackedBatchSampler.*both in drop_keys"):
+    with refused_as(
+        "pairs-are-no-documents",
+        match=r"example 0, found 'chosen.*PackedBatchSampler.*both in drop_keys",
+    ):
         PackingCollator()(examples)
     for kind in KINDS:
-        with refused_as("pairs-are-no-documents", match=r"found 'chosen.*PackedBatchSampler.*both in drop_columns"):
+        with refused_as(
+            "pairs-are-no-documents",
+            match=r"found 'chosen.*PackedBatchSampler.*both in drop_columns",
+        ):
             list(autopack.pack(of_kind(examples, kind), 8))
     names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
     collate = PackingCollator(drop_keys=names)

@@ -1,4 +1,5 @@
-"""Packed batches in models, padded inside or all of one shape, and what `for_model` takes from a model."""
+"""Packed batches in models, padded inside or all of one shape, and what `for_model` takes from a
+model."""
 
 import pickle
 import types
@@ -21,13 +22,29 @@ SHAPE = {"max_length": 24, "rows": 3}
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("options", [{}, SHAPE, SHAPE | {"declare": ("attention_mask", "cu_seq_lens")}], ids=len)
+@pytest.mark.parametrize(
+    "options", [{}, SHAPE, SHAPE | {"declare": ("attention_mask", "cu_seq_lens")}], ids=len
+)
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "gpt2", "bloom", "mamba", "lfm2", "qwen2_moe", "xlnet", "cpmant", "xlm", "bart", "whisper", *MASKED],
+    [
+        "llama",
+        "gpt2",
+        "bloom",
+        "mamba",
+        "lfm2",
+        "qwen2_moe",
+        "xlnet",
+        "cpmant",
+        "xlm",
+        "bart",
+        "whisper",
+        *MASKED,
+    ],
 )
 def test_batches_of_for_model_are_their_documents(model_type, options):
-    """Padded inside a row or not; losses shift labels, or compare each with the logits of its own column."""
+    """Padded inside a row or not; losses shift labels, or compare each with the logits of its own
+    column."""
     task = "masked-lm" if model_type in MASKED else "causal-lm"
     dtype = torch.float32 if model_type == "xlnet" else torch.float64  # whose encodings are float32
     model, stock = (build(model_type, task, dtype=dtype) for _ in range(2))
@@ -49,7 +66,14 @@ TINY = {
     "max_position_embeddings": 64,
     "pad_token_id": 3,
 }
-KOSMOS = {"vocab_size": 50, "embed_dim": 16, "layers": 1, "ffn_dim": 16, "attention_heads": 2, "pad_token_id": 3}
+KOSMOS = {
+    "vocab_size": 50,
+    "embed_dim": 16,
+    "layers": 1,
+    "ffn_dim": 16,
+    "attention_heads": 2,
+    "pad_token_id": 3,
+}
 TOWERS = {
     "altclip_text_model": ("altclip", "AltCLIPTextConfig", ("AltRobertaModel", "AltCLIPTextModel")),
     "bridgetower_text_model": ("bridgetower", "BridgeTowerTextConfig", ("BridgeTowerTextModel",)),
@@ -64,8 +88,14 @@ def tiny_of(model_type):
     if model_type in tiny.types_for("masked-lm"):
         return build(model_type, "masked-lm", dtype=torch.float32).base_model
     if model_type not in TOWERS:
-        extra = {"visual_embed": False, "coordinate_size": 4, "shape_size": 4} if model_type == "layoutlmv3" else {}
-        return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type, **TINY | extra))
+        extra = (
+            {"visual_embed": False, "coordinate_size": 4, "shape_size": 4}
+            if model_type == "layoutlmv3"
+            else {}
+        )
+        return transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(model_type, **TINY | extra)
+        )
     folder, config_name, names = TOWERS[model_type]
     configuration = pytest.importorskip(f"transformers.models.{folder}.configuration_{folder}")
     modeling = pytest.importorskip(f"transformers.models.{folder}.modeling_{folder}")
@@ -107,8 +137,13 @@ def test_for_model_reads_the_head_and_lets_options_win():
         assert PackingCollator.for_model(torch.nn.DataParallel(model)).labels == "unshifted"
     lora = peft.get_peft_model(head(bert), peft.LoraConfig(target_modules=["query"]))
     assert PackingCollator.for_model(lora).labels == "unshifted"
-    assert PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).labels == "given"
-    assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(first_position=2)
+    assert (
+        PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).labels
+        == "given"
+    )
+    assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(
+        first_position=2
+    )
     assert PackingCollator.for_model(build("llama"), max_length=8) == PackingCollator(max_length=8)
     roberta = transformers.RobertaConfig(**TINY)
     wanted = PackingCollator(first_position=7, labels="none")
@@ -128,11 +163,16 @@ class Users(torch.nn.Module):
         self.net = model
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, Users, torch.nn.DataParallel, lambda m: types.SimpleNamespace(model=m)])
 @pytest.mark.parametrize(
-    ("order", "said"), [("made, called", 1), ("made, enabled, called", 0), ("enabled, made, called", 0)]
+    "wrap", [lambda m: m, Users, torch.nn.DataParallel, lambda m: types.SimpleNamespace(model=m)]
 )
-def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wrap, order, said, caplog):
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [("made, called", 1), ("made, enabled, called", 0), ("enabled, made, called", 0)],
+)
+def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(
+    wrap, order, said, caplog
+):
     held = wrap(build("llama"))
     for step in order.split(", "):
         if step == "made":
@@ -144,7 +184,9 @@ def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wr
         else:
             for _ in range(3):
                 collator([{"input_ids": [5, 6, 7]}] * 2)
-    assert ["that is not enabled" in line for line in caplog.messages if "for_model" in line] == [True] * said
+    assert ["that is not enabled" in line for line in caplog.messages if "for_model" in line] == [
+        True
+    ] * said
     autopack.disable(held)
 
 
@@ -152,5 +194,9 @@ def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wr
 
 
 def test_a_packed_row_of_more_documents_than_a_row_may_have():
-    with refused("unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"):
-        PackingCollator(max_length=24, max_documents=2)([{"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}])
+    with refused(
+        "unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"
+    ):
+        PackingCollator(max_length=24, max_documents=2)(
+            [{"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}]
+        )

@@ -1,4 +1,5 @@
-"""Documents that begin alike share rows, in which their beginning counts once; and such rows train as documents do."""
+"""Documents that begin alike share rows, in which their beginning counts once; and such rows train
+as documents do."""
 
 from itertools import chain
 
@@ -20,12 +21,17 @@ WHOLE = ("best_fit", "sequential")
 
 
 def grouped(count=120, seed=0):
-    """Lengths of documents in groups of many sizes, some in none, and how much each group begins with in common."""
+    """Lengths of documents in groups of many sizes, some in none, and how much each group begins
+    with in common."""
     draw = np.random.default_rng(seed)
     groups = draw.integers(-1, 12, count)
     common = draw.integers(16, 90, 13)
     prefixes = np.where(groups < 0, 0, common[groups])
-    return {"lengths": prefixes + draw.integers(1, 60, count), "groups": groups, "prefixes": prefixes}
+    return {
+        "lengths": prefixes + draw.integers(1, 60, count),
+        "groups": groups,
+        "prefixes": prefixes,
+    }
 
 
 def computed(made, row, groups, prefixes):
@@ -35,23 +41,35 @@ def computed(made, row, groups, prefixes):
     total = int(lengths.sum())
     for group in set(groups[documents]) - {-1}:
         members = documents[groups[documents] == group]
-        total -= (len(members) - 1) * int(min(prefixes[members[0]], lengths[groups[documents] == group].min()))
+        total -= (len(members) - 1) * int(
+            min(prefixes[members[0]], lengths[groups[documents] == group].min())
+        )
     return total
 
 
 class TestPlans:
     @pytest.mark.parametrize("strategy", WHOLE)
-    @given(st.integers(0, 99), st.integers(1, 60), st.sampled_from([150, 400, 2000]), st.sampled_from([1, 3]))
+    @given(
+        st.integers(0, 99),
+        st.integers(1, 60),
+        st.sampled_from([150, 400, 2000]),
+        st.sampled_from([1, 3]),
+    )
     @settings(max_examples=25, deadline=None)
-    def test_every_document_once_and_beginnings_once(self, strategy, seed, count, max_length, ranks):
+    def test_every_document_once_and_beginnings_once(
+        self, strategy, seed, count, max_length, ranks
+    ):
         given = grouped(count, seed)
         made = plan(**given, max_length=max_length, strategy=strategy, ranks=ranks, seed=seed)
         assert sorted(made.documents.tolist()) == list(range(count))
         assert (made.lengths == given["lengths"][made.documents]).all()
         assert (made.columns_per_row <= max_length).all()
         for row in range(len(made)):
-            # A group that needs several rows may have two parts in one: those could share more than was planned for.
-            assert computed(made, row, given["groups"], given["prefixes"]) <= made.columns_per_row[row]
+            # A group that needs several rows may have two parts in one: those could share more than
+            # was planned for.
+            assert (
+                computed(made, row, given["groups"], given["prefixes"]) <= made.columns_per_row[row]
+            )
         if max_length == 2000 and ranks == 1:  # room for any group
             rows_of = [set(given["groups"][row]) - {-1} for row in made]
             assert sum(map(len, rows_of)) == len(set(given["groups"].tolist()) - {-1})
@@ -74,8 +92,12 @@ class TestPlans:
         with refused("does-not-fit", match="is 120, over the 100 tokens of a row"):
             plan([50, 120, 60], 100, **groups)
         for overflow, left in (("drop", [50, 60]), ("truncate", [50, 60, 100])):
-            assert sorted(plan([50, 120, 60], 100, **groups, overflow=overflow).lengths.tolist()) == left
-        equal = plan([100, 100, 100], 100, groups=[0] * 3, prefixes=[100] * 3)  # the prefix is all there is
+            assert (
+                sorted(plan([50, 120, 60], 100, **groups, overflow=overflow).lengths.tolist())
+                == left
+            )
+        # the prefix is all there is
+        equal = plan([100, 100, 100], 100, groups=[0] * 3, prefixes=[100] * 3)
         assert len(equal) == 1 or (equal.columns_per_row <= 100).all()
 
 
@@ -104,14 +126,20 @@ class TestRows:
     def test_they_hold_more_than_they_compute(self, groups, kind):
         given = completions(12)
         drop = () if groups == "prompt" else ("prompt",)
-        rows, apart = (list(pack(of_kind(given, kind), 200, groups=g, drop_columns=drop)) for g in (groups, False))
+        rows, apart = (
+            list(pack(of_kind(given, kind), 200, groups=g, drop_columns=drop))
+            for g in (groups, False)
+        )
         assert sorted(documents_of(rows)) == sorted(each["input_ids"] for each in given)
         assert len(rows) < len(apart)
         assert max(len(row["input_ids"]) for row in rows) > 200
 
     @pytest.mark.parametrize("options", [{}, {"drop_columns": ("number",)}])
     def test_they_leave_the_column_of_groups_out(self, kind, options):
-        data = of_kind([{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)], kind)
+        data = of_kind(
+            [{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)],
+            kind,
+        )
         rows = list(pack(data, 8, groups="number", **options))
         assert {len({token % 2 for token in row["input_ids"][3::4]}) for row in rows} == {1}
         assert all("number" not in row for row in rows)
@@ -148,21 +176,35 @@ class TestCollator:
             ),
             ({"prompt_ids": [5], "completion_ids": []}, 3, [([5], [], 3)]),
             (PAIR, [1, 2], [([3, 4, 11], [11], 1), ([3, 4, 12, 13], [12, 13], 2)]),
-            ({"prompt_ids": [1], "completion_ids": [2, 3], "text": "no tokens"}, 1, [([1, 2, 3], [2, 3], 1)]),
+            (
+                {"prompt_ids": [1], "completion_ids": [2, 3], "text": "no tokens"},
+                1,
+                [([1, 2, 3], [2, 3], 1)],
+            ),
             ({"prompt_ids": [], "completion_ids": [7, 8]}, [0.5], [([7, 8], [8], 0.5)]),
             (PLAIN, 0.25, [([20, 21, 22], [21, 22], 0.25)]),
             (PLAIN | {"labels": [20, -100, 9]}, 0.25, [([20, 21, 22], [9], 0.25)]),
-            (PLAIN | {"assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]}, 2, [([20, 21, 22], [22], 2)]),
+            (
+                PLAIN | {"assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]},
+                2,
+                [([20, 21, 22], [22], 2)],
+            ),
         ],
     )
     def test_any_batch_of_completions_and_plain_examples(self, example, advantages, wanted):
         """Documents, the targets of each, and its advantage."""
         for order in (1, -1):
-            batch = PackingCollator(labels="completions")([{**example, "advantages": advantages}, GROUP][::order])
-            documents, targets, numbers = zip(*(wanted + OF_GROUP if order == 1 else OF_GROUP + wanted), strict=True)
+            batch = PackingCollator(labels="completions")(
+                [{**example, "advantages": advantages}, GROUP][::order]
+            )
+            documents, targets, numbers = zip(
+                *(wanted + OF_GROUP if order == 1 else OF_GROUP + wanted), strict=True
+            )
             assert batch["input_ids"][0].tolist() == [*chain(*documents)]
             assert batch["position_ids"][0].tolist() == [*chain(*map(range, map(len, documents)))]
-            assert [label for label in batch["labels"][0].tolist() if label != -100] == [*chain(*targets)]
+            assert [label for label in batch["labels"][0].tolist() if label != -100] == [
+                *chain(*targets)
+            ]
             assert batch["completion_mask"].shape == batch["input_ids"].shape
             assert batch["advantages"].tolist() == pytest.approx(numbers)
 
@@ -172,10 +214,19 @@ class TestCollator:
             ({"prompt_ids": [1]}, "'chosen_ids' and 'rejected_ids' beside it; found neither"),
             ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
             ({"prompt_ids": [], "completion_ids": [[1], []]}, "leave empty documents out"),
-            ({"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]}, "or one number per document"),
-            ({"prompt_ids": [1], "completion_ids": [[1], []], "reward": 1.0}, "or one number per document"),
+            (
+                {"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]},
+                "or one number per document",
+            ),
+            (
+                {"prompt_ids": [1], "completion_ids": [[1], []], "reward": 1.0},
+                "or one number per document",
+            ),
             ({"prompt_ids": "text", "completion_ids": [[1]]}, "'prompt_ids'"),
-            ({"prompt_ids": [1], "completion_ids": [[1]], "input_ids": [1]}, "name one of them in drop_keys"),
+            (
+                {"prompt_ids": [1], "completion_ids": [[1]], "input_ids": [1]},
+                "name one of them in drop_keys",
+            ),
         ],
     )
     def test_what_is_refused(self, example, message):

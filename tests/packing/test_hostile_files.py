@@ -1,4 +1,5 @@
-"""Files and states from elsewhere: what is broken or hostile is an `InvalidPacking`, and nothing in it is run."""
+"""Files and states from elsewhere: what is broken or hostile is an `InvalidPacking`, and nothing in
+it is run."""
 
 import json
 import pickle
@@ -51,7 +52,16 @@ CONTENTS = {
     "no list": b"17",
 }
 LINES = [
-    CONTENTS[name] for name in ("text in numbers", "not a number", "infinite", "negative", "huge", "mixed", "no list")
+    CONTENTS[name]
+    for name in (
+        "text in numbers",
+        "not a number",
+        "infinite",
+        "negative",
+        "huge",
+        "mixed",
+        "no list",
+    )
 ]
 
 
@@ -143,7 +153,8 @@ NUMBERS = [-1, 1.5, float("nan"), "3", None, [1], True, 1 << 70]
     "state",
     [
         *(None, 3, "state", [], {}, {"epoch": 0, "step": 0, "made_of": 3}),
-        *({"changed": {"epoch": value}} for value in NUMBERS[:-1]),  # an epoch may be as large as it wants
+        # an epoch may be as large as it wants
+        *({"changed": {"epoch": value}} for value in NUMBERS[:-1]),
         *({"changed": {"step": value}} for value in NUMBERS),
     ],
 )

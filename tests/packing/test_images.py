@@ -18,9 +18,12 @@ from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
 
 TOLERANCE = 2e-5
-"""float32, relative to values near 1: other orders of sums leave about 1e-6, and another picture changes 1e-2."""
+"""float32, relative to values near 1: other orders of sums leave about 1e-6, and another picture
+changes 1e-2."""
 pytest.importorskip("transformers", "5.0")  # whose processor of Qwen2-VL works without torchvision
-PROCESSOR = transformers.Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=48 * 48)
+PROCESSOR = transformers.Qwen2VLImageProcessorPil(
+    patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=48 * 48
+)
 PLACEHOLDER, START, END = 127, 124, 125
 PICTURED = ((1,), (), (2, 3), (4,), (), (5,))
 """The pictures of each document, by number."""
@@ -50,7 +53,9 @@ def alone(model, given):
     """The output for one document by itself, with what the processor makes of its pictures."""
     pixels = dict(PROCESSOR(images=given["images"], return_tensors="pt")) if given["images"] else {}
     tokens = {n: torch.tensor([given[n]]) for n in ("input_ids", "mm_token_type_ids", "labels")}
-    return model(**tokens, **pixels, attention_mask=torch.ones_like(tokens["input_ids"]), use_cache=False)
+    return model(
+        **tokens, **pixels, attention_mask=torch.ones_like(tokens["input_ids"]), use_cache=False
+    )
 
 
 def alone_loss(model, examples):
@@ -71,7 +76,9 @@ def pictured(model):
 
 def with_pictures(examples):
     """The examples in a dataset, whose pictures are features."""
-    return datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
+    return datasets.Dataset.from_list(examples).cast_column(
+        "images", datasets.Sequence(datasets.Image())
+    )
 
 
 def close(found, expected, **options):
@@ -103,7 +110,10 @@ def test_pictures_in_another_order_change_what_documents_get(twins):
     examples = [example(stock, n) for n in (0, 3)]
     examples[1] = {**examples[0], "images": [picture(1 + 6)]}  # as large as the first
     batch = PackingCollator.for_model(model, image_processor=PROCESSOR)(examples)
-    turned = {**batch, "pixel_values": batch["pixel_values"].roll(len(batch["pixel_values"]) // 2, 0)}
+    turned = {
+        **batch,
+        "pixel_values": batch["pixel_values"].roll(len(batch["pixel_values"]) // 2, 0),
+    }
     autopack.enable(model)
     assert float((model(**turned).logits - model(**batch).logits).detach().abs().max()) > 1e-2
 
@@ -136,12 +146,16 @@ def test_a_trainer_with_its_defaults_gets_the_pictures(twins, tmp_path):
     rows = autopack.pack(with_pictures(pictured(stock)), 64)
     trainer = trainer_of(model, tmp_path, rows, per_device_train_batch_size=len(rows))
     autopack.enable(trainer)
-    assert abs(trainer.train().training_loss - alone_loss(stock, pictured(stock)).item()) <= TOLERANCE
+    assert (
+        abs(trainer.train().training_loss - alone_loss(stock, pictured(stock)).item()) <= TOLERANCE
+    )
 
 
 def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_path):
     _, model = twins
-    trainer = trainer_of(model, tmp_path, autopack.pack(datasets.Dataset.from_list(pictured(model)), 64))
+    trainer = trainer_of(
+        model, tmp_path, autopack.pack(datasets.Dataset.from_list(pictured(model)), 64)
+    )
     autopack.enable(model)
     words = r"Trainer drops images of its data, and its collator makes targets or pixels of them"
     with refused("trainer-loses-documents", match=words):
@@ -152,10 +166,22 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
     "model_type",
-    ["qwen2_vl", "llava", "llava_next", "gemma3", "gemma4", "paligemma", "idefics3", "smolvlm", "mistral3", "molmo2"],
+    [
+        "qwen2_vl",
+        "llava",
+        "llava_next",
+        "gemma3",
+        "gemma4",
+        "paligemma",
+        "idefics3",
+        "smolvlm",
+        "mistral3",
+        "molmo2",
+    ],
 )
 def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
-    """Every form in which types take pixels: patches, squares, tiles, by row, beside sizes and positions."""
+    """Every form in which types take pixels: patches, squares, tiles, by row, beside sizes and
+    positions."""
     stock, model = twins_with_images(model_type)
     parts = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
     made = [images.document(stock, each, seed=n + 1) for n, each in enumerate(parts)]
@@ -166,7 +192,9 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
     assert rows is None or len(batch["input_ids"]) == rows
     autopack.enable(model)
     logits = model(**batch).logits
-    logits = logits.flatten(0, 1)[batch.get("attention_mask", torch.ones_like(batch["input_ids"])).flatten().bool()]
+    logits = logits.flatten(0, 1)[
+        batch.get("attention_mask", torch.ones_like(batch["input_ids"])).flatten().bool()
+    ]
     for each, found in zip(examples, logits.split([len(d) for d in made]), strict=True):
         mask = torch.ones_like(each["input_ids"])
         expected = stock(**each, attention_mask=mask, use_cache=False).logits[0]
@@ -175,17 +203,27 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
 
 def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
     one, other = np.ones((2, 3, 4, 5), np.float32), np.ones((1, 3, 6, 4), np.float32)
-    documents = [{"input_ids": [1], "pixel_values": one}, {"input_ids": [2]}, {"input_ids": [3], "pixel_values": other}]
+    documents = [
+        {"input_ids": [1], "pixel_values": one},
+        {"input_ids": [2]},
+        {"input_ids": [3], "pixel_values": other},
+    ]
     batch = PackingCollator()(documents)
     assert batch["pixel_values"].shape == (3, 3, 6, 5)
     assert batch["pixel_values"].sum() == one.sum() + other.sum()
 
 
 @pytest.mark.parametrize("form", ["numpy", "torch"])
-@pytest.mark.parametrize("pictured", [((1,), (2,), (3,)), PICTURED, ((1, 7), (3, 9)), ((1, 4), (1, 4), (2,))], ids=str)
+@pytest.mark.parametrize(
+    "pictured", [((1,), (2,), (3,)), PICTURED, ((1, 7), (3, 9)), ((1, 4), (1, 4), (2,))], ids=str
+)
 def test_datasets_that_format_pictures_as_arrays(form, pictured):
-    """Pictures of one size in a document become one array, those of several an array of objects or a list."""
-    examples = [{"input_ids": [*range(1, 4 + n)], "images": [picture(k) for k in of]} for n, of in enumerate(pictured)]
+    """Pictures of one size in a document become one array, those of several an array of objects or
+    a list."""
+    examples = [
+        {"input_ids": [*range(1, 4 + n)], "images": [picture(k) for k in of]}
+        for n, of in enumerate(pictured)
+    ]
     collate = PackingCollator(image_processor=PROCESSOR)
     wanted, formatted = collate(examples), with_pictures(examples).with_format(form)
     documents = [formatted[n] for n in range(len(examples))]
@@ -200,7 +238,9 @@ def test_datasets_that_format_pictures_as_arrays(form, pictured):
 
 def test_pictures_without_what_reads_them_are_refused():
     for given in (picture(1), [picture(1)], [[picture(1)], None]):
-        with refused("unusable-data", match=r"example 0, 'images': found pictures.*image_processor=processor"):
+        with refused(
+            "unusable-data", match=r"example 0, 'images': found pictures.*image_processor=processor"
+        ):
             PackingCollator()([{"input_ids": [1, 2], "images": given}])
     found = PackingCollator(drop_keys=["images"])([{"input_ids": [1, 2], "images": picture(1)}])
     assert "images" not in found
@@ -209,7 +249,10 @@ def test_pictures_without_what_reads_them_are_refused():
 @pytest.mark.parametrize("overflow", ["split", "truncate"])
 def test_documents_that_are_cut_keep_no_pictures(overflow):
     examples = [{"input_ids": [1] * n, "images": [picture(n)]} for n in (3, 9)]
-    with refused("unusable-data", match="1 documents are cut, and their 'images' are not; use overflow='drop'"):
+    with refused(
+        "unusable-data",
+        match="1 documents are cut, and their 'images' are not; use overflow='drop'",
+    ):
         autopack.pack(examples, 8, overflow=overflow)
     assert len(autopack.pack(examples, 8, overflow=overflow, drop_columns=["images"])) >= 1
     with refused("unusable-data", match="9 tokens and \\['images'\\], which are not cut with them"):
@@ -219,4 +262,6 @@ def test_documents_that_are_cut_keep_no_pictures(overflow):
 @pytest.mark.parametrize("model_type", ["idefics3", "granite_docling", "llava_next", "llama"])
 def test_the_type_says_whether_images_come_by_row(model_type):
     model = tiny.build("llama") if model_type == "llama" else with_images(model_type)
-    assert PackingCollator.for_model(model).images_by_row == (model_type in ("idefics3", "granite_docling"))
+    assert PackingCollator.for_model(model).images_by_row == (
+        model_type in ("idefics3", "granite_docling")
+    )

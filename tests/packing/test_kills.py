@@ -1,8 +1,8 @@
-"""Whoever packs is killed (SIGKILL) in the middle, and goes on: nothing is lost, nothing is there twice.
+"""Whoever packs is killed (SIGKILL) in the middle, and goes on: nothing is lost, nothing is there
+twice.
 
-Real processes: jobs of an array on one folder, and Ray with two workers. A process that is to be killed waits at a
-known place for its end; others are killed wherever they happen to be.
-"""
+Real processes: jobs of an array on one folder, and Ray with two workers. A process that is to be
+killed waits at a known place for its end; others are killed wherever they happen to be."""
 
 import importlib.util
 import os
@@ -33,14 +33,17 @@ PATIENCE = 600
 def corpus(tmp_path):
     """Documents on disk, each of tokens that no other has."""
     lengths = np.random.default_rng(0).integers(1, 30, 120).tolist()
-    made = datasets.Dataset.from_list([{"input_ids": [1000 * i + t for t in range(n)]} for i, n in enumerate(lengths)])
+    made = datasets.Dataset.from_list(
+        [{"input_ids": [1000 * i + t for t in range(n)]} for i, n in enumerate(lengths)]
+    )
     made.save_to_disk(tmp_path / "corpus")
     return made
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a program of killed.py in a session of its own; what is left of it ends with the test."""
+    """Starts a program of killed.py in a session of its own; what is left of it ends with the
+    test."""
     started = []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -48,7 +51,14 @@ def start(tmp_path):
         command = [sys.executable, "-m", "tests.packing.killed", *map(str, arguments)]
         with (tmp_path / f"said-{len(started)}").open("w") as said:
             started.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True)
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                )
             )
         return started[-1]
 
@@ -105,11 +115,15 @@ def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_pat
     others = [start("job", shard, COUNT, folder) for shard in range(COUNT) if shard != victim]
     finish(*others)  # beside one that is in the middle of its file
     kill(killed)
-    assert visible(folder) == [name_of(shard) for shard in range(COUNT) if shard != victim or stage == "named"]
+    assert visible(folder) == [
+        name_of(shard) for shard in range(COUNT) if shard != victim or stage == "named"
+    ]
     left = {*os.listdir(folder)} - {*visible(folder)}
     assert len(left) == (stage in ("within", "whole"))
     if stage != "named":
-        with refused("bad-file", match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
+        with refused(
+            "bad-file", match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"
+        ):
             shard_files(folder)
     finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))  # the whole array again
     check(folder, corpus)

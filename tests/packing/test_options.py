@@ -1,4 +1,5 @@
-"""Options that are out of range, unknown, or contradict each other are refused by name, whoever is given them."""
+"""Options that are out of range, unknown, or contradict each other are refused by name, whoever is
+given them."""
 
 import datasets
 import pytest
@@ -28,10 +29,19 @@ REFUSED = {
             ({"prefixes": [1, 1]}, "pass groups=, too"),
             (GROUPS | {"groups": [0, 0]}, "groups: wanted 3 ints, one per document; found 2"),
             (GROUPS | {"groups": [0, 0, -2]}, r"groups\[2\] is -2: wanted at least -1"),
-            (GROUPS | {"groups": ["a", "b", "a"]}, r"groups\[0\] is 'a' \(and 2 more\): wanted an int"),
+            (
+                GROUPS | {"groups": ["a", "b", "a"]},
+                r"groups\[0\] is 'a' \(and 2 more\): wanted an int",
+            ),
             (GROUPS | {"groups": 3}, "groups: wanted one int per document, found int"),
-            (GROUPS | {"groups": [0, 0, 2**63]}, r"groups\[2\] is 9223372036854775808: wanted 64 bits"),
-            (GROUPS | {"prefixes": [3, 3, 99]}, r"prefixes\[2\] is 99: wanted at most the tokens of its document"),
+            (
+                GROUPS | {"groups": [0, 0, 2**63]},
+                r"groups\[2\] is 9223372036854775808: wanted 64 bits",
+            ),
+            (
+                GROUPS | {"prefixes": [3, 3, 99]},
+                r"prefixes\[2\] is 99: wanted at most the tokens of its document",
+            ),
             (GROUPS | {"overflow": "split"}, "leave max_documents= and overflow='split' out"),
             (GROUPS | {"max_documents": 2}, "leave max_documents= and overflow='split' out"),
         ],
@@ -89,7 +99,11 @@ CALLS = {"plan": plan, "sampler": PackedBatchSampler, "collator": PackingCollato
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [(name, plain | changed, message) for name, (plain, rows) in REFUSED.items() for changed, message in rows],
+    [
+        (name, plain | changed, message)
+        for name, (plain, rows) in REFUSED.items()
+        for changed, message in rows
+    ],
 )
 def test_bad_options_are_named(name, options, message):
     with pytest.raises((ValueError, InvalidPacking), match=message):

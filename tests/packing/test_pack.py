@@ -1,4 +1,5 @@
-"""Packed data sets: every document once and whole, its columns with it; and rows that train as documents do alone."""
+"""Packed data sets: every document once and whole, its columns with it; and rows that train as
+documents do alone."""
 
 import logging
 import os
@@ -50,22 +51,41 @@ def test_padding_of_the_examples_is_removed(kind):
 
 def test_columns_are_chosen_and_named_options_are_kept():
     rows = autopack.pack(examples(), 10, drop_columns=("labels", "pair"))
-    assert set(rows[0]) == {"input_ids", "score", "word", "source", "kind", "position_ids", "seq_lengths"}
+    assert set(rows[0]) == {
+        "input_ids",
+        "score",
+        "word",
+        "source",
+        "kind",
+        "position_ids",
+        "seq_lengths",
+    }
     rows = autopack.pack(examples(), 10, first_position=2)
-    assert all(row["position_ids"] == [t + 2 for n in row["seq_lengths"] for t in range(n)] for row in rows)
-    assert {len(row["seq_lengths"]) for row in autopack.pack(examples(), 10, max_documents=1)} == {1}
+    assert all(
+        row["position_ids"] == [t + 2 for n in row["seq_lengths"] for t in range(n)] for row in rows
+    )
+    assert {len(row["seq_lengths"]) for row in autopack.pack(examples(), 10, max_documents=1)} == {
+        1
+    }
     rows = autopack.pack(examples(), 10, "sequential", mask_first_label=False)
-    assert [part for row in rows for part in pieces(row, "labels")] == [each["labels"] for each in examples()]
-    split = datasets.DatasetDict({n: datasets.Dataset.from_list(examples()) for n in ("train", "test")})
+    assert [part for row in rows for part in pieces(row, "labels")] == [
+        each["labels"] for each in examples()
+    ]
+    split = datasets.DatasetDict(
+        {n: datasets.Dataset.from_list(examples()) for n in ("train", "test")}
+    )
     packed = autopack.pack(split, 10)
     assert isinstance(packed, datasets.DatasetDict)
     assert packed["test"][:] == autopack.pack(split["test"], 10)[:]
-    with refused("does-not-fit", match="split 'train': example \\[1\\] is 9, over the 8 tokens of a row"):
+    with refused(
+        "does-not-fit", match="split 'train': example \\[1\\] is 9, over the 8 tokens of a row"
+    ):
         autopack.pack(split, 8)
 
 
 def featured():
-    """Documents with classes, of themselves and of their tokens, and pictures as red as their number."""
+    """Documents with classes, of themselves and of their tokens, and pictures as red as their
+    number."""
     made = {"input_ids": [[1, 2], [3], [4]], "label": [1, 0, 1], "tags": [[0, 1], [1], [0]]}
     made["image"] = [Image.new("RGB", (2, 2), (number, 0, 0)) for number in range(3)]
     data = datasets.Dataset.from_dict(made).cast_column("image", datasets.Image())
@@ -92,7 +112,9 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
     info = np.iinfo(dtype)
     positions = np.append(np.arange(info.max + 1), [0, 1]).astype(dtype)
     example = {"input_ids": np.ones(len(positions), np.int64), "position_ids": positions}
-    with refused("unusable-data", match="example 0, column 'position_ids': found positions that restart"):
+    with refused(
+        "unusable-data", match="example 0, column 'position_ids': found positions that restart"
+    ):
         autopack.pack([example], 1 << 17)
 
 
@@ -103,14 +125,26 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
         ({"input_ids": []}, {}, "example 1, column 'input_ids': found no tokens"),
         ({"input_ids": [1.5]}, {}, "list of ints"),
         ({"extra": [1]}, {}, "column 'extra': found 1 values for 3 tokens"),
-        ({"attention_mask": [1, 0, 1]}, {}, "example 1, column 'attention_mask': found a zero between ones"),
+        (
+            {"attention_mask": [1, 0, 1]},
+            {},
+            "example 1, column 'attention_mask': found a zero between ones",
+        ),
         ({"attention_mask": [1, 2, 2]}, {}, "segment ids"),
         ({"attention_mask": [0, 0, 0]}, {}, "example 1, column 'input_ids': found no tokens"),
-        ({"position_ids": [0, 0, 1]}, {}, "example 1, column 'position_ids': found positions that restart"),
+        (
+            {"position_ids": [0, 0, 1]},
+            {},
+            "example 1, column 'position_ids': found positions that restart",
+        ),
         ({"seq_lengths": [1, 2]}, {}, "packed rows"),
         ({"labels": [1, None, 2]}, {}, "example 1, column 'labels': found a token without a value"),
         ({"label": 1, "labels": [1, 2, 3]}, {}, "all are labels"),
-        ({"input_ids": [1] * 30}, {}, "example [1] is 30, over the 10 tokens of a row; raise max_length"),
+        (
+            {"input_ids": [1] * 30},
+            {},
+            "example [1] is 30, over the 10 tokens of a row; raise max_length",
+        ),
         ({"label": 1}, {"overflow": "split", "max_length": 2}, "'label' is one per document"),
         ({}, {"drop_columns": ("none",)}, "found no column 'none'"),
     ],
@@ -137,7 +171,11 @@ def test_empty_data_and_data_of_other_kinds_are_refused():
             "unusable-data",
             "wanted 'input_ids', found \\['text'\\]",
         ),
-        ([{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}], "unusable-data", "not found, but example 0 has it"),
+        (
+            [{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}],
+            "unusable-data",
+            "not found, but example 0 has it",
+        ),
         ((e for e in examples()), "no-examples", "found generator"),
     ):
         with refused(code, match=words):
@@ -176,7 +214,13 @@ def test_rows_lie_in_a_file_that_the_same_arguments_find_again(on_disk, tmp_path
     changed = os.stat(path).st_mtime_ns
     assert written(autopack.pack(dataset, 10)) == {path}
     assert os.stat(path).st_mtime_ns == changed
-    others = [{"seed": 1}, {"max_length": 12}, {"first_position": 2}, {"drop_columns": ("pair",)}, {"groups": "kind"}]
+    others = [
+        {"seed": 1},
+        {"max_length": 12},
+        {"first_position": 2},
+        {"drop_columns": ("pair",)},
+        {"groups": "kind"},
+    ]
     assert all(written(autopack.pack(dataset, **{"max_length": 10, **o})) != {path} for o in others)
     assert written(autopack.pack(dataset.select(range(50)), 10)) != {path}
 

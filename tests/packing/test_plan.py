@@ -1,4 +1,5 @@
-"""Plans: every document once, no row over its max_length, best fit as the textbook has it, and bad input by name."""
+"""Plans: every document once, no row over its max_length, best fit as the textbook has it, and bad
+input by name."""
 
 import pickle
 
@@ -24,7 +25,8 @@ ATTENTION = CostModel(0, 1)
 
 @st.composite
 def asked(draw, over=1):
-    """Lengths, and a max_length of which none has more than `over`; the larger ones need several words of the index."""
+    """Lengths, and a max_length of which none has more than `over`; the larger ones need several
+    words of the index."""
     max_length = draw(st.sampled_from([1, 2, 7, 30, 64, 20_000, (1 << 31) - 1]))
     least = draw(st.sampled_from([1, max(1, max_length // 9), max_length // 3 + 1]))
     sizes = st.integers(least, min(over * max_length, (1 << 31) - 1))
@@ -44,7 +46,9 @@ def asked(draw, over=1):
     st.integers(1, 5),
     st.sampled_from([None, CostModel(), ATTENTION]),
 )
-def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, seed, limit, ranks, cost):
+def test_every_token_once_and_no_row_over_its_limits(
+    strategy, given, overflow, seed, limit, ranks, cost
+):
     lengths, max_length = given
     options = {"overflow": overflow, "seed": seed, "max_documents": limit}
     rows = len(plan(lengths, max_length, strategy, **options))
@@ -53,7 +57,9 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
     assert found == plan(lengths, max_length, strategy, **options)
 
     kept = [0] * len(lengths)
-    pieces = zip(found.documents.tolist(), found.offsets.tolist(), found.lengths.tolist(), strict=True)
+    pieces = zip(
+        found.documents.tolist(), found.offsets.tolist(), found.lengths.tolist(), strict=True
+    )
     for document, offset, length in sorted(pieces):
         assert offset == kept[document]
         kept[document] += length
@@ -67,7 +73,10 @@ def test_every_token_once_and_no_row_over_its_limits(strategy, given, overflow, 
         way: len(over) * (way == overflow) for way in ("truncate", "split", "drop")
     }
     if over:
-        with refused("does-not-fit", match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {max_length}"):
+        with refused(
+            "does-not-fit",
+            match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {max_length}",
+        ):
             plan(lengths, max_length, strategy)
 
     of_rows = [int(found.lengths[found.pieces(row)].sum()) for row in range(len(found))]
@@ -92,7 +101,10 @@ def test_sequential_is_next_fit(given, limit):
             wanted.append(index)
     assert next_fit(np.array(lengths), max_length, limit).tolist() == [*wanted, len(lengths)]
     found = plan(lengths, max_length, "sequential", max_documents=limit)
-    assert (found.bounds.tolist(), found.documents.tolist()) == ([*wanted, len(lengths)], [*range(len(lengths))])
+    assert (found.bounds.tolist(), found.documents.tolist()) == (
+        [*wanted, len(lengths)],
+        [*range(len(lengths))],
+    )
 
 
 @given(asked())
@@ -118,8 +130,13 @@ def test_flan_like_lengths_leave_hardly_any_padding():
 
 def test_the_same_seed_gives_the_same_plan_everywhere():
     lengths = [5, 3, 3, 8, 1, 2, 2, 9, 4, 4]
-    found = {s: [row.tolist() for row in plan(lengths, 10, s, seed=7, ranks=2)] for s in ("best_fit", "sequential")}
-    found["by cost"] = [row.tolist() for row in plan(lengths, 10, seed=7, ranks=2, cost=CostModel())]
+    found = {
+        s: [row.tolist() for row in plan(lengths, 10, s, seed=7, ranks=2)]
+        for s in ("best_fit", "sequential")
+    }
+    found["by cost"] = [
+        row.tolist() for row in plan(lengths, 10, seed=7, ranks=2, cost=CostModel())
+    ]
     assert found == PINNED
     assert plan(lengths, 10, seed=7) != plan(lengths, 10, seed=8)
 
@@ -139,7 +156,9 @@ def test_eight_ranks_have_like_work_in_every_step():
     costs = plan(lengths, 4096, cost=ATTENTION, ranks=8).costs(ATTENTION)
     steps = costs.reshape(-1, 8)
     assert steps.max(axis=1).sum() / steps.mean(axis=1).sum() <= 1.002
-    assert (imbalance(costs, 8) > 1.05).sum() <= 3, "those of the cheapest rows, of which some are divided"
+    assert (imbalance(costs, 8) > 1.05).sum() <= 3, (
+        "those of the cheapest rows, of which some are divided"
+    )
     # Control: without a cost the slowest rank of a random step has more than twice the mean.
     drawn = plan(lengths, 4096, "sequential", ranks=8)
     assert imbalance(drawn.costs(ATTENTION), 8).mean() > 2
@@ -190,7 +209,9 @@ def test_rows_slices_and_iteration():
     for row in (4, -5):
         with pytest.raises(IndexError, match="range"):
             small[row]
-    assert "6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1" in repr(small)
+    assert "6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1" in repr(
+        small
+    )
     assert pickle.loads(pickle.dumps(small)) == small != small[::-1]
 
 
@@ -223,7 +244,10 @@ def test_a_plan_is_kept_whole(made, tmp_path):
         ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
         ([[1, 2], [3]], "no array"),
-        ([1, 2**32], r"lengths\[1\] is 4294967296: wanted at most 2,147,483,647 tokens; cut such documents"),
+        (
+            [1, 2**32],
+            r"lengths\[1\] is 4294967296: wanted at most 2,147,483,647 tokens; cut such documents",
+        ),
         ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808 \(and 1 more\): wanted at most"),
         ("123", "found str"),
         ({0: 1}, "found dict"),

@@ -1,4 +1,5 @@
-"""Pairs in trainers of TRL: every step is that of stock, and of every pair alone; and what is refused in them."""
+"""Pairs in trainers of TRL: every step is that of stock, and of every pair alone; and what is
+refused in them."""
 
 import re
 from pathlib import Path
@@ -21,7 +22,8 @@ from tests.support.refusals import refused
 
 CAPACITY = 150
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
-"""Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits each."""
+"""Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits
+each."""
 DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
 
 
@@ -71,7 +73,9 @@ def compare(make):
     handle = autopack.enable(enabled)
     wanted, found = steps(stock), steps(enabled)
     assert len(wanted) == len(found)
-    for (loss, metrics, gradients), (loss_, metrics_, gradients_) in zip(wanted, found, strict=True):
+    for (loss, metrics, gradients), (loss_, metrics_, gradients_) in zip(
+        wanted, found, strict=True
+    ):
         assert loss_ == pytest.approx(loss, **CLOSE)
         assert metrics_ == pytest.approx(metrics, **CLOSE)
         for a, b in zip(gradients, gradients_, strict=True):
@@ -96,7 +100,17 @@ LOSSES = {
     "hinge, normalised": {"loss_type": ["hinge", "sigmoid_norm"], "loss_weights": [1.0, 0.5]},
     "robust": {"loss_type": ["robust"], "label_smoothing": 0.1},
     "exo, aot": {"loss_type": ["exo_pair", "aot", "aot_unpaired"], "label_smoothing": 0.1},
-    "more": {"loss_type": ["nca_pair", "apo_zero", "apo_down", "discopop", "bco_pair", "sppo_hard", "sft"]},
+    "more": {
+        "loss_type": [
+            "nca_pair",
+            "apo_zero",
+            "apo_down",
+            "discopop",
+            "bco_pair",
+            "sppo_hard",
+            "sft",
+        ]
+    },
     "ld": {"ld_alpha": 0.5},
     "wpo": {"use_weighting": True},
     "alpha": {"f_divergence_type": "alpha_divergence"},
@@ -122,7 +136,9 @@ def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
 
     def make():
         args = arguments(tmp_path, config)
-        return kind(tiny.build("llama"), args=args, train_dataset=pairs(), processing_class=tokenizer())
+        return kind(
+            tiny.build("llama"), args=args, train_dataset=pairs(), processing_class=tokenizer()
+        )
 
     compare(make)
 
@@ -134,7 +150,12 @@ def _rows(examples):
     """All chosen sequences as one packed row, and all rejected ones as another."""
     collate = PackingCollator(labels="completions")
     rows = [
-        collate([{"prompt_ids": pair["prompt_ids"], "completion_ids": [pair[answer]]} for pair in examples])
+        collate(
+            [
+                {"prompt_ids": pair["prompt_ids"], "completion_ids": [pair[answer]]}
+                for pair in examples
+            ]
+        )
         for answer in ("chosen_ids", "rejected_ids")
     ]
     names = ("input_ids", "position_ids", "completion_mask")
@@ -146,12 +167,16 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
     trainer = dpo(tmp_path, data_collator=_rows, max_steps=1)
     with (
         autopack.enable(trainer),
-        refused("trainer-loses-documents", match="function made rows of several documents, and DPO"),
+        refused(
+            "trainer-loses-documents", match="function made rows of several documents, and DPO"
+        ),
     ):
         trainer.train()
     stock = dpo(tmp_path, data_collator=_rows, max_steps=1)
     stock.train()
-    assert np.isfinite(logged(stock)).all(), "control: it is trained on, as if each row were one sequence"
+    assert np.isfinite(logged(stock)).all(), (
+        "control: it is trained on, as if each row were one sequence"
+    )
 
 
 # The recipe
@@ -170,7 +195,11 @@ def _run(code, model_type, folder, **options):
     tiny.build(model_type).save_pretrained(folder / "model")
     model = moved(AutoModelForCausalLM.from_pretrained(folder / "model"))
     given = {"autopack": autopack, "DataLoader": DataLoader, "DPOTrainer": trl.DPOTrainer}
-    given |= {"DPOConfig": lambda: arguments(folder, trl.DPOConfig, **options), "model": model, "dataset": pairs()}
+    given |= {
+        "DPOConfig": lambda: arguments(folder, trl.DPOConfig, **options),
+        "model": model,
+        "dataset": pairs(),
+    }
     exec(code, given | {"tokenizer": tokenizer()}, found := {**given, "tokenizer": tokenizer()})
     return found["trainer"]
 

@@ -1,4 +1,5 @@
-"""Shards that Ray writes, where it is otherwise than datasets: blocks, tensors, workers that die."""
+"""Shards that Ray writes, where it is otherwise than datasets: blocks, tensors, workers that
+die."""
 
 import os
 
@@ -58,7 +59,10 @@ def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
     with refused("unusable-data", match="blocks have unlike values in a column: .*'?a'?"):
         pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "b")
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
-    with refused("unusable-data", match="column 'object': found values that make no column .*name it in drop_columns"):
+    with refused(
+        "unusable-data",
+        match="column 'object': found values that make no column .*name it in drop_columns",
+    ):
         pack_shards(objects, 2, tmp_path / "c")
 
 
@@ -72,12 +76,18 @@ def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
         with pytest.raises(ValueError, match=words):
             pack_shards(data, 4, tmp_path, **options)
     with refused("no-examples", match="empty dataset"):
-        pack_shards(ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows")
+        pack_shards(
+            ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows"
+        )
 
 
 def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     """A task looks whether each document is as long as it was when it was planned."""
-    plan, numbers, folder = autopack.packing.plan([3] * 2, 6), np.array([2, 3]), parts.Folder(tmp_path)
+    plan, numbers, folder = (
+        autopack.packing.plan([3] * 2, 6),
+        np.array([2, 3]),
+        parts.Folder(tmp_path),
+    )
     tables = [pa.table({"input_ids": block}) for block in ([[2, 2, 2]], [[3]])]
     about = folder, b"", 0, tables[0].schema, "rows-00000-of-00001.parquet"
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):

@@ -1,4 +1,5 @@
-"""The sampler: every document once over all ranks, as many steps on each, the same after a stop, by any launcher."""
+"""The sampler: every document once over all ranks, as many steps on each, the same after a stop, by
+any launcher."""
 
 import json
 import logging
@@ -23,7 +24,10 @@ LENGTHS = np.random.default_rng(0).integers(1, 30, 150)
 
 
 def samplers(ranks, lengths=LENGTHS, max_length=30, **options):
-    return [PackedBatchSampler(lengths, max_length, num_replicas=ranks, rank=r, **options) for r in range(ranks)]
+    return [
+        PackedBatchSampler(lengths, max_length, num_replicas=ranks, rank=r, **options)
+        for r in range(ranks)
+    ]
 
 
 def in_steps(batches_of_ranks):
@@ -49,7 +53,9 @@ def tokens_per_row(lengths, batch, max_length):
     st.integers(1, 3),
     st.sampled_from(["auto", CostModel(0, 1), None]),
 )
-def test_every_epoch_has_every_document_once_over_all_ranks_which_are_in_step(strategy, lengths, ranks, rows, cost):
+def test_every_epoch_has_every_document_once_over_all_ranks_which_are_in_step(
+    strategy, lengths, ranks, rows, cost
+):
     """Few documents, too, which may be too few for the last step."""
     options = {"rows_per_batch": rows, "strategy": strategy, "seed": 3}
     if strategy != "sequential":
@@ -60,7 +66,9 @@ def test_every_epoch_has_every_document_once_over_all_ranks_which_are_in_step(st
         for sampler in of_ranks:
             sampler.set_epoch(epoch)
         batches = [list(sampler) for sampler in of_ranks]
-        assert {len(b) for b in batches} == {len(s) for s in of_ranks} == {steps}, "as many steps on every rank"
+        assert {len(b) for b in batches} == {len(s) for s in of_ranks} == {steps}, (
+            "as many steps on every rank"
+        )
         assert set(chain(*of_ranks[0].plan)) == set(range(len(lengths)))
         every = list(chain(*in_steps(batches)))
         repeated = of_ranks[0].repeated
@@ -95,9 +103,12 @@ def test_epochs_differ_and_come_again_whenever_they_are_drawn(strategy):
 def test_steps_have_like_cost_on_all_ranks(rows):
     lengths = np.clip(np.random.default_rng(0).lognormal(5.6, 1.0, 20_000), 1, 4096).astype(int)
     cost = CostModel(0, 1)
-    for options, least, most in (({"cost": cost}, 1, 1.05), ({"strategy": "sequential"}, 1.25, 9)):  # control
+    # control
+    for options, least, most in (({"cost": cost}, 1, 1.05), ({"strategy": "sequential"}, 1.25, 9)):
         of_ranks = samplers(8, lengths, 4096, rows_per_batch=rows, **options)
-        spent = np.array([[cost(lengths[batch]).sum() for batch in sampler] for sampler in of_ranks])
+        spent = np.array(
+            [[cost(lengths[batch]).sum() for batch in sampler] for sampler in of_ranks]
+        )
         assert least <= spent.max(axis=0).sum() / spent.mean(axis=0).sum() <= most
 
 
@@ -124,7 +135,9 @@ def test_rows_are_repeated_only_where_nothing_can_be_divided(caplog):
 def test_resume_equals_uninterrupted(strategy, data):
     ranks, rows, epoch = (data.draw(st.integers(*bounds)) for bounds in ((1, 3), (1, 3), (0, 2)))
     options = {"rows_per_batch": rows, "strategy": strategy}
-    for whole, stopped, resumed in zip(*(samplers(ranks, **options) for _ in range(3)), strict=True):
+    for whole, stopped, resumed in zip(
+        *(samplers(ranks, **options) for _ in range(3)), strict=True
+    ):
         for sampler in (whole, stopped):
             sampler.set_epoch(epoch)
         batches = list(whole)
@@ -145,7 +158,9 @@ def test_resume_equals_uninterrupted(strategy, data):
 def test_a_loader_that_asks_ahead_is_resumed_by_the_steps_trained():
     sampler = PackedBatchSampler(LENGTHS, 30)
     batches = list(sampler)
-    loader = DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=list, num_workers=1, prefetch_factor=4)
+    loader = DataLoader(
+        Documents(LENGTHS), batch_sampler=sampler, collate_fn=list, num_workers=1, prefetch_factor=4
+    )
     trained = len(list(islice(loader, 3)))
     assert sampler.state_dict()["step"] > trained
     state = sampler.state_dict(step=trained)
@@ -212,13 +227,18 @@ def prepared(sampler, ranks, rank):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [2, 4, 1])
-def test_accelerate_gives_each_process_its_own_batches_and_goes_on_in_a_later_epoch(ranks, strategy, rows):
-    """A trainer that resumes makes a loader anew, skips, and says which epoch it is: behind two wrappers."""
+def test_accelerate_gives_each_process_its_own_batches_and_goes_on_in_a_later_epoch(
+    ranks, strategy, rows
+):
+    """A trainer that resumes makes a loader anew, skips, and says which epoch it is: behind two
+    wrappers."""
     options = {"strategy": strategy, "rows_per_batch": rows}
     for rank in range(ranks):
         sampler, alone = (samplers(ranks, **options)[rank] for _ in range(2))
         loader = prepared(sampler, ranks, rank)
-        assert len(loader) == len(sampler) == len(alone), "asked by anyone else it speaks of its own rank"
+        assert len(loader) == len(sampler) == len(alone), (
+            "asked by anyone else it speaks of its own rank"
+        )
         assert seen(loader) == list(sampler) == list(alone)
         for epoch in (0, 2):
             loader.set_epoch(epoch)
@@ -238,7 +258,8 @@ def test_accelerate_gives_each_process_its_own_batches_and_goes_on_in_a_later_ep
 
 def test_accelerate_that_skips_before_it_shares_out_is_seen_through():
     sampler = samplers(2)[1]
-    skipped = skip_first_batches(loader_of(sampler), 2)  # a step of both ranks, as accelerate counts here
+    # a step of both ranks, as accelerate counts here
+    skipped = skip_first_batches(loader_of(sampler), 2)
     prepared = prepare_data_loader(skipped, num_processes=2, process_index=1)
     assert seen(prepared) == list(samplers(2)[1])[1:]
 
@@ -251,7 +272,9 @@ def test_accelerate_with_another_number_of_processes_is_refused():
 def test_accelerate_that_cuts_batches_up_is_refused():
     one, two = (
         prepare_data_loader(
-            DataLoader(Documents(LENGTHS), batch_sampler=samplers(ranks)[0], collate_fn=PackingCollator()),
+            DataLoader(
+                Documents(LENGTHS), batch_sampler=samplers(ranks)[0], collate_fn=PackingCollator()
+            ),
             dispatch_batches=True,
             put_on_device=True,
         )
@@ -292,7 +315,9 @@ def test_documents_that_are_left_out_are_told_once(caplog):
     with caplog.at_level(logging.WARNING, logger="autopack"):
         sampler = PackedBatchSampler([3, 90, 5, 70], 64, overflow="drop", num_replicas=1, rank=0)
         sampler.set_epoch(1)
-    assert [r.getMessage() for r in caplog.records] == ["2 documents of 4 are longer than 64 tokens and are left out"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "2 documents of 4 are longer than 64 tokens and are left out"
+    ]
     assert sorted(chain.from_iterable(sampler)) == [0, 2]
 
 
@@ -312,7 +337,9 @@ def test_options_of_numpy_make_the_state_of_those_of_python():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("workers", "stops"), [(0, range(13)), (2, (0, 1, 5, 12))])
-def test_a_loader_that_keeps_states_goes_on_after_every_step_of_a_later_epoch(workers, stops, strategy):
+def test_a_loader_that_keeps_states_goes_on_after_every_step_of_a_later_epoch(
+    workers, stops, strategy
+):
     """torchdata's StatefulDataLoader saves and loads the sampler's state by itself."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     lengths = [1 + 7 * n % 19 for n in range(60)]
@@ -320,7 +347,11 @@ def test_a_loader_that_keeps_states_goes_on_after_every_step_of_a_later_epoch(wo
     def loader(epoch, rank):
         sampler = PackedBatchSampler(lengths, 24, strategy=strategy, num_replicas=2, rank=rank)
         sampler.set_epoch(epoch)
-        options = {"batch_sampler": sampler, "collate_fn": PackingCollator(), "num_workers": workers}
+        options = {
+            "batch_sampler": sampler,
+            "collate_fn": PackingCollator(),
+            "num_workers": workers,
+        }
         return stateful.StatefulDataLoader(Documents(lengths), **options)
 
     def tokens(batches):

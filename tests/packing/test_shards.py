@@ -1,4 +1,5 @@
-"""Shards of packed rows: whoever writes them, they are the rows of `pack`; a set that is not whole is noticed."""
+"""Shards of packed rows: whoever writes them, they are the rows of `pack`; a set that is not whole
+is noticed."""
 
 import logging
 import os
@@ -30,16 +31,31 @@ def dataset():
     [
         ({}, 4, (20, 21, 21, 50)),
         ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30)),
-        ({"max_length": 16, "overflow": "truncate", "drop_columns": ("kind",), "first_position": 2}, 2, (7,)),
+        (
+            {
+                "max_length": 16,
+                "overflow": "truncate",
+                "drop_columns": ("kind",),
+                "first_position": 2,
+            },
+            2,
+            (7,),
+        ),
         ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60)),
-        ({"strategy": "sequential", "max_length": 9, "overflow": "split"}, 22, tuple(range(0, 60, 3))),
+        (
+            {"strategy": "sequential", "max_length": 9, "overflow": "split"},
+            22,
+            tuple(range(0, 60, 3)),
+        ),
         ({"max_documents": 3}, 2, (7,)),
     ],
 )
 def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp_path):
     options = {"max_length": 32, **options}
     wanted = autopack.pack(dataset, **options)
-    made = pack_shards(engine(examples(LENGTHS), *cuts), path=tmp_path / "rows", num_shards=count, **options)
+    made = pack_shards(
+        engine(examples(LENGTHS), *cuts), path=tmp_path / "rows", num_shards=count, **options
+    )
     assert made.files == tuple(shard_files(tmp_path / "rows"))
     names = [f"rows-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
     assert visible(tmp_path / "rows") == sorted(os.listdir(tmp_path / "rows")) == names
@@ -76,7 +92,10 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_ar
     options = {"strategy": strategy, "overflow": overflow, "seed": seed}
     made = plan([*map(len, ids)], 16, **options)
     if not len(made):
-        for write in (lambda: autopack.pack(data, 16, **options), lambda: pack_shards(data, 16, folder, **options)):
+        for write in (
+            lambda: autopack.pack(data, 16, **options),
+            lambda: pack_shards(data, 16, folder, **options),
+        ):
             with refused("does-not-fit", match="no document is left"):
                 write()
         return
@@ -122,7 +141,11 @@ def test_features_stay_padding_is_removed_and_formats_are_of_documents(tmp_path)
     for name, data in (("classes", featured()), ("padded", datasets.Dataset.from_dict(padded))):
         wanted = autopack.pack(data, 2)
         for form in (None, "torch", "numpy"):
-            found = load(pack_shards(data.with_format(form), 2, tmp_path / f"{name}-{form}", num_shards=2).files)
+            found = load(
+                pack_shards(
+                    data.with_format(form), 2, tmp_path / f"{name}-{form}", num_shards=2
+                ).files
+            )
             assert found.features == wanted.features
             assert found[:] == wanted[:]
 
@@ -150,7 +173,12 @@ REFUSED = [
 
 def test_what_cannot_be_written_is_refused(engine, tmp_path):
     data = engine(examples(LENGTHS), 20, 21)
-    of_ray = [({"shard": 0, "num_shards": 2}, "shard=0: Ray shares the shards of its dataset out by itself")]
+    of_ray = [
+        (
+            {"shard": 0, "num_shards": 2},
+            "shard=0: Ray shares the shards of its dataset out by itself",
+        )
+    ]
     for options, words in REFUSED + of_ray * (engine is not dataset_of):
         with pytest.raises(ValueError, match=".") as refusal:
             pack_shards(data, **{"max_length": 32, "path": tmp_path / "rows", **options})
@@ -163,7 +191,10 @@ def test_what_cannot_be_written_is_refused(engine, tmp_path):
 
 def test_data_of_other_kinds_are_refused_with_a_way_out(dataset, tmp_path):
     for data, words in (
-        (datasets.DatasetDict(train=dataset), "pass one split at a time, such as dataset\\['train'\\]"),
+        (
+            datasets.DatasetDict(train=dataset),
+            "pass one split at a time, such as dataset\\['train'\\]",
+        ),
         (dataset.to_iterable_dataset(), "autopack.pack"),
         (dataset.to_list(), "found list"),
         (dataset.select([]), "empty dataset"),
@@ -179,10 +210,16 @@ def test_errors_name_examples_by_their_number_in_the_whole(engine, tmp_path):
         return made
 
     ids = examples(LENGTHS)[41]["input_ids"]
-    empty = with_a_wrong_one(**{name: [] for name in ("input_ids", "labels", "score", "word", "pair")})
+    empty = with_a_wrong_one(
+        **{name: [] for name in ("input_ids", "labels", "score", "word", "pair")}
+    )
     classed = [{"input_ids": [1] * 9, "label": 1}] * 30
     wrong = [
-        (with_a_wrong_one(input_ids=[-5, *ids[1:]]), {}, "unusable-data", "^example 41, .*: found a token id below 0"),
+        (with_a_wrong_one(input_ids=[-5, *ids[1:]]), {}, "unusable-data", (
+                                                                              "^example 41, .*: "
+                                                                              "found a token id "
+                                                                              "below 0"
+                                                                          )),
         (empty, {}, "unusable-data", "^example 41, column 'input_ids': found no tokens"),
         (examples([*[1] * 25, 30, *LENGTHS[26:]]), {"max_length": 20}, "does-not-fit",
          "^example \\[25\\] is .*, over the 20 tokens of a row.*; raise max_length"),
@@ -192,16 +229,22 @@ def test_errors_name_examples_by_their_number_in_the_whole(engine, tmp_path):
     ]  # fmt: skip
     for number, (made, options, code, words) in enumerate(wrong):
         with refused(code, match=words):
-            pack_shards(engine(made, 20, 21), path=tmp_path / str(number), **{"max_length": 32, **options})
+            pack_shards(
+                engine(made, 20, 21), path=tmp_path / str(number), **{"max_length": 32, **options}
+            )
         assert not (tmp_path / str(number)).exists() or os.listdir(tmp_path / str(number)) == []
 
 
 def test_a_folder_holds_one_set(dataset, tmp_path):
     def write(**options):
-        return pack_shards(dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options})
+        return pack_shards(
+            dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options}
+        )
 
     write(shard=1)
-    with refused("bad-file", match="found no 'rows-00000-of-00003.parquet'; 2 of 3 shards are missing"):
+    with refused(
+        "bad-file", match="found no 'rows-00000-of-00003.parquet'; 2 of 3 shards are missing"
+    ):
         shard_files(tmp_path)
     of_another = "of another plan or other options"
     for options, words in (
@@ -226,7 +269,9 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
     Path(file).write_bytes(whole)
 
     write(path=tmp_path / "other", seed=1)
-    os.replace(tmp_path / "other" / "rows-00002-of-00003.parquet", tmp_path / "rows-00002-of-00003.parquet")
+    os.replace(
+        tmp_path / "other" / "rows-00002-of-00003.parquet", tmp_path / "rows-00002-of-00003.parquet"
+    )
     with refused("bad-file", match="'rows-00002-of-00003.parquet' is of another plan"):
         shard_files(tmp_path)
     (tmp_path / "rows-00000-of-00002.parquet").touch()
@@ -265,9 +310,12 @@ def test_addresses_are_taken_as_paths_are(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = pack_shards(dataset, 32, "deep/b/", num_shards=2)
     assert made.files[0] == str(tmp_path / "deep" / "b" / "rows-00000-of-00002.parquet")
-    for name in ("x[1]", "x*", "x?/rows"):  # files would be written there, and not found by datasets
+    # files would be written there, and not found by datasets
+    for name in ("x[1]", "x*", "x?/rows"):
         for call in (lambda path: pack_shards(dataset, 32, path), shard_files):
-            with pytest.raises(ValueError, match="which datasets reads as a pattern of names; rename the folder"):
+            with pytest.raises(
+                ValueError, match="which datasets reads as a pattern of names; rename the folder"
+            ):
                 call(tmp_path / name)
     assert sorted(os.listdir(tmp_path)) == ["a", "deep"]
 

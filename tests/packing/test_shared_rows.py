@@ -14,9 +14,13 @@ IDS = torch.arange(1, 9)[None]
 
 
 def rows_of(lengths):
-    """Rows as the collator makes them: padded to the longest, with a mask where there is padding."""
+    """Rows as the collator makes them: padded to the longest, with a mask where there is
+    padding."""
     collate = autopack.PackingCollator(max_length=max(map(sum, lengths)), rows=1)
-    rows = [collate([{"input_ids": torch.arange(1, n + 1) + 10 * i} for i, n in enumerate(row)]) for row in lengths]
+    rows = [
+        collate([{"input_ids": torch.arange(1, n + 1) + 10 * i} for i, n in enumerate(row)])
+        for row in lengths
+    ]
     for row in rows:
         row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -42,7 +46,12 @@ def test_parts_are_the_rows(lengths, ranks):
     assert torch.equal(whole["shift_labels"][:, : columns - 1], labels[:, 1:])
     assert (whole["shift_labels"][:, columns - 1 :] == -100).all()
     assert all(part["num_items_in_batch"] == int((labels != -100).sum()) for part in parts)
-    assert all(value.is_contiguous() for part in parts for value in part.values() if isinstance(value, torch.Tensor))
+    assert all(
+        value.is_contiguous()
+        for part in parts
+        for value in part.values()
+        if isinstance(value, torch.Tensor)
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +63,9 @@ def test_parts_are_the_rows(lengths, ranks):
     ],
 )
 def test_every_declaration_becomes_positions(name, declared):
-    declaration = torch.tensor(declared, dtype=torch.int64 if name == "attention_mask" else torch.int32)
+    declaration = torch.tensor(
+        declared, dtype=torch.int64 if name == "attention_mask" else torch.int32
+    )
     _, whole = shared({"input_ids": IDS, "labels": IDS, name: declaration}, 3)
     assert whole["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0]]
     assert whole["shift_labels"][0, 2] == -100
@@ -63,7 +74,8 @@ def test_every_declaration_becomes_positions(name, declared):
 
 
 def test_the_first_token_after_padding_is_predicted_by_nothing():
-    """As in every padded batch of an enabled model; positions are those of the columns, as stock counts them."""
+    """As in every padded batch of an enabled model; positions are those of the columns, as stock
+    counts them."""
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
     batch = {"input_ids": IDS, "attention_mask": mask, "labels": IDS.masked_fill(mask == 0, -100)}
     _, whole = shared(batch, 2)
@@ -85,7 +97,9 @@ def test_labels_that_are_not_shifted_stay_where_they_are():
 
 
 def test_what_is_no_tensor_goes_on_and_what_has_another_shape_is_refused():
-    part = shard_rows({"input_ids": IDS, "token_type_ids": torch.ones_like(IDS), "return_dict": True}, 0, 2)
+    part = shard_rows(
+        {"input_ids": IDS, "token_type_ids": torch.ones_like(IDS), "return_dict": True}, 0, 2
+    )
     assert part["token_type_ids"].shape == (1, 4)
     assert part["return_dict"] is True
     for batch, words in (

@@ -1,4 +1,5 @@
-"""Packed streams: rows as the stream goes, no more held than a buffer, and the same rows after a stop."""
+"""Packed streams: rows as the stream goes, no more held than a buffer, and the same rows after a
+stop."""
 
 import pickle
 from itertools import islice
@@ -15,7 +16,8 @@ LONGEST, CAPACITY, BUFFER = 12, 24, 20
 
 
 def document(number):
-    """A document whose tokens tell which one it is: (number, place), of a length that looks random."""
+    """A document whose tokens tell which one it is: (number, place), of a length that looks
+    random."""
     return [number * 100 + place for place in range(1 + number * 7919 % LONGEST)]
 
 
@@ -26,7 +28,9 @@ def generate(shards):
 
 
 def stream(shuffled=False, shards=2):
-    found = datasets.IterableDataset.from_generator(generate, gen_kwargs={"shards": list(range(shards))})
+    found = datasets.IterableDataset.from_generator(
+        generate, gen_kwargs={"shards": list(range(shards))}
+    )
     return found.shuffle(seed=3, buffer_size=16) if shuffled else found
 
 
@@ -48,7 +52,9 @@ def numbers_of(rows):
     return [ids[0] // 100 for ids, _ in documents_of(rows)]
 
 
-EVERY = sorted((document(n), n % 3) for shard in range(2) for n in range(shard * 1000, shard * 1000 + 50))
+EVERY = sorted(
+    (document(n), n % 3) for shard in range(2) for n in range(shard * 1000, shard * 1000 + 50)
+)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -94,7 +100,9 @@ def test_a_stream_that_is_stopped_goes_on_with_the_same_rows(stop, again, epoch)
 
 
 def test_streams_of_a_dataset_and_of_several_splits_are_packed():
-    made = datasets.Dataset.from_list([{"input_ids": document(n), "kind": n % 3} for n in range(60)])
+    made = datasets.Dataset.from_list(
+        [{"input_ids": document(n), "kind": n % 3} for n in range(60)]
+    )
     split = datasets.IterableDatasetDict({"train": made.to_iterable_dataset(num_shards=3)})
     for rows in (rows_of(split)["train"], rows_of(made.to_iterable_dataset().with_format("torch"))):
         assert sorted(documents_of(rows)) == sorted((document(n), n % 3) for n in range(60))
@@ -102,6 +110,8 @@ def test_streams_of_a_dataset_and_of_several_splits_are_packed():
 
 def test_documents_that_are_dropped_leave_a_buffer_empty_and_the_stream_goes_on(caplog):
     made = [{"input_ids": [n] * (99 if n < 5 else 2), "kind": 0} for n in range(9)]
-    rows = rows_of(datasets.IterableDataset.from_generator(lambda: iter(made)), overflow="drop", buffer_size=2)
+    rows = rows_of(
+        datasets.IterableDataset.from_generator(lambda: iter(made)), overflow="drop", buffer_size=2
+    )
     assert sorted(n for ids, _ in documents_of(rows) for n in set(ids)) == [5, 6, 7, 8]
     assert caplog.text.count("dropped 2") == 1

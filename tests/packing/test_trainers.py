@@ -1,4 +1,5 @@
-"""Packed rows on their way through a trainer, which drops what its model does not name, and documents with it."""
+"""Packed rows on their way through a trainer, which drops what its model does not name, and
+documents with it."""
 
 import copy
 import random
@@ -12,7 +13,16 @@ from transformers import DataCollatorWithFlattening, Trainer, default_data_colla
 import autopack
 from autopack.integrations.boundaries import what_is_lost
 from autopack.packing import PackingCollator
-from tests.packing.batches import KINDS, arguments, in_training, logged, loss_alone, of_kind, pieces, tokenizer
+from tests.packing.batches import (
+    KINDS,
+    arguments,
+    in_training,
+    logged,
+    loss_alone,
+    of_kind,
+    pieces,
+    tokenizer,
+)
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -25,8 +35,13 @@ STEP = {"per_device_train_batch_size": 1, "max_steps": 1}
 
 def _documents(count=24, **columns):
     draw = np.random.default_rng(0)
-    made = [{"input_ids": draw.integers(3, 90, size=int(n)).tolist()} for n in draw.integers(4, 15, size=count)]
-    return [{**row, **{name: make(row["input_ids"]) for name, make in columns.items()}} for row in made]
+    made = [
+        {"input_ids": draw.integers(3, 90, size=int(n)).tolist()}
+        for n in draw.integers(4, 15, size=count)
+    ]
+    return [
+        {**row, **{name: make(row["input_ids"]) for name, make in columns.items()}} for row in made
+    ]
 
 
 def _rows(kind="Dataset", **columns):
@@ -41,7 +56,11 @@ def _trainer(model, tmp_path, rows, kind=Trainer, keep=False, **given):
 def _sft_trainer(folder, **given):
     """TRL's trainer, which takes rows that are tokenized and packed as they are."""
     trl = pytest.importorskip("trl")
-    options = {name: given.pop(name) for name in [*given] if name not in ("model", "train_dataset", "data_collator")}
+    options = {
+        name: given.pop(name)
+        for name in [*given]
+        if name not in ("model", "train_dataset", "data_collator")
+    }
     args = arguments(folder, trl.SFTConfig, max_length=None, **options)
     return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
 
@@ -54,13 +73,17 @@ def _first_loss(trainer):
 def _alone(model, trainer, rows):
     """The loss of the documents alone of the row that the trainer sees first."""
     row = next(iter(trainer.get_train_dataloader()))["input_ids"][0]
-    lengths = next(found["seq_lengths"] for found in rows if list(found["input_ids"]) == row.tolist())
+    lengths = next(
+        found["seq_lengths"] for found in rows if list(found["input_ids"]) == row.tolist()
+    )
     return loss_alone(model, [part.tolist() for part in row.split(list(lengths))]).item()
 
 
 @pytest.mark.parametrize("kind", ["Dataset", "stream"])
 @pytest.mark.parametrize("model_type", [*UNNAMED, "llama"])
-def test_enabled_trainers_keep_documents_and_others_that_drop_them_are_refused(model_type, kind, tmp_path):
+def test_enabled_trainers_keep_documents_and_others_that_drop_them_are_refused(
+    model_type, kind, tmp_path
+):
     rows = _rows(kind)
 
     def trainer(keep=False):
@@ -75,7 +98,9 @@ def test_enabled_trainers_keep_documents_and_others_that_drop_them_are_refused(m
         if model_type == "llama":
             assert _first_loss(dropping) == wanted
             return
-        with refused("trainer-loses-documents", match=r"Trainer drops .*position_ids.*enable\(trainer\)"):
+        with refused(
+            "trainer-loses-documents", match=r"Trainer drops .*position_ids.*enable\(trainer\)"
+        ):
             dropping.train()
     assert abs(_first_loss(trainer()) - wanted.expected) > 1e-3  # what would have been trained on
 
@@ -90,8 +115,12 @@ def test_evaluation_is_looked_at_too(tmp_path):
 
 
 def test_a_collator_that_takes_rows_for_documents(tmp_path):
-    trainer = _trainer(in_training("llama"), tmp_path, _rows(), data_collator=DataCollatorWithFlattening())
-    with refused("trainer-loses-documents", match="DataCollatorWithFlattening makes one document of a row of"):
+    trainer = _trainer(
+        in_training("llama"), tmp_path, _rows(), data_collator=DataCollatorWithFlattening()
+    )
+    with refused(
+        "trainer-loses-documents", match="DataCollatorWithFlattening makes one document of a row of"
+    ):
         autopack.enable(trainer)
     assert not autopack.is_enabled(trainer.model)
 
@@ -103,7 +132,9 @@ def test_rows_that_begin_with_long_documents(tmp_path):
     assert {len(row["seq_lengths"]) for row in rows.select(range(40))} == {1}
     for data in (rows, rows.select([*range(40), 40])):
         assert "Trainer drops" in what_is_lost(_trainer(in_training("bloom"), tmp_path, data))
-    flattened = _trainer(in_training("llama"), tmp_path, rows, data_collator=DataCollatorWithFlattening())
+    flattened = _trainer(
+        in_training("llama"), tmp_path, rows, data_collator=DataCollatorWithFlattening()
+    )
     assert "makes one document" in what_is_lost(flattened)
 
 
@@ -136,11 +167,16 @@ def test_trls_collator_takes_rows_for_documents(model_type, tmp_path):
     trainer = _sft_trainer(tmp_path, model=model, train_dataset=rows, **STEP)
     with refused("trainer-loses-documents", match="makes one document of a row of"):
         autopack.enable(trainer)
-    with autopack.enable(model), refused("trainer-loses-documents", match="makes one document of a row of"):
+    with (
+        autopack.enable(model),
+        refused("trainer-loses-documents", match="makes one document of a row of"),
+    ):
         trainer.train()
     expected = _alone(model, _trainer(model, tmp_path, rows, keep=True), rows)
     collator = PackingCollator()
-    trainer = _sft_trainer(tmp_path, model=model, train_dataset=rows, data_collator=collator, **STEP)
+    trainer = _sft_trainer(
+        tmp_path, model=model, train_dataset=rows, data_collator=collator, **STEP
+    )
     with autopack.enable(trainer):
         assert _first_loss(trainer) == pytest.approx(expected, rel=ROUNDING)
 
@@ -170,7 +206,9 @@ def test_nothing_is_drawn_from_random_states(tmp_path):
 
 
 def test_data_without_documents_are_nobodys_business(tmp_path):
-    rows = Dataset.from_list([{"input_ids": row["input_ids"], "source": "web"} for row in _documents()])
+    rows = Dataset.from_list(
+        [{"input_ids": row["input_ids"], "source": "web"} for row in _documents()]
+    )
     trainer = _trainer(in_training("llama"), tmp_path, rows)
     with autopack.enable(trainer) as handle:
         assert not handle.kept
@@ -183,7 +221,9 @@ def test_padding_that_positions_stand_still_at_is_no_document(tmp_path):
     for row in rows:
         real = len(row["input_ids"]) - 2
         row |= {"attention_mask": [0, 0] + [1] * real, "position_ids": [0, 0, *range(real)]}
-    trainer = _trainer(in_training("llama"), tmp_path, Dataset.from_list(rows), data_collator=default_data_collator)
+    trainer = _trainer(
+        in_training("llama"), tmp_path, Dataset.from_list(rows), data_collator=default_data_collator
+    )
     assert what_is_lost(trainer) is None
 
 
@@ -225,8 +265,12 @@ class TestTargets:
     def test_a_trainer_that_drops_them(self, key, tmp_path):
         model, data = in_training("llama"), Dataset.from_list(_documents(**{key: _last_two}))
         trainer = _trainer(model, tmp_path, data)
-        assert (next(iter(trainer.get_train_dataloader()))["labels"] != -100).sum() > 2  # the prompt is trained on
-        with autopack.enable(model), refused("trainer-loses-documents", match=f"drops {key} of its data"):
+        # the prompt is trained on
+        assert (next(iter(trainer.get_train_dataloader()))["labels"] != -100).sum() > 2
+        with (
+            autopack.enable(model),
+            refused("trainer-loses-documents", match=f"drops {key} of its data"),
+        ):
             trainer.train()
         with autopack.enable(trainer) as handle:
             assert handle.kept == (key,)

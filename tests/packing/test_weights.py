@@ -20,8 +20,15 @@ ROUNDING = 1e-6
 
 def examples(weighted=False):
     ids = token_ids(columns=sum(LENGTHS), seed=5)[0].split(LENGTHS)
-    made = [{"input_ids": d.tolist(), "labels": [-100] * p + d[p:].tolist()} for d, p in zip(ids, PROMPTS, strict=True)]
-    return [{**e, "document_weight": w} for e, w in zip(made, WEIGHTS, strict=True)] if weighted else made
+    made = [
+        {"input_ids": d.tolist(), "labels": [-100] * p + d[p:].tolist()}
+        for d, p in zip(ids, PROMPTS, strict=True)
+    ]
+    return (
+        [{**e, "document_weight": w} for e, w in zip(made, WEIGHTS, strict=True)]
+        if weighted
+        else made
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -58,12 +65,17 @@ def test_a_mean_over_tokens_is_another_loss():
 
 
 def random_logits(columns):
-    return torch.randn(1, columns, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.randn(
+        1, columns, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
 
 
 def test_losses_that_do_not_shift_count_every_label():
     logits = random_logits(5)
-    documents = [{"input_ids": [1, 2], "labels": [3, -100]}, {"input_ids": [4, 5, 6], "labels": [1, 2, 6]}]
+    documents = [
+        {"input_ids": [1, 2], "labels": [3, -100]},
+        {"input_ids": [4, 5, 6], "labels": [1, 2, 6]},
+    ]
     batch = PackingCollator(loss_weights="document", labels="unshifted")(documents)
     losses = -logits.log_softmax(-1)[0]
     expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
@@ -90,8 +102,12 @@ def test_every_weight_of_a_target_counts():
     weights = torch.tensor([[0.0, -2.0, 9.0, -0.5, 1.0, -1.0]], dtype=torch.float64)
     counted = weights[0, 1:].where(labels[0, 1:] != -100, 0)
     total = (losses * counted).sum().item()
-    assert weighted_loss(logits, labels, weights).item() == pytest.approx(total / counted.sum().item(), rel=1e-12)
-    assert weighted_loss(logits, labels.int(), weights, -3.0).item() == pytest.approx(total / -3, rel=1e-12)
+    assert weighted_loss(logits, labels, weights).item() == pytest.approx(
+        total / counted.sum().item(), rel=1e-12
+    )
+    assert weighted_loss(logits, labels.int(), weights, -3.0).item() == pytest.approx(
+        total / -3, rel=1e-12
+    )
     assert weighted_loss(logits, labels, weights.masked_fill(labels == 5, torch.nan)).isnan()
 
 

@@ -1,4 +1,5 @@
-"""The pages that commands write: whole, safe, of the numbers that are printed, and the pieces that notebooks show."""
+"""The pages that commands write: whole, safe, of the numbers that are printed, and the pieces that
+notebooks show."""
 
 import os
 import re
@@ -30,7 +31,12 @@ RESULTS = [
 
 def report(*results, **changes):
     options = {"model": HOSTILE, "implementation": "sdpa", "enabled": False, "dtype": "float32"}
-    options |= {"lengths": (7, 12), "tolerance": 1e-4, "gradient_tolerance": 1e-3, "loss_tolerance": 1e-3}
+    options |= {
+        "lengths": (7, 12),
+        "tolerance": 1e-4,
+        "gradient_tolerance": 1e-3,
+        "loss_tolerance": 1e-3,
+    }
     return LeakReport(**{**options, **changes}, results=list(results))
 
 
@@ -63,7 +69,14 @@ def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys)
     np.save(file, lengths())
     command = ["estimate", str(file), "--max-length", "256", "--hidden-size", "1024"]
     found, printed = written(command, tmp_path, capsys)
-    for part in ("300 documents", "truncated", "grouped by length", "mini-batch of 8", "best_fit", "1 / 12,288"):
+    for part in (
+        "300 documents",
+        "truncated",
+        "grouped by length",
+        "mini-batch of 8",
+        "best_fit",
+        "1 / 12,288",
+    ):
         assert part in printed
     padded, packed, made = found.tables
     assert len(padded) == 7
@@ -80,7 +93,9 @@ def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys)
 
 def test_audit_of_a_saved_model_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
     tiny.build("qwen3").save_pretrained(tmp_path / "model")
-    found, printed = written(["audit", str(tmp_path / "model"), "--stock"], tmp_path, capsys, status=1)
+    found, printed = written(
+        ["audit", str(tmp_path / "model"), "--stock"], tmp_path, capsys, status=1
+    )
     table, made = found.tables
     assert [[cell for cell in row if cell] for row in table] == words(printed)[2 : 2 + len(table)]
     assert found.drawn == 1
@@ -116,7 +131,9 @@ def drawn(chart):
 
 def test_limits_of_padded_batches_are_their_own():
     """Gradients of padded batches are held to float32 in any precision."""
-    padded = ModeResult("right-padded", False, error=5e-5, gradient=5e-4, kind="padded", unpadded=True)
+    padded = ModeResult(
+        "right-padded", False, error=5e-5, gradient=5e-4, kind="padded", unpadded=True
+    )
     subject = report(RESULTS[0], padded, gradient_tolerance=1e-6)
     assert [subject.is_exact(result) for result in subject.results] == [False, True]
 
@@ -137,12 +154,16 @@ def test_speeds_are_drawn_as_they_were_measured():
         outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
     _, (table,), (chart,), _ = result._sections()
     speeds = drawn(chart)
-    assert [bar.get_width() for bar in speeds.patches] == [each.speed.median for each in result.outcomes]
+    assert [bar.get_width() for bar in speeds.patches] == [
+        each.speed.median for each in result.outcomes
+    ]
     assert [text.get_text() for text in speeds.texts] == [row[2] for row in table.rows[1:]]
 
 
 def test_texts_of_figures_are_no_formulas():
-    page = check_self_contained(figure.figures([Bars("", [Bar("$x$", 1.0, HOSTILE, interval=(0.5, 2.0))])]))
+    page = check_self_contained(
+        figure.figures([Bars("", [Bar("$x$", 1.0, HOSTILE, interval=(0.5, 2.0))])])
+    )
     assert {HOSTILE, "$x$"} <= set(page.texts)
 
 
@@ -159,7 +180,9 @@ def test_hostile_names_are_texts(tmp_path):
     page = check_self_contained(parts.whole(HOSTILE, [(HOSTILE, HOSTILE)], subject._repr_html_()))
     assert page.texts.count(HOSTILE) == 4, "title, heading, and both sides of a fact"
     assert any(f"ValueError: {HOSTILE}" in text for text in page.texts)
-    assert sum(HOSTILE in text for text in page.texts) == 6, "those, headline and error; the caption has it in lines"
+    assert sum(HOSTILE in text for text in page.texts) == 6, (
+        "those, headline and error; the caption has it in lines"
+    )
     assert sum("<script>alert" in text for text in page.texts) == 7
 
 
@@ -168,7 +191,9 @@ def test_arms_that_failed_say_so_whatever_their_errors_hold():
     for outcome in result.outcomes[1:]:
         outcome.failed, outcome.seconds = f"\x1b[31m{HOSTILE}\x00\udcff", []
     page = check_self_contained(result._repr_html_())
-    assert [row[-1] for row in page.tables[0][2:]] == [outcome.failed for outcome in result.outcomes[1:]]
+    assert [row[-1] for row in page.tables[0][2:]] == [
+        outcome.failed for outcome in result.outcomes[1:]
+    ]
     assert page.drawn == 1
     result.outcomes[0].failed = "out of memory"
     assert check_self_contained(result._repr_html_()).texts.count("out of memory") >= 2
@@ -197,13 +222,17 @@ def test_hostile_paths_are_texts(name, tmp_path, capsys):
     assert main(["estimate", str(tmp_path / name), "--html", str(page), "--json"]) == 0
     assert capsys.readouterr().out.startswith("{")
     command = dict(check_self_contained(page.read_text()).tables[-1])["command"]
-    assert shlex.split(command)[2] == str(tmp_path / name).encode("utf-8", "backslashreplace").decode()
+    assert (
+        shlex.split(command)[2] == str(tmp_path / name).encode("utf-8", "backslashreplace").decode()
+    )
 
 
 def test_a_page_forbids_what_it_does_not_need():
     page = Page(parts.whole("a", [], ""))
     policy = [
-        a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+        a["content"]
+        for tag, a in page.tags
+        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
     assert ("meta", {"name": "color-scheme", "content": "light dark"}) in page.tags

@@ -1,4 +1,5 @@
-"""Documents that begin alike, as a padded batch and as packed rows, against what each of them gets alone in stock."""
+"""Documents that begin alike, as a padded batch and as packed rows, against what each of them gets
+alone in stock."""
 
 import numpy as np
 import torch
@@ -44,7 +45,10 @@ def agree(stock, model, batch, labels=True, **options):
     for row, first, end in parts(batch):
         ids, own = (batch[name][row : row + 1, first:end] for name in ("input_ids", "labels"))
         alone = stock(input_ids=ids, use_cache=False).logits
-        error = float((output.logits[row, first:end] - alone[0]).detach().abs().max() / alone.detach().abs().max())
+        error = float(
+            (output.logits[row, first:end] - alone[0]).detach().abs().max()
+            / alone.detach().abs().max()
+        )
         assert error < FLOAT32
         wanted = wanted + _loss(alone, own) * int((own != -100).sum())
     if labels and "position_ids" not in batch:  # not all types shift labels
@@ -58,4 +62,6 @@ def agree(stock, model, batch, labels=True, **options):
 def _loss(logits, labels):
     if not (labels[:, 1:] != -100).any():
         return logits.sum() * 0.0
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+    )

@@ -1,4 +1,5 @@
-"""Which batches have what their rows begin with computed once, and that it holds however the model is run."""
+"""Which batches have what their rows begin with computed once, and that it holds however the model
+is run."""
 
 import contextlib
 import copy
@@ -67,12 +68,27 @@ def _noisy():
 TREE = padded(tree(), labels=True)
 NEVER = {
     "not asked for": (partial(build, "llama"), TREE, "share=False", {"share": False}),
-    "too little": (partial(build, "llama"), padded(group(8, (30, 22, 41, 25)), labels=True), "", {}),
+    "too little": (
+        partial(build, "llama"),
+        padded(group(8, (30, 22, 41, 25)), labels=True),
+        "",
+        {},
+    ),
     "dropout": (partial(build, "llama", attention_dropout=0.5), TREE, "", {}),
     "modules of dropout": (partial(_dropping, "gpt2", resid_pdrop=0.5), TREE, "", {}),
     "noise on embeddings": (_noisy, TREE, "", {}),
-    "mamba": (partial(build, "mamba", attn_implementation="eager"), TREE, "hold nearly all of its weights", {}),
-    "llama4_text": (partial(build, "llama4_text", attn_implementation="eager"), TREE, "scaled by the columns", {}),
+    "mamba": (
+        partial(build, "mamba", attn_implementation="eager"),
+        TREE,
+        "hold nearly all of its weights",
+        {},
+    ),
+    "llama4_text": (
+        partial(build, "llama4_text", attn_implementation="eager"),
+        TREE,
+        "scaled by the columns",
+        {},
+    ),
     "bert": (partial(build, "bert", "masked LM", "eager"), TREE, "see later ones", {}),
 }
 RANDOM = {"dropout", "modules of dropout", "noise on embeddings"}
@@ -147,7 +163,10 @@ class TestWhen:
             assert loss_error(found.loss, expected.loss) < FLOAT32
             assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
             assert _shared(handle) == 0
-            assert "1 batch whose rows begin alike computed one by one: the losses of its routers" in repr(handle)
+            assert (
+                "1 batch whose rows begin alike computed one by one: the losses of its routers"
+                in repr(handle)
+            )
 
 
 class TestSaid:
@@ -156,7 +175,10 @@ class TestSaid:
         with autopack.enable(pair[1]) as handle:
             with torch.no_grad():
                 said = str(handle.explain(**batch, use_cache=False))
-            assert "153 real tokens, 96 of them computed with those of another row, in 57 columns" in said
+            assert (
+                "153 real tokens, 96 of them computed with those of another row, in 57 columns"
+                in said
+            )
             assert _shared(handle) == 0
             _scored(pair[1], batch)
             assert "96 tokens were computed with those of another row" in repr(handle)
@@ -179,14 +201,19 @@ def _checkpointed(reentrant):
 
 def _with_lora(model):
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False
+    )
     torch.manual_seed(0)
     return peft.get_peft_model(model, config)
 
 
 def _with_a_loss_of_ones_own(model):
     model.loss_function = lambda logits, labels, vocab_size, **_: torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, label_smoothing=0.1
+        logits[:, :-1].flatten(0, 1),
+        labels[:, 1:].flatten(),
+        ignore_index=-100,
+        label_smoothing=0.1,
     )
     return model
 
@@ -211,8 +238,11 @@ class TestHowever:
 
     def test_autocast(self, pair):
         with autopack.enable(pair[1]) as handle, torch.autocast("cpu", torch.bfloat16):
-            expected, found = (_scored(model, batch := padded(tree())).logits.float() for model in pair)
-            assert logit_error(found, expected, batch["attention_mask"]) < 0.1  # bfloat16 keeps 8 bits
+            expected, found = (
+                _scored(model, batch := padded(tree())).logits.float() for model in pair
+            )
+            # bfloat16 keeps 8 bits
+            assert logit_error(found, expected, batch["attention_mask"]) < 0.1
             assert _shared(handle) > 40
 
     def test_copies(self, pair):
@@ -224,7 +254,8 @@ class TestHowever:
             autopack.disable(copied)
 
     def test_a_model_that_is_changed_is_asked_again(self, pair):
-        """A layer that mixes tokens by their columns, put in after the first shared call: its twin has none."""
+        """A layer that mixes tokens by their columns, put in after the first shared call: its twin
+        has none."""
         stock, model = pair
         with autopack.enable(model) as handle:
             _scored(model, padded(tree()))
@@ -247,7 +278,8 @@ class TestHowever:
             assert _shared(handle) == before
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
-        """TRL does so in every step: the model is not looked at anew, and nothing is asked again."""
+        """TRL does so in every step: the model is not looked at anew, and nothing is asked
+        again."""
         model = pair[1].train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
         with packs_at_once(model) as handle:
@@ -259,5 +291,9 @@ class TestHowever:
                 _agree(pair[0].train(), model, padded(tree()))
             assert handle.enabled.said_by_twins is asked
             assert list(asked) == [("prefixes",)]
-            model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: function(*given) * 2
-            assert handle.enabled.fingerprint.changed().startswith("a function on one of its modules")
+            model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: (
+                function(*given) * 2
+            )
+            assert handle.enabled.fingerprint.changed().startswith(
+                "a function on one of its modules"
+            )

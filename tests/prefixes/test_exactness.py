@@ -1,4 +1,5 @@
-"""Documents that begin alike get what each gets alone, where that is computed once: outputs, losses and gradients."""
+"""Documents that begin alike get what each gets alone, where that is computed once: outputs, losses
+and gradients."""
 
 import pytest
 import torch
@@ -14,9 +15,22 @@ from tests.prefixes.forms import FORMS, agree, parts, without_labels
 from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, packs_at_once, twins
 from tests.support.prefixes import group, padded, tree
 
-TYPES = ["llama", "gemma2", "gpt2", "opt", "mixtral", "gemma3_text", "falcon", "bamba", "qwen3_next"]
+TYPES = [
+    "llama",
+    "gemma2",
+    "gpt2",
+    "opt",
+    "mixtral",
+    "gemma3_text",
+    "falcon",
+    "bamba",
+    "qwen3_next",
+]
 IN_BATCHES = ["cohere2", "gpt_oss", "bloom", "bart", "lfm2"]
-CASES = [*((form, name) for form in FORMS for name in TYPES), *(("padded", name) for name in IN_BATCHES)]
+CASES = [
+    *((form, name) for form in FORMS for name in TYPES),
+    *(("padded", name) for name in IN_BATCHES),
+]
 EAGER = {"gemma2", "gpt_oss", "bloom"}
 """Types that know no other attention."""
 in_both_forms = pytest.mark.parametrize("form", FORMS)
@@ -26,7 +40,9 @@ class TestAgreement:
     @pytest.mark.parametrize("labels", [True, False], ids=["labels", "loss of logits"])
     @pytest.mark.parametrize(("form", "model_type"), CASES)
     def test_logits_loss_and_gradients(self, form, model_type, labels):
-        stock, model = twins(build(model_type, attn_implementation="eager" if model_type in EAGER else "sdpa").eval())
+        stock, model = twins(
+            build(model_type, attn_implementation="eager" if model_type in EAGER else "sdpa").eval()
+        )
         with packs_at_once(model) as handle:
             agree(stock, model, FORMS[form](tree()), labels)
             volume = handle.tally.training
@@ -42,11 +58,15 @@ class TestAgreement:
             found = model(**batch, use_cache=False, output_hidden_states=True).hidden_states
             assert handle.tally.evaluation.shared > 40
         for row, first, end in parts(batch):
-            alone = stock(input_ids=batch["input_ids"][row : row + 1, first:end], output_hidden_states=True)
+            alone = stock(
+                input_ids=batch["input_ids"][row : row + 1, first:end], output_hidden_states=True
+            )
             for one, other in zip(found, alone.hidden_states, strict=True):
                 assert torch.allclose(one[row, first:end], other[0], atol=1e-5)
         with autopack.enable(model.model) as handle:
-            last, as_tuple = (model.model(**batch, use_cache=False, return_dict=given) for given in (True, False))
+            last, as_tuple = (
+                model.model(**batch, use_cache=False, return_dict=given) for given in (True, False)
+            )
             assert isinstance(as_tuple, tuple)
             for row, first, end in parts(batch):
                 assert torch.allclose(last[0][row, first:end], found[-1][row, first:end], atol=1e-5)
@@ -56,7 +76,8 @@ class TestAgreement:
     @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
     @in_both_forms
     def test_every_backend(self, form, model_type, backend):
-        """Kernels of flash and flex need a GPU: these are stand-ins of their signatures, and no twin proves them."""
+        """Kernels of flash and flex need a GPU: these are stand-ins of their signatures, and no
+        twin proves them."""
         with stand_in(backend):
             model = built(model_type, backend).eval()
             stock = built(model_type, "sdpa").eval()
@@ -68,7 +89,10 @@ class TestAgreement:
 
     @pytest.mark.parametrize(
         ("form", "kept"),
-        [*((form, kept) for form in FORMS for kept in (1, 7)), ("padded", torch.tensor([3, 40, 41]))],
+        [
+            *((form, kept) for form in FORMS for kept in (1, 7)),
+            ("padded", torch.tensor([3, 40, 41])),
+        ],
         ids=str,
     )
     @torch.no_grad()
@@ -98,7 +122,8 @@ class TestAgreement:
 
     @in_both_forms
     def test_random_trees(self, form):
-        stock, model = twins(build("gemma2", sliding_window=5).eval())  # windows in every other layer
+        # windows in every other layer
+        stock, model = twins(build("gemma2", sliding_window=5).eval())
 
         @settings(max_examples=25, deadline=None)
         @given(
@@ -123,7 +148,8 @@ class TestLeaks:
     """Controls: what would be wrong is seen."""
 
     def test_the_twin_and_the_auditor_see_that_too(self, pair, monkeypatch):
-        """With the fault the twin gives something else, so every row is computed; audits have a mode for it."""
+        """With the fault the twin gives something else, so every row is computed; audits have a
+        mode for it."""
         stock, model = pair
         with autopack.enable(model) as handle:
             report = autopack.audit(model, modes=("default", "one beginning"), training=(False,))
@@ -132,10 +158,14 @@ class TestLeaks:
             assert tried.influence is not None
             assert tried.gradient < GRADIENT
         by_stretches = prefixes.by_stretches
-        monkeypatch.setattr(prefixes, "by_stretches", lambda call, shared: by_stretches(call, shared) * 1.01)
+        monkeypatch.setattr(
+            prefixes, "by_stretches", lambda call, shared: by_stretches(call, shared) * 1.01
+        )
         with autopack.enable(model, verify=False):
             report = autopack.audit(model, modes=("default", "one beginning"), training=(False,))
-            assert {result.mode for result in report.results if not report.is_exact(result)} == {"one beginning"}
+            assert {result.mode for result in report.results if not report.is_exact(result)} == {
+                "one beginning"
+            }
         kept.forget()
         batch = padded(group())
         with autopack.enable(model) as handle, torch.no_grad():
@@ -144,4 +174,7 @@ class TestLeaks:
             assert handle.tally.evaluation.shared == 0
             assert "its twin gives something else" in repr(handle)
         with autopack.enable(model, share=False):
-            assert "one beginning" in autopack.audit(model, modes=("default", "one beginning")).left_out
+            assert (
+                "one beginning"
+                in autopack.audit(model, modes=("default", "one beginning")).left_out
+            )

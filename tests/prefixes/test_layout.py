@@ -19,7 +19,10 @@ def find(tokens, real, least, share):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=2, max_size=7), st.integers(1, 4))
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=2, max_size=7),
+    st.integers(1, 4),
+)
 def test_every_document_is_its_stretches_and_nothing_stands_twice(rows, least):
     """Tokens are of few kinds, so that rows begin alike."""
     columns = max(map(len, rows))
@@ -34,10 +37,17 @@ def test_every_document_is_its_stretches_and_nothing_stands_twice(rows, least):
     row = [flat[first] for first in found.row.sources[0]]
     assert [row[column] for column in found.columns] == flat
     for stretch, chain in zip(found.stretches, found.chains, strict=True):
-        assert sum(found.stretches[number].length for number in chain) == stretch.depth + stretch.length
+        assert (
+            sum(found.stretches[number].length for number in chain)
+            == stretch.depth + stretch.length
+        )
     if least == 1:  # the tree of all beginnings: each of them stands there once
-        assert found.tokens == len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
-    shared = [s for n, s in enumerate(found.stretches) if any(o.parent == n for o in found.stretches)]
+        assert found.tokens == len(
+            {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+        )
+    shared = [
+        s for n, s in enumerate(found.stretches) if any(o.parent == n for o in found.stretches)
+    ]
     assert all(stretch.length >= least for stretch in shared)
 
 

@@ -1,4 +1,5 @@
-"""Documents of packed rows that begin alike get what each gets alone, where their beginning is computed once."""
+"""Documents of packed rows that begin alike get what each gets alone, where their beginning is
+computed once."""
 
 from dataclasses import dataclass
 
@@ -38,7 +39,8 @@ class _Scored(ModelOutput):
 
 
 def _scoring(base):
-    """A class of somebody's own that adds scores which the last token of each row gives, with a head or without."""
+    """A class of somebody's own that adds scores which the last token of each row gives, with a
+    head or without."""
 
     class Scoring(base):
         def __init__(self, config):
@@ -46,7 +48,9 @@ def _scoring(base):
             self.score = torch.nn.Linear(config.hidden_size, 3)
 
         def forward(self, *args, **kwargs):
-            output = super().forward(*args, **{**kwargs, "output_hidden_states": True, "return_dict": True})
+            output = super().forward(
+                *args, **{**kwargs, "output_hidden_states": True, "return_dict": True}
+            )
             return _Scored(output[0], self.score(output.hidden_states[-1][:, -1]))
 
     return Scoring
@@ -63,7 +67,12 @@ class TestWhen:
             (
                 True,
                 group(),
-                {"max_length": 256, "rows": 1, "max_documents": 8, "declare": ("attention_mask", "cu_seq_lens")},
+                {
+                    "max_length": 256,
+                    "rows": 1,
+                    "max_documents": 8,
+                    "declare": ("attention_mask", "cu_seq_lens"),
+                },
             ),
         ],
         ids=["not asked for", "too few in common", "too little in common", "rows of fixed shape"],
@@ -83,14 +92,17 @@ class TestWhen:
         with autopack.enable(model) as handle, torch.no_grad():
             given = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
             lengths = torch.tensor([0, 38, 76], dtype=torch.int32)
-            found = model(**given, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, use_cache=False).logits
+            found = model(
+                **given, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, use_cache=False
+            ).logits
             alone = stock(input_ids=other[None], position_ids=batch["position_ids"][:, 38:]).logits
             assert torch.allclose(found[0, 38:], alone[0], atol=1e-5)
             assert handle.tally.evaluation.shared == 0
 
     @pytest.mark.parametrize("base", [LlamaForCausalLM, LlamaModel])
     def test_what_a_forward_makes_of_each_row(self, base):
-        """A forward of somebody's own that scores the last token: documents get theirs, and it is remembered."""
+        """A forward of somebody's own that scores the last token: documents get theirs, and it is
+        remembered."""
         stock, model = twins(_scoring(base)(build("llama").config).eval())
         documents = group(32, (5, 11, 8))
         batch = packed(documents)
@@ -98,7 +110,9 @@ class TestWhen:
         with autopack.enable(model) as handle, torch.no_grad():
             for _ in range(2):
                 found = model(**given, use_cache=False)
-                alone = torch.cat([stock(input_ids=document[None]).scores for document in documents])
+                alone = torch.cat(
+                    [stock(input_ids=document[None]).scores for document in documents]
+                )
                 assert torch.allclose(found.scores, alone, atol=1e-5)
                 assert found.logits.shape[:2] == batch["input_ids"].shape
             assert handle.tally.evaluation.tokens == 2 * sum(map(len, documents))
@@ -114,7 +128,9 @@ class TestWhen:
         with autopack.enable(model) as handle, torch.no_grad():
             model(**batch, use_cache=False)
             assert handle.tally.evaluation.shared == 64
-            hook = model.model.layers[0].register_forward_hook(lambda *given: seen.append(given[-1]))
+            hook = model.model.layers[0].register_forward_hook(
+                lambda *given: seen.append(given[-1])
+            )
             model(**batch, use_cache=False)
             hook.remove()
             assert handle.tally.evaluation.shared == 64

@@ -60,7 +60,9 @@ def _on_an_instance(model):
 
 
 def _hooked(model):
-    model.model.layers[0].mlp.register_forward_hook(lambda module, given, output: Halved.apply(output))
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, given, output: Halved.apply(output)
+    )
 
 
 def _hooked_backward(model):

@@ -1,4 +1,5 @@
-"""A proof touches neither weights nor gradients, wherever they are, and runs nothing of the model itself."""
+"""A proof touches neither weights nor gradients, wherever they are, and runs nothing of the model
+itself."""
 
 import contextlib
 
@@ -35,9 +36,13 @@ def _on_disk(model, folder):
 
 def _dispatched(model, folder):
     accelerate = pytest.importorskip("accelerate")
-    where = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    where = dict.fromkeys(
+        ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu"
+    )
     where |= {f"model.layers.{number}": "disk" if number > 1 else "cpu" for number in range(4)}
-    return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=str(folder), force_hooks=True)
+    return accelerate.dispatch_model(
+        model, where, main_device="cpu", offload_dir=str(folder), force_hooks=True
+    )
 
 
 def _compiled(model, folder):
@@ -106,7 +111,8 @@ def test_a_model_of_inference_mode(name):
 
 
 class Hook:
-    """Somebody's hook for accelerate: `pre_forward` and `post_forward` see what a module is given and gives."""
+    """Somebody's hook for accelerate: `pre_forward` and `post_forward` see what a module is given
+    and gives."""
 
     no_grad = False
 
@@ -130,8 +136,13 @@ def test_somebodys_hook_of_accelerate_is_no_part_of_what_was_recorded(where, tmp
     hooks.add_hook_to_module(model.get_submodule(where), Hook(mixes=False))
     with autopack.enable(model) as handle:
         assert handle.enabled.is_checked_closely
-    for placed in (tiny.build("llama", num_hidden_layers=4), _offloaded(tiny.build("llama"), tmp_path)):
-        hooks.add_hook_to_module(placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True)
+    for placed in (
+        tiny.build("llama", num_hidden_layers=4),
+        _offloaded(tiny.build("llama"), tmp_path),
+    ):
+        hooks.add_hook_to_module(
+            placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True
+        )
         refused_by_its_first_call(placed)
 
 
@@ -158,7 +169,9 @@ def _of_bitsandbytes(tmp_path, **options):
     from transformers import BitsAndBytesConfig
 
     built().save_pretrained(tmp_path)
-    return Mine.from_pretrained(tmp_path, quantization_config=BitsAndBytesConfig(**options), attn_implementation="sdpa")
+    return Mine.from_pretrained(
+        tmp_path, quantization_config=BitsAndBytesConfig(**options), attn_implementation="sdpa"
+    )
 
 
 QUANTISED = {
@@ -182,4 +195,7 @@ def test_layers_in_8_bits_look_at_other_tokens(tmp_path):
     """bitsandbytes computes a column in half precision where any token has an outlier in it."""
     with autopack.enable(QUANTISED["8 bits"](tmp_path)) as handle:
         assert handle.enabled.proof.source == "checks"
-        assert "a Linear8bitLt that is not as its class makes it, mixes tokens or may" in handle.verified
+        assert (
+            "a Linear8bitLt that is not as its class makes it, mixes tokens or may"
+            in handle.verified
+        )

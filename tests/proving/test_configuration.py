@@ -33,7 +33,11 @@ def test_words(field, value, words):
 
 def test_neutral_fields_have_no_words():
     config = LlamaConfig(
-        attention_dropout=0.5, eos_token_id=[7, 8], rms_norm_eps=0.1, hidden_act="relu", use_cache=False
+        attention_dropout=0.5,
+        eos_token_id=[7, 8],
+        rms_norm_eps=0.1,
+        hidden_act="relu",
+        use_cache=False,
     )
     assert configuration.describe(config) == configuration.describe(LlamaConfig())
 

@@ -50,7 +50,10 @@ class OfHidden(InGlobal):
 @pytest.mark.parametrize(("cls", "proven"), [(InCode, True), (InGlobal, True), (OfHidden, False)])
 def test_packed_labels_are_served(cls, proven):
     torch.manual_seed(0)
-    model, call = cls(tiny.config("llama", vocab_size=SIZE, hidden_size=40)).eval(), Call(lengths=(6, 5))
+    model, call = (
+        cls(tiny.config("llama", vocab_size=SIZE, hidden_size=40)).eval(),
+        Call(lengths=(6, 5)),
+    )
     expected = call.alone(model)
     with autopack.enable(model) as handle:
         check(call.packed(model), expected)

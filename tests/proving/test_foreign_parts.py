@@ -1,7 +1,8 @@
-"""Parts that people put into models: the first call of the form in which one mixes tokens is refused, and no other.
+"""Parts that people put into models: the first call of the form in which one mixes tokens is
+refused, and no other.
 
-Toys of them, such as treat every token by itself and such as mix them; nothing here needs another library.
-"""
+Toys of them, such as treat every token by itself and such as mix them; nothing here needs another
+library."""
 
 from contextlib import nullcontext
 
@@ -17,7 +18,8 @@ from tests.support.refusals import refused
 
 
 class Part(nn.Module):
-    """A linear layer of one's own, and what the others are made from: states (rows, tokens, width_in) come in."""
+    """A linear layer of one's own, and what the others are made from: states (rows, tokens,
+    width_in) come in."""
 
     def __init__(self, width_in, width_out):
         super().__init__()
@@ -47,7 +49,8 @@ class _Rounded(torch.autograd.Function):
 
 
 class EightBits(Part):
-    """A linear layer in eight bits: a scale for each channel of the weight, and one for each token."""
+    """A linear layer in eight bits: a scale for each channel of the weight, and one for each
+    token."""
 
     over = -1
 
@@ -60,14 +63,18 @@ class EightBits(Part):
 
     def forward(self, states):
         scale = states.detach().abs().amax(self.over, keepdim=True).clamp(min=1e-9) / 127
-        return _Rounded.apply(states, scale) @ (self.codes.to(states.dtype) * self.scale).T + self.bias
+        return (
+            _Rounded.apply(states, scale) @ (self.codes.to(states.dtype) * self.scale).T + self.bias
+        )
 
 
 class InPieces(Part):
     """A layer that works on 16 tokens of a row at a time, to save memory."""
 
     def forward(self, states):
-        return torch.cat([F.gelu(super(InPieces, self).forward(piece)) for piece in states.split(16, 1)], 1)
+        return torch.cat(
+            [F.gelu(super(InPieces, self).forward(piece)) for piece in states.split(16, 1)], 1
+        )
 
 
 # Mixing.
@@ -114,7 +121,8 @@ class _ClipsBack(torch.autograd.Function):
 
 
 class ClipsBack(Part):
-    """Token by token but for the gradient of its weight, which is clipped for all tokens together."""
+    """Token by token but for the gradient of its weight, which is clipped for all tokens
+    together."""
 
     def forward(self, states):
         return _ClipsBack.apply(states, self.weight) + self.bias
@@ -136,14 +144,20 @@ def _mean(states):
 TOKEN_WISE = {kind.__name__: kind for kind in (Part, EightBits, InPieces)}
 FORM = {"rows": 2, "tokens": 24, "dtype": torch.float64, "train": True}
 MIXING = {
-    "over the tokens of a row": (having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)), {}),
+    "over the tokens of a row": (
+        having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)),
+        {},
+    ),
     "half of the token before": (having(lambda _, x: x + 0.5 * F.pad(x, (0, 0, 1, 0))[:, :-1]), {}),
     "over rows": (having(lambda _, x: x + x.mean(0, keepdim=True)), {}),
     "AveragesBack": (having(lambda _, x: _AveragesBack.apply(x)), {}),
     "EightBitsPerTensor": (EightBitsPerTensor, {}),
     "BatchStatistics": (BatchStatistics, {}),
     "ClipsBack": (ClipsBack, {}),
-    "single precision": (mixing_where(lambda _, x: x.dtype == torch.float32), {"dtype": torch.float32}),
+    "single precision": (
+        mixing_where(lambda _, x: x.dtype == torch.float32),
+        {"dtype": torch.float32},
+    ),
     "evaluation": (mixing_where(lambda part, _: not part.training), {"train": False}),
 }
 """How tokens are mixed, and in what form of call that shows."""

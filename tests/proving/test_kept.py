@@ -1,4 +1,5 @@
-"""What a twin has shown is kept, for as long as nothing that it depends on is another one, and no longer."""
+"""What a twin has shown is kept, for as long as nothing that it depends on is another one, and no
+longer."""
 
 import dataclasses
 
@@ -20,7 +21,9 @@ def made(monkeypatch):
     """The classes of which twins have been made."""
     found = []
     of = by_twin.twins.of
-    monkeypatch.setattr(by_twin.twins, "of", lambda model, *given: found.append(type(model)) or of(model, *given))
+    monkeypatch.setattr(
+        by_twin.twins, "of", lambda model, *given: found.append(type(model)) or of(model, *given)
+    )
     return found
 
 
@@ -72,7 +75,11 @@ def test_code_of_the_user_is_asked_every_time(made, asks):
 def test_a_function_that_was_replaced_in_memory_is_not_what_was_asked_about(asks, monkeypatch):
     asks(llama())
     forward = modeling_llama.LlamaMLP.forward
-    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: forward(self, x + x.mean(1, keepdim=True)))
+    monkeypatch.setattr(
+        modeling_llama.LlamaMLP,
+        "forward",
+        lambda self, x: forward(self, x + x.mean(1, keepdim=True)),
+    )
     with refused("not-exact"):
         autopack.enable(llama())
 

@@ -7,11 +7,17 @@ from autopack.proving.ranks import ranks_of_threads, run_together
 
 
 def exchanges(group, counts):
-    return [float(group.gather(torch.tensor(float(group.rank))).sum()) for _ in range(counts[group.rank])]
+    return [
+        float(group.gather(torch.tensor(float(group.rank))).sum())
+        for _ in range(counts[group.rank])
+    ]
 
 
 def test_each_gets_what_all_bring():
-    assert run_together(ranks_of_threads(3), lambda group: exchanges(group, [2] * 3)) == [[3.0, 3.0]] * 3
+    assert (
+        run_together(ranks_of_threads(3), lambda group: exchanges(group, [2] * 3))
+        == [[3.0, 3.0]] * 3
+    )
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 1), (0, 3)])

@@ -20,7 +20,8 @@ CALL = Call()
 
 
 def around(model, change=lambda output: output, by="a method"):
-    """As TRL's trainers put a fused head on a model: the new forward holds the old one, which is bound to the model."""
+    """As TRL's trainers put a fused head on a model: the new forward holds the old one, which is
+    bound to the model."""
     old, text = model.forward, model.config.get_text_config()
 
     @functools.wraps(type(model).forward)
@@ -42,7 +43,8 @@ def mixes(output):
 
 @pytest.mark.parametrize("by", ["a method", "a partial"])
 def test_the_twin_runs_and_not_the_model(by):
-    with autopack.enable(around(tiny.build("llama").to("meta"), by=by)) as handle:  # which can run nowhere
+    # which can run nowhere
+    with autopack.enable(around(tiny.build("llama").to("meta"), by=by)) as handle:
         assert handle.enabled.proof.source == "twin", handle.verified
     must_be_exact(lambda: around(tiny.build("llama"), by=by), CALL.row)
 
@@ -70,7 +72,8 @@ class Module(nn.Module):
 
 
 def test_less_usual_forms_in_which_functions_hold_a_module():
-    """Closures of closures, functions that call themselves, cells that are not filled yet, and parameters."""
+    """Closures of closures, functions that call themselves, cells that are not filled yet, and
+    parameters."""
     one, other = Module(), Module()
 
     def inner(x):
@@ -129,7 +132,8 @@ def of_a_notebook(name, change=lambda output: output):
 
 @pytest.mark.parametrize("name", IN_A_NOTEBOOK)
 def test_a_forward_of_a_notebook_that_names_the_model(name):
-    """The twin's calls the model, which must not be proven for that once more, by one more twin, and so on."""
+    """The twin's calls the model, which must not be proven for that once more, by one more twin,
+    and so on."""
     expected = CALL.alone(of_a_notebook(name))
     for model in (of_a_notebook(name), tiny.build("llama")):  # before and after it is enabled
         with autopack.enable(model):
@@ -147,7 +151,8 @@ def test_what_mixes_tokens_in_a_notebook_is_refused(name):
 
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
-    """Tags for the model card, as TRL adds them, and a checkpoint function around transformers', as LLaMA-Factory's."""
+    """Tags for the model card, as TRL adds them, and a checkpoint function around transformers', as
+    LLaMA-Factory's."""
     model = tiny.build("llama").train()
     if tagged:
         model.add_model_tags(["trl", "sft"])

@@ -1,4 +1,5 @@
-"""What hooks record of a call is what stock lets them record: proofs and checks leave nothing in it."""
+"""What hooks record of a call is what stock lets them record: proofs and checks leave nothing in
+it."""
 
 from collections import Counter, deque
 from functools import partial
@@ -125,7 +126,9 @@ def packed(seed=0):
 CASES = alternating(crossed(RECORDERS, [*PLACES]), WHEN)
 
 
-@pytest.mark.parametrize(("recorder", "place", "when"), CASES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("recorder", "place", "when"), CASES, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_a_hook_records_each_call_once(recorder, place, when):
     model = build("llama")
     hook, count = recorder()

@@ -45,7 +45,9 @@ def source(model):
 class TestSpeaks:
     def test_for_a_loss_on_the_instance(self):
         def of_next_tokens(logits, labels, vocab_size, **_):
-            return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+            return nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+            )
 
         def of_the_row(logits, labels, vocab_size, **_):
             mean = logits.float().mean(dim=1)
@@ -75,7 +77,9 @@ class TestParts:
         model = built()
         for layer in model.model.layers:
             layer.self_attn.o_proj = like(Doubled, layer.self_attn.o_proj)
-        layer.self_attn.o_proj.forward = MethodType(Rolled.forward, like(Rolled, layer.self_attn.o_proj))
+        layer.self_attn.o_proj.forward = MethodType(
+            Rolled.forward, like(Rolled, layer.self_attn.o_proj)
+        )
         refused_by_its_first_call(model)
 
     def test_one_of_other_numbers_is_proven_too(self):
@@ -95,7 +99,8 @@ class TestParts:
 
 
 class TestIsSilent:
-    """Where the two are not alike, the model itself is audited, and the reason says where they differ."""
+    """Where the two are not alike, the model itself is audited, and the reason says where they
+    differ."""
 
     def test_where_the_constructor_wants_more(self):
         class Asking(LlamaForCausalLM):
@@ -136,7 +141,9 @@ class TestIsSilent:
 
         with torch.device("meta"):
             model = Large(tiny.config("llama"))
-        with pytest.raises(twin.NoTwin, match=r"64,078,144 parameters of the smallest configuration"):
+        with pytest.raises(
+            twin.NoTwin, match=r"64,078,144 parameters of the smallest configuration"
+        ):
             apart(lambda: twin.of(model))
 
 
@@ -148,14 +155,20 @@ class TestAlike:
         kinds = [("sliding_attention", "full_attention")[number] for number in several]
         config = tiny.config("gemma3_text", num_hidden_layers=24, layer_types=kinds)
         words = configuration.describe(config)
-        found = next(found for found in alike.alike(config) if configuration.describe(found) == words)
+        found = next(
+            found for found in alike.alike(config) if configuration.describe(found) == words
+        )
         count = found.num_hidden_layers - 1  # the last one may be the whole's last one
         assert count < 19
-        assert any(found.layer_types[:count] == kinds[first : first + count] for first in range(24)), "in their order"
+        assert any(
+            found.layer_types[:count] == kinds[first : first + count] for first in range(24)
+        ), "in their order"
 
     def test_words_that_differ_leave_no_twin(self, monkeypatch):
         model = built()
-        monkeypatch.setattr(twin, "alike", lambda config: iter([tiny.config("llama", attention_bias=True)]))
+        monkeypatch.setattr(
+            twin, "alike", lambda config: iter([tiny.config("llama", attention_bias=True)])
+        )
         with pytest.raises(twin.NoTwin, match="attention_bias of 'llama' is false, not true"):
             apart(lambda: twin.of(model))
 
@@ -211,7 +224,9 @@ def test_whatever_is_in_force_where_a_model_is_enabled(name, layer):
 
 
 def test_the_published_size_of_a_model_does_not_matter():
-    config = LlamaConfig(hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8)
+    config = LlamaConfig(
+        hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
     with torch.device("meta"):
         model = Mine(config)
     assert source(model) == "twin"
@@ -220,7 +235,8 @@ def test_the_published_size_of_a_model_does_not_matter():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["zamba2", "qwen3_5_moe", "kimi_linear"])
 def test_layers_that_share_weights_and_experts_that_know_no_float64(model_type):
-    """Zamba 2 reads earlier layers of its own; a mixture in float32 rounds by nearly as much as leaks."""
+    """Zamba 2 reads earlier layers of its own; a mixture in float32 rounds by nearly as much as
+    leaks."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type))
     with autopack.enable(model) as handle:
@@ -228,7 +244,8 @@ def test_layers_that_share_weights_and_experts_that_know_no_float64(model_type):
 
 
 class Patching(LlamaForCausalLM):
-    """Puts forwards on its layers when it is called, as transformers 4 does when states are asked for."""
+    """Puts forwards on its layers when it is called, as transformers 4 does when states are asked
+    for."""
 
     def forward(self, *args, **kwargs):
         for layer in self.model.layers:
@@ -237,13 +254,15 @@ class Patching(LlamaForCausalLM):
 
 
 def test_a_twin_that_changes_while_it_is_audited_is_waited_for_by_nobody():
-    """The thread of the twin looks at it anew, while that of the model holds the lock of those that do so."""
+    """The thread of the twin looks at it anew, while that of the model holds the lock of those that
+    do so."""
     with autopack.enable(built(cls=Patching)) as handle:
         assert handle.enabled.proof.source == "twin"
 
 
 def test_what_one_precision_does_not_measure_another_does(monkeypatch):
-    """Of Moshi in transformers 4.57 a padded batch gives no numbers in float64, and its mask makes it causal."""
+    """Of Moshi in transformers 4.57 a padded batch gives no numbers in float64, and its mask makes
+    it causal."""
     measured = by_twin.audited
 
     def audited(*given):
@@ -254,7 +273,9 @@ def test_what_one_precision_does_not_measure_another_does(monkeypatch):
             rest = [result for result in report.results if result not in padded]
             return replace(report, results=rest, left_out=left_out)
         off = [replace(r, error=2.0, unpadded=True) if r in padded else r for r in report.results]
-        return replace(report, results=[replace(r, error=0.5) if r not in padded else r for r in off])
+        return replace(
+            report, results=[replace(r, error=0.5) if r not in padded else r for r in off]
+        )
 
     monkeypatch.setattr(by_twin, "audited", audited)
     with autopack.enable(built()) as handle:
@@ -271,7 +292,9 @@ def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch)
         report = measured(*given)
         if report.dtype == "float64":
             results = [replace(result, gradient=None) for result in report.results]
-            return replace(report, results=results, notes={"gradients": "not measured, because stock has none"})
+            return replace(
+                report, results=results, notes={"gradients": "not measured, because stock has none"}
+            )
         return replace(report, results=[replace(r, gradient=1.0) for r in report.results])
 
     monkeypatch.setattr(by_twin, "audited", audited)
@@ -283,10 +306,14 @@ def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch)
 
 @pytest.mark.parametrize(
     ("model_type", "field", "small"),
-    [("longformer", "attention_window", [4, 4]), ("llama4_text", "no_rope_layers", [1, 1, 1, 0, 1])],
+    [
+        ("longformer", "attention_window", [4, 4]),
+        ("llama4_text", "no_rope_layers", [1, 1, 1, 0, 1]),
+    ],
 )
 def test_windows_and_numbers_of_layers_are_no_kinds_of_layers(model_type, field, small):
-    """Documents of twins were padded to windows of 512, and a list that counts the layers kept all of them."""
+    """Documents of twins were padded to windows of 512, and a list that counts the layers kept all
+    of them."""
     config = AutoConfig.for_model(model_type)
     if model_type == "longformer":
         config.attention_window = [512] * config.num_hidden_layers

@@ -1,4 +1,5 @@
-"""What a proof leaves alone: the weights of a model, its modules, random states, and other processes."""
+"""What a proof leaves alone: the weights of a model, its modules, random states, and other
+processes."""
 
 import contextlib
 import random
@@ -29,7 +30,9 @@ class Doubled(nn.Linear):
 
 def built(device="cpu", cls=Mine, **fields):
     """A model of the class above, wider than a twin and with more layers."""
-    config = tiny.config("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=4, **fields)
+    config = tiny.config(
+        "llama", hidden_size=128, intermediate_size=256, num_hidden_layers=4, **fields
+    )
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     with torch.device(device):
@@ -42,9 +45,11 @@ class Touched(AssertionError):
 
 @contextlib.contextmanager
 def left_alone(model, *run):
-    """Raise `Touched` where the block changes tensors or random states, runs modules but those to `run`, or makes
-    processes wait for each other."""
-    inside = {id(module) for module in model.modules()} - {id(part) for each in run for part in each.modules()}
+    """Raise `Touched` where the block changes tensors or random states, runs modules but those to
+    `run`, or makes processes wait for each other."""
+    inside = {id(module) for module in model.modules()} - {
+        id(part) for each in run for part in each.modules()
+    }
     ran = []
 
     def listen(module, args):
@@ -77,7 +82,8 @@ def _tensors(model):
     found = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        parts = local.__tensor_flatten__()[0] if hasattr(local, "__tensor_flatten__") else ()  # of torchao
+        # of torchao
+        parts = local.__tensor_flatten__()[0] if hasattr(local, "__tensor_flatten__") else ()
         held = [getattr(local, part) for part in parts] or [local]
         bits = [None if each.is_meta else each.detach().clone() for each in held]
         found[name] = id(tensor), _version(local), tensor.requires_grad, id(tensor.grad), *bits
@@ -89,7 +95,11 @@ def _version(tensor):
 
 
 def _random_states():
-    return [(torch.get_rng_state(),), random.getstate(), (torch.from_numpy(numpy.random.get_state()[1].copy()),)]
+    return [
+        (torch.get_rng_state(),),
+        random.getstate(),
+        (torch.from_numpy(numpy.random.get_state()[1].copy()),),
+    ]
 
 
 def _same(before, after):

@@ -1,8 +1,9 @@
-"""Buffers that a forward in training writes to: every document begins with what the call began with.
+"""Buffers that a forward in training writes to: every document begins with what the call began
+with.
 
-A spectral norm takes a step of its power iteration in each training forward. Where autopack runs a module several times
-in one packed call, or once more to check it, documents alone would not see those steps.
-"""
+A spectral norm takes a step of its power iteration in each training forward. Where autopack runs a
+module several times in one packed call, or once more to check it, documents alone would not see
+those steps."""
 
 import copy
 
@@ -23,29 +24,41 @@ LENGTHS = (9, 1, 20)
 EXACT = 1e-5
 """Relative, of logits in float32: another order of sums."""
 NORMS = {"by a hook": hooked_spectral_norm, "parametrized": parametrizations.spectral_norm}
-# Its parts that mix tokens run document by document; so does the whole model; documents as rows; nothing runs twice.
+# Its parts that mix tokens run document by document; so does the whole model; documents as rows;
+# nothing runs twice.
 PARTS = {"bloom": "dense", "cpmant": "attention_out", "mamba": "out_proj", "llama": "o_proj"}
 
 
 def _model(name, norm):
     torch.manual_seed(0)
     model = tiny.build(name).train()
-    for module in [m for name, m in model.named_modules() if name.endswith(f".{PARTS[model.config.model_type]}")]:
+    for module in [
+        m
+        for name, m in model.named_modules()
+        if name.endswith(f".{PARTS[model.config.model_type]}")
+    ]:
         norm(module)
     return model
 
 
 def _row(model):
-    return {"input_ids": tiny.tokens(model.config, 1, sum(LENGTHS)), "position_ids": positions(LENGTHS)}
+    return {
+        "input_ids": tiny.tokens(model.config, 1, sum(LENGTHS)),
+        "position_ids": positions(LENGTHS),
+    }
 
 
 def _error(model, **options):
     stock, row = copy.deepcopy(model), _row(model)
     with autopack.enable(model, **options):
         found = model(**row).logits
-    alone = [copy.deepcopy(stock)(input_ids=part).logits for part in row["input_ids"].split(LENGTHS, dim=1)]
+    alone = [
+        copy.deepcopy(stock)(input_ids=part).logits
+        for part in row["input_ids"].split(LENGTHS, dim=1)
+    ]
     return max(
-        float(((f - a).norm() / a.norm()).detach()) for f, a in zip(found.split(LENGTHS, dim=1), alone, strict=True)
+        float(((f - a).norm() / a.norm()).detach())
+        for f, a in zip(found.split(LENGTHS, dim=1), alone, strict=True)
     )
 
 
@@ -61,7 +74,9 @@ def test_without_that_later_documents_see_the_steps_of_earlier_ones(monkeypatch,
     assert _error(_model(name, hooked_spectral_norm), verify=False) > 100 * EXACT
 
 
-@pytest.mark.parametrize(("name", "norm"), [("bloom", hooked_spectral_norm), ("llama", parametrizations.spectral_norm)])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("bloom", hooked_spectral_norm), ("llama", parametrizations.spectral_norm)]
+)
 def test_a_call_takes_one_step_as_a_forward_does(name, norm):
     """A check puts back what it finds, which is what the call has left behind."""
     model = _model(name, norm)
@@ -93,12 +108,14 @@ def test_gradients_are_those_of_documents_alone():
 
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_checks_take_no_step_of_a_norm_for_a_leak(norm):
-    """`check_every` looks at models of the libraries' own code, too, and not at what they began with."""
+    """`check_every` looks at models of the libraries' own code, too, and not at what they began
+    with."""
     model = _model("llama", norm)
     handle = autopack.enable(model, check_every=1)
     torch.manual_seed(1)
     for module in model.modules():
-        if isinstance(module, parametrizations._SpectralNorm):  # of weights that have just been loaded
+        # of weights that have just been loaded
+        if isinstance(module, parametrizations._SpectralNorm):
             module._u.normal_()
             module._v.normal_()
     for _ in range(4):
@@ -146,5 +163,8 @@ def test_heads_that_run_documents_alone():
     stock, row = copy.deepcopy(model), _row(model)
     autopack.enable(model, verify=False)
     found = model(**row, output_attentions=True).logits  # for which its documents run alone
-    alone = [copy.deepcopy(stock)(input_ids=part).logits for part in row["input_ids"].split(LENGTHS, dim=1)]
+    alone = [
+        copy.deepcopy(stock)(input_ids=part).logits
+        for part in row["input_ids"].split(LENGTHS, dim=1)
+    ]
     torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-4)

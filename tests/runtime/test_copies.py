@@ -1,4 +1,5 @@
-"""Copies of an enabled model by deepcopy, pickle and files: enabled by themselves; no autopack in checkpoints."""
+"""Copies of an enabled model by deepcopy, pickle and files: enabled by themselves; no autopack in
+checkpoints."""
 
 import copy
 import json
@@ -107,13 +108,17 @@ def test_a_checkpoint_holds_nothing_of_autopack(tmp_path):
     assert sorted(p.name for p in (tmp_path / "enabled").iterdir()) == files
     for name in files:
         if name.endswith(".json"):
-            found, plain = (json.loads((tmp_path / d / name).read_text()) for d in ("enabled", "stock"))
+            found, plain = (
+                json.loads((tmp_path / d / name).read_text()) for d in ("enabled", "stock")
+            )
             assert found == plain
     code = (
         "import sys, torch\n"
         "from transformers import AutoModelForCausalLM\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'enabled')!r}, dtype=torch.float64)\n"
-        f"torch.save(model(torch.load({str(tmp_path / 'ids.pt')!r})).logits, {str(tmp_path / 'logits.pt')!r})\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'enabled')!r}, "
+        "dtype=torch.float64)\n"
+        f"torch.save(model(torch.load({str(tmp_path / 'ids.pt')!r})).logits, "
+        f"{str(tmp_path / 'logits.pt')!r})\n"
         "assert not [name for name in sys.modules if name.startswith('autopack')]\n"
     )
     torch.save(IDS, tmp_path / "ids.pt")

@@ -1,8 +1,8 @@
-"""Copies of a part of an enabled model, a layer or a backbone: the part alone, which refuses to run, and comes clean.
+"""Copies of a part of an enabled model, a layer or a backbone: the part alone, which refuses to
+run, and comes clean.
 
-Sizes are those of pickles, since what a copy drags along is in its pickle: marks and hooks take a few kilobytes, a
-whole tiny model more than 100.
-"""
+Sizes are those of pickles, since what a copy drags along is in its pickle: marks and hooks take a
+few kilobytes, a whole tiny model more than 100."""
 
 import copy
 import io
@@ -20,7 +20,18 @@ from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions,
 from tests.support.refusals import refused
 
 IDS, WHERE = token_ids(), positions(LENGTHS)
-TYPES = ["llama", "gpt2", "bert", "mamba", "mamba2", "bloom", "falcon", "gemma3_text", "rwkv", "qwen2_moe"]
+TYPES = [
+    "llama",
+    "gpt2",
+    "bert",
+    "mamba",
+    "mamba2",
+    "bloom",
+    "falcon",
+    "gemma3_text",
+    "rwkv",
+    "qwen2_moe",
+]
 NOTES = 20_000
 """Bytes that marks and hooks may take in a pickle."""
 
@@ -32,7 +43,11 @@ def through_torch(part):
     return torch.load(buffer, weights_only=False)
 
 
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda part: pickle.loads(pickle.dumps(part)), "torch": through_torch}
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda part: pickle.loads(pickle.dumps(part)),
+    "torch": through_torch,
+}
 
 
 def run_elsewhere(code):
@@ -51,20 +66,29 @@ def build(model_type):
 
 def states(backbone):
     ones = torch.ones_like(IDS)  # with a mask and positions that restart, stock leaks
-    return backbone(input_ids=IDS, position_ids=WHERE, attention_mask=ones, use_cache=False).last_hidden_state
+    return backbone(
+        input_ids=IDS, position_ids=WHERE, attention_mask=ones, use_cache=False
+    ).last_hidden_state
 
 
 def states_alone(backbone):
-    return torch.cat([backbone(IDS[:, a:b], use_cache=False).last_hidden_state for a, b in spans(LENGTHS)], dim=1)
+    return torch.cat(
+        [backbone(IDS[:, a:b], use_cache=False).last_hidden_state for a, b in spans(LENGTHS)], dim=1
+    )
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_part_is_saved_without_its_model(model_type):
     stock, model = build(model_type), build(model_type)
     autopack.enable(model, verify=False)
-    for part in (lambda m: m.base_model, first_layer, lambda m: m.base_model.get_input_embeddings()):
+    for part in (
+        lambda m: m.base_model,
+        first_layer,
+        lambda m: m.base_model.get_input_embeddings(),
+    ):
         assert len(pickle.dumps(part(model))) <= len(pickle.dumps(part(stock))) + NOTES
-    assert len(pickle.dumps(model)) > len(pickle.dumps(first_layer(model))) + NOTES  # what it would have brought along
+    # what it would have brought along
+    assert len(pickle.dumps(model)) > len(pickle.dumps(first_layer(model))) + NOTES
     autopack.disable(model)
 
 
@@ -89,7 +113,8 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
         assert handle.model is other
         assert error(states(other), expected) <= FLOAT64
     assert attributes(other).keys() == before
-    assert error(states(model.base_model), expected) <= FLOAT64  # nothing of the original was touched
+    # nothing of the original was touched
+    assert error(states(model.base_model), expected) <= FLOAT64
     autopack.disable(model)
 
 
@@ -104,7 +129,9 @@ def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
             layer(states)
         autopack.disable(layer)
         found, wanted = (each(states) for each in (layer, first_layer(stock)))
-        assert torch.equal(*(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted)))
+        assert torch.equal(
+            *(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted))
+        )
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba"])
@@ -123,7 +150,9 @@ def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(mo
     assert error(states(model.eval().base_model), expected) <= FLOAT64
     autopack.disable(model)
     assert not holds_marks(model)
-    assert not any(isinstance(v, BoundCheckpoint) for m in model.modules() for v in vars(m).values())
+    assert not any(
+        isinstance(v, BoundCheckpoint) for m in model.modules() for v in vars(m).values()
+    )
     assert error(states(model.base_model), expected) > LEAK
 
 

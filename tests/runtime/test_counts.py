@@ -1,4 +1,5 @@
-"""What is counted of the calls of an enabled model: real tokens, columns that ran, documents, padding left out."""
+"""What is counted of the calls of an enabled model: real tokens, columns that ran, documents,
+padding left out."""
 
 import logging
 import re
@@ -41,25 +42,68 @@ ONES_AMONG = torch.tensor([[0, 0, 0, 1, 2, 0, 0, 0], [0, 1, 0, 0, 0, 1, 2, 3]])
 CALLS = [
     ("llama", {}, {}, padded(), RAN),
     ("llama", {}, {}, ROW, Volume(calls=1, rows=1, columns=8, tokens=5, documents=2)),
-    ("llama", {}, {}, {"input_ids": token_ids(2, 5)}, Volume(calls=1, rows=2, columns=10, tokens=10, documents=2)),
-    ("llama", {}, {}, {"input_ids": token_ids(2, 8), "position_ids": ONES_AMONG}, Volume(1, 2, 16, 13, 7)),
+    (
+        "llama",
+        {},
+        {},
+        {"input_ids": token_ids(2, 5)},
+        Volume(calls=1, rows=2, columns=10, tokens=10, documents=2),
+    ),
+    (
+        "llama",
+        {},
+        {},
+        {"input_ids": token_ids(2, 8), "position_ids": ONES_AMONG},
+        Volume(1, 2, 16, 13, 7),
+    ),
     ("llama", {}, {}, {**padded(), "output_attentions": True}, STAYED),
     ("llama", {}, {}, {"inputs_embeds": torch.zeros(2, 5, 64)}, Volume(1, 2, 10, 10, 2)),
     ("llama", {}, {"unpad": False}, padded(), STAYED),
     *((name, {}, {}, ROW, Volume(1, 1, 8, 5, 2)) for name in ("bart", "qwen3_next")),
     # What the mask hides are other tokens than the padding token.
-    ("bert", {"task": "masked-lm"}, {}, {"input_ids": token_ids(3, 9), "attention_mask": mask_of(LENGTHS)}, STAYED),
-    # Documents of a head are counted once: BERT runs them as a padded batch, whose backbone runs one row.
-    ("bert", CLASSES["bert"], {}, {**ROW, "labels": torch.tensor([0, 1])}, Volume(1, 1, 5, 5, 2, 3)),
+    (
+        "bert",
+        {"task": "masked-lm"},
+        {},
+        {"input_ids": token_ids(3, 9), "attention_mask": mask_of(LENGTHS)},
+        STAYED,
+    ),
+    # Documents of a head are counted once: BERT runs them as a padded batch, whose backbone runs
+    # one row.
+    (
+        "bert",
+        CLASSES["bert"],
+        {},
+        {**ROW, "labels": torch.tensor([0, 1])},
+        Volume(1, 1, 5, 5, 2, 3),
+    ),
     ("bert", CLASSES["bert"], {}, {**padded(), "labels": torch.tensor([0, 1, 0])}, RAN),
     # XLNet runs each length by itself, one document per row.
-    ("xlnet", CLASSES["xlnet"], {}, {**ROW, "labels": torch.tensor([0, 1])}, Volume(2, 2, 5, 5, 2, 3)),
+    (
+        "xlnet",
+        CLASSES["xlnet"],
+        {},
+        {**ROW, "labels": torch.tensor([0, 1])},
+        Volume(2, 2, 5, 5, 2, 3),
+    ),
     # Both halves of an encoder-decoder.
     ("t5", {"task": "seq2seq"}, {}, padded(), Volume(1, 1, 2 * REAL, 2 * REAL, 3, 2 * PADDING)),
-    ("t5", {"task": "seq2seq"}, {}, {"input_ids": token_ids(2, 5), "labels": token_ids(2, 4)}, Volume(1, 2, 18, 18, 2)),
+    (
+        "t5",
+        {"task": "seq2seq"},
+        {},
+        {"input_ids": token_ids(2, 5), "labels": token_ids(2, 4)},
+        Volume(1, 2, 18, 18, 2),
+    ),
     ("t5", {"task": "seq2seq"}, {"unpad": False}, padded(), Volume(1, 3, 54, 2 * REAL, 3)),
     # Choices of questions.
-    ("bert", {"task": "multiple-choice"}, {}, {"input_ids": token_ids(6, 5).reshape(2, 3, 5)}, Volume(1, 6, 30, 30, 6)),
+    (
+        "bert",
+        {"task": "multiple-choice"},
+        {},
+        {"input_ids": token_ids(6, 5).reshape(2, 3, 5)},
+        Volume(1, 6, 30, 30, 6),
+    ),
 ]
 
 
@@ -80,7 +124,8 @@ def test_evaluation_is_counted_apart_and_generation_not_at_all(model):
             model(**padded())
             model.generate(token_ids(1, 4), max_new_tokens=3)
         assert (handle.tally.training, handle.tally.evaluation) == (Volume(), RAN)
-        model(**padded()).loss.backward()  # Lightning leaves what `from_pretrained` gives in evaluation mode
+        # Lightning leaves what `from_pretrained` gives in evaluation mode
+        model(**padded()).loss.backward()
         with torch.no_grad():
             model.train()(**padded())
         assert (handle.tally.training, handle.tally.evaluation) == (RAN.plus(RAN), RAN)

@@ -1,4 +1,5 @@
-"""A site sees the layout of its own forward: under checkpointing, in threads, after errors; else it raises."""
+"""A site sees the layout of its own forward: under checkpointing, in threads, after errors; else it
+raises."""
 
 import gc
 import weakref
@@ -36,7 +37,8 @@ from tests.support.one_llama import IDS, logits
 from tests.support.refusals import refused
 
 FLOAT32_GRADIENT = 1e-3
-"""Gradients sum over all tokens and layers, so they are held to ten times the tolerance of float32 logits."""
+"""Gradients sum over all tokens and layers, so they are held to ten times the tolerance of float32
+logits."""
 KINDS = {"reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
 
 
@@ -47,7 +49,8 @@ def stock():
 
 @pytest.fixture
 def model():
-    """Not audited anew for the hooks that tests put on, so that these see no calls but those of the test."""
+    """Not audited anew for the hooks that tests put on, so that these see no calls but those of the
+    test."""
     model = llama()
     with autopack.enable(model, verify=False):
         yield model
@@ -91,7 +94,9 @@ CHECKPOINTED = {
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("change", CHECKPOINTED.values(), ids=CHECKPOINTED)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, FLOAT64), (torch.float32, FLOAT32_GRADIENT)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, FLOAT64), (torch.float32, FLOAT32_GRADIENT)], ids=str
+)
 def test_checkpointed_layers_are_recomputed_with_the_layout_of_their_forward(
     implementation, dtype, tolerance, change, when
 ):
@@ -102,8 +107,15 @@ def test_checkpointed_layers_are_recomputed_with_the_layout_of_their_forward(
         if when == "after":
             change(model)
         model.enable_input_require_grads()
-        assert gradient_error(_two_forwards_one_backward(model), _expected(llama(implementation, dtype))) <= tolerance
-    assert not any(isinstance(value, BoundCheckpoint) for m in model.modules() for value in vars(m).values())
+        assert (
+            gradient_error(
+                _two_forwards_one_backward(model), _expected(llama(implementation, dtype))
+            )
+            <= tolerance
+        )
+    assert not any(
+        isinstance(value, BoundCheckpoint) for m in model.modules() for value in vars(m).values()
+    )
 
 
 def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(model, stock):
@@ -161,7 +173,9 @@ def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
 def test_a_checkpointed_forward_on_a_layer_is_refused(model, reentrant):
     layer = model.model.layers[0]
     forward = layer.forward
-    layer.forward = lambda states, **options: checkpoint(partial(forward, **options), states, use_reentrant=reentrant)
+    layer.forward = lambda states, **options: checkpoint(
+        partial(forward, **options), states, use_reentrant=reentrant
+    )
     # It is noticed at the call, and audited where that is asked for.
     with pytest.raises((OutsideForward, UnsupportedModel), match="checkpoint"):
         _total(logits(model)).backward()
@@ -173,7 +187,10 @@ def test_a_foreign_checkpoint_around_the_whole_model_is_exact(model, stock, reen
         return _total(logits(model, lengths)) * weight
 
     weight = torch.ones((), dtype=torch.float64, requires_grad=True)
-    losses = [checkpoint(run, lengths, weight, use_reentrant=reentrant) for lengths in (LENGTHS, OTHER_LENGTHS)]
+    losses = [
+        checkpoint(run, lengths, weight, use_reentrant=reentrant)
+        for lengths in (LENGTHS, OTHER_LENGTHS)
+    ]
     sum(losses).backward()
     assert gradient_error(gradients(model), _expected(stock)) <= FLOAT64
 
@@ -223,7 +240,10 @@ def test_a_forward_inside_a_forward_has_its_own_layout(model, stock, seed):
 
 def _interrupt(model, place, kind):
     # A hook on the model is audited, which it raises in.
-    with raising(model.get_submodule(place), kind, "before"), pytest.raises((kind, UnsupportedModel), match="planted"):
+    with (
+        raising(model.get_submodule(place), kind, "before"),
+        pytest.raises((kind, UnsupportedModel), match="planted"),
+    ):
         logits(model)
 
 
@@ -245,7 +265,9 @@ def test_what_an_interrupted_forward_leaves_behind_is_never_used(model, stock, p
     with refused("past-the-entry"):
         _call_a_layer(model)
     found = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
-    expected = [stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(OTHER_LENGTHS)]
+    expected = [
+        stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(OTHER_LENGTHS)
+    ]
     assert error(found, torch.cat(expected, dim=1)) <= FLOAT64
     _interrupt(model, place, kind)
     with refused("declaration-invalid"):

@@ -1,4 +1,5 @@
-"""What an enabled forward reads on the host: nothing where the collator's values are remembered, or else one copy.
+"""What an enabled forward reads on the host: nothing where the collator's values are remembered, or
+else one copy.
 
 Tensors on the meta device have no values, so a model there that reads any raises; nothing is faked.
 """
@@ -20,12 +21,26 @@ from tests.conftest import token_ids
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 
-PACKED = ("llama", "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "mamba", "jamba", "qwen3_next", "bart", "bert")
+PACKED = (
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+    "qwen3_moe",
+    "mamba",
+    "jamba",
+    "qwen3_next",
+    "bart",
+    "bert",
+)
 LENGTHS = (7, 3, 9)
 
 
 def examples():
-    return [{"input_ids": row.tolist(), "labels": row.tolist()} for row in token_ids(1, sum(LENGTHS))[0].split(LENGTHS)]
+    return [
+        {"input_ids": row.tolist(), "labels": row.tolist()}
+        for row in token_ids(1, sum(LENGTHS))[0].split(LENGTHS)
+    ]
 
 
 def padded():
@@ -34,14 +49,19 @@ def padded():
 
 def pair():
     whole = padded()
-    halves = {"decoder_input_ids": whole["input_ids"], "decoder_attention_mask": whole["attention_mask"]}
+    halves = {
+        "decoder_input_ids": whole["input_ids"],
+        "decoder_attention_mask": whole["attention_mask"],
+    }
     return HostBatch({**whole, **halves})
 
 
 def packed_pair():
     ids = token_ids(1, sum(LENGTHS))
     segments = torch.tensor([[1, 2, 3]]).repeat_interleave(torch.tensor(LENGTHS), dim=1)
-    return HostBatch(input_ids=ids, attention_mask=segments, labels=ids, decoder_attention_mask=segments)
+    return HostBatch(
+        input_ids=ids, attention_mask=segments, labels=ids, decoder_attention_mask=segments
+    )
 
 
 def collated(model):
@@ -59,11 +79,16 @@ def of_classes(rows):
 
 CALLS = {
     **{name: (name, "causal-lm", collated) for name in PACKED},
-    **{f"{name}, padded": (name, "causal-lm", lambda _: padded()) for name in ("llama", "mamba", "mixtral", "bert")},
+    **{
+        f"{name}, padded": (name, "causal-lm", lambda _: padded())
+        for name in ("llama", "mamba", "mixtral", "bert")
+    },
     "t5, padded": ("t5", "seq2seq", lambda _: padded()),
     "bart, tokens on both sides": ("bart", "seq2seq", lambda _: pair()),
     "t5, packed": ("t5", "seq2seq", lambda _: packed_pair()),
-    **{f"{name}, classes": (name, "sequence-classification", classes) for name in ("llama", "bert")},
+    **{
+        f"{name}, classes": (name, "sequence-classification", classes) for name in ("llama", "bert")
+    },
     "llama, classes, padded": ("llama", "sequence-classification", lambda _: of_classes(padded())),
 }
 
@@ -78,7 +103,8 @@ def test_nothing_is_read_where_the_collators_values_are_remembered(name):
         model.to("meta")
         model(**batch.to("meta")).loss.backward()
         with pytest.raises((NotImplementedError, RuntimeError), match="meta tensor"):
-            model(**{n: v.to("meta") for n, v in batch.items()})  # moved one by one, nobody knows what they hold
+            # moved one by one, nobody knows what they hold
+            model(**{n: v.to("meta") for n, v in batch.items()})
 
 
 class Elsewhere(torch.Tensor):
@@ -110,10 +136,16 @@ def positions_of_four():
 class TestHostBatch:
     def test_what_is_remembered_is_what_was_moved(self):
         more = {"parts": [torch.ones(1)], "nested": {"pair": (torch.ones(1), 2)}}
-        batch = HostBatch(position_ids=torch.arange(4)[None], weights=torch.ones(2), name="one", **more)
+        batch = HostBatch(
+            position_ids=torch.arange(4)[None], weights=torch.ones(2), name="one", **more
+        )
         moved = batch.to("meta")
         assert type(moved) is HostBatch
-        assert [moved["weights"].is_meta, moved["parts"][0].is_meta, moved["name"]] == [True, True, "one"]
+        assert [moved["weights"].is_meta, moved["parts"][0].is_meta, moved["name"]] == [
+            True,
+            True,
+            "one",
+        ]
         assert moved["nested"]["pair"][0].is_meta
         assert moved["nested"]["pair"][1] == 2
         known = recall(moved)
@@ -169,7 +201,9 @@ class TestHostBatch:
         batch["position_ids"].zero_()
         assert recall(moved)["position_ids"].tolist() == [[0, 1, 2, 3]]
 
-    @pytest.mark.parametrize("change", [lambda t: t[:, :2], lambda t: t + 0, torch.clone, lambda t: t.view(2, 2)])
+    @pytest.mark.parametrize(
+        "change", [lambda t: t[:, :2], lambda t: t + 0, torch.clone, lambda t: t.view(2, 2)]
+    )
     def test_what_is_computed_from_it_is_not_known(self, change):
         moved = positions_of_four().to("meta")
         assert recall({"position_ids": change(moved["position_ids"])}) == {}
@@ -184,12 +218,15 @@ class TestHostBatch:
     def test_what_accelerate_moves_is_known(self):
         moved = send_to_device(autopack.PackingCollator()(examples()), torch.device("meta"))
         assert "position_ids" in recall(moved)
-        rebuilt = type(moved)({name: value.to("meta") for name, value in moved.items()})  # as a Trainer does after it
+        # as a Trainer does after it
+        rebuilt = type(moved)({name: value.to("meta") for name, value in moved.items()})
         assert "position_ids" in recall(rebuilt)
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_what_comes_out_of_a_data_loader_can_be_moved(self, workers):
-        loader = DataLoader(examples(), batch_size=3, collate_fn=autopack.PackingCollator(), num_workers=workers)
+        loader = DataLoader(
+            examples(), batch_size=3, collate_fn=autopack.PackingCollator(), num_workers=workers
+        )
         (batch,) = loader
         assert type(batch) is HostBatch
         assert "position_ids" in recall(batch.to("meta"))
@@ -219,7 +256,9 @@ def test_padding_that_was_noted_is_forgotten_where_the_tokens_are_written_to():
     real = torch.arange(9) < lengths
     with autopack.enable(model) as handle, torch.no_grad():
         note_padding(ids, real.numpy())
-        torch.testing.assert_close(model(input_ids=ids).logits[real], stock(input_ids=ids).logits[real])
+        torch.testing.assert_close(
+            model(input_ids=ids).logits[real], stock(input_ids=ids).logits[real]
+        )
         assert handle.tally.padding == int((~real).sum())
         ids[1, 5] += 1
         torch.testing.assert_close(model(input_ids=ids).logits, stock(input_ids=ids).logits)

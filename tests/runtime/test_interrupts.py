@@ -1,4 +1,5 @@
-"""Whatever ends a call, `enable` or `disable` in the middle: what comes after is right, and nothing stays behind."""
+"""Whatever ends a call, `enable` or `disable` in the middle: what comes after is right, and nothing
+stays behind."""
 
 import itertools
 from contextlib import contextmanager, suppress
@@ -61,7 +62,9 @@ class Expected:
         with torch.no_grad():
             self.packed = alone(self.stock, IDS, OTHER_LENGTHS)
             self.plain = self.stock(input_ids=IDS, use_cache=False).logits
-            self.padded = self.stock(input_ids=TWO, attention_mask=MASK, use_cache=False).logits[MASK.bool()]
+            self.padded = self.stock(input_ids=TWO, attention_mask=MASK, use_cache=False).logits[
+                MASK.bool()
+            ]
 
     @torch.no_grad()
     def of(self, model):
@@ -79,7 +82,11 @@ def pictures(model):
 
 
 def as_before(model, before):
-    return all(map(same, pictures(model), before)) and torch.is_grad_enabled() and torch.is_autocast_cache_enabled()
+    return (
+        all(map(same, pictures(model), before))
+        and torch.is_grad_enabled()
+        and torch.is_autocast_cache_enabled()
+    )
 
 
 def test_what_an_interrupt_leaves_of_a_mixer_s_call_is_not_of_the_next_one():
@@ -135,7 +142,8 @@ class TestAtAnyPoint:
 
     @pytest.mark.parametrize("model_type", ["llama", "mamba"])
     def test_of_disabling(self, model_type):
-        """What is half disabled is plain, exact, or refuses; disabling it again ends it, and so does enabling it."""
+        """What is half disabled is plain, exact, or refuses; disabling it again ends it, and so
+        does enabling it."""
         expected, model = Expected(model_type), build(model_type)
         before = pictures(model)
         autopack.enable(model)
@@ -157,7 +165,8 @@ class TestAtAnyPoint:
 
     @pytest.mark.parametrize("model_type", ["llama", "mamba"])
     def test_of_looking_at_a_model_again(self, model_type):
-        """A layer was replaced; the call that finds out is interrupted, and a padded batch comes next."""
+        """A layer was replaced; the call that finds out is interrupted, and a padded batch comes
+        next."""
         expected, model = Expected(model_type), build(model_type)
         with autopack.enable(model):
             train(model)
@@ -173,7 +182,11 @@ class TestAtAnyPoint:
         expected, model = Expected(), build()
         autopack.enable(model)
         Interrupter(events_of_all_but_the_last(model)).run(lambda: autopack.disable(model))
-        found = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS), attention_mask=torch.ones_like(IDS)).logits
+        found = model(
+            input_ids=IDS,
+            position_ids=positions(OTHER_LENGTHS),
+            attention_mask=torch.ones_like(IDS),
+        ).logits
         assert error(found, expected.packed) > LEAK
         assert not autopack.is_enabled(model)
         autopack.disable(model)
@@ -186,8 +199,14 @@ def events_of_all_but_the_last(model):
 
 
 def replace_a_layer(model, model_type):
-    layers = next(module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
-    other = next(module for module in build(model_type).base_model.modules() if isinstance(module, nn.ModuleList))
+    layers = next(
+        module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)
+    )
+    other = next(
+        module
+        for module in build(model_type).base_model.modules()
+        if isinstance(module, nn.ModuleList)
+    )
     layers[1] = other[1].train(model.training)
 
 

@@ -21,7 +21,8 @@ def objects():
 
 
 def test_rounds_of_enable_and_disable_leave_nothing():
-    """`python -m compat.soak` makes a thousand of them; a single object that stays is seen in these."""
+    """`python -m compat.soak` makes a thousand of them; a single object that stays is seen in
+    these."""
     model = llama(num_hidden_layers=1)
 
     def rounds():
@@ -76,8 +77,13 @@ class TestForks:
 
 
 def test_models_come_and_go_in_one_thread_while_another_calls_two():
-    """One of them enabled, the other one not: what is put at the sites and taken away concerns neither."""
-    enabled, plain, ended = llama(num_hidden_layers=1), llama(num_hidden_layers=1), threading.Event()
+    """One of them enabled, the other one not: what is put at the sites and taken away concerns
+    neither."""
+    enabled, plain, ended = (
+        llama(num_hidden_layers=1),
+        llama(num_hidden_layers=1),
+        threading.Event(),
+    )
     with torch.no_grad():
         expected = alone(plain, IDS, OTHER_LENGTHS), logits(plain)
     wrong = []
@@ -95,6 +101,8 @@ def test_models_come_and_go_in_one_thread_while_another_calls_two():
         thread.start()
         while not ended.is_set():
             packed, stock = logits(enabled, OTHER_LENGTHS), logits(plain)
-            wrong += [packed] * (error(packed, expected[0]) > FLOAT64) + [stock] * (not torch.equal(stock, expected[1]))
+            wrong += [packed] * (error(packed, expected[0]) > FLOAT64) + [stock] * (
+                not torch.equal(stock, expected[1])
+            )
         thread.join(timeout=600)
     assert wrong == []

@@ -1,4 +1,5 @@
-"""Runs that a rank makes for others leave a module's numbers, but for those that engines count by."""
+"""Runs that a rank makes for others leave a module's numbers, but for those that engines count
+by."""
 
 import pytest
 from torch import nn

@@ -1,5 +1,5 @@
-"""Training steps of enabled models on a device wait for nothing, in any type: read by meta tensors that say they are on
-a GPU."""
+"""Training steps of enabled models on a device wait for nothing, in any type: read by meta tensors
+that say they are on a GPU."""
 
 import traceback
 from dataclasses import replace
@@ -24,7 +24,9 @@ WAITS = {
     **dict.fromkeys(("xlm", "flaubert"), "tokens are searched for padding tokens, as stock does"),
     "tapas": "positions of each document are compared with columns",
     "mra": "documents run alone",
-    **dict.fromkeys("blt cpmant deepseek_v4 minimax_m3_vl_text prophetnet reformer xlnet".split(), BY_DOCUMENT),
+    **dict.fromkeys(
+        "blt cpmant deepseek_v4 minimax_m3_vl_text prophetnet reformer xlnet".split(), BY_DOCUMENT
+    ),
 }
 """Types that wait in code of autopack, and for what."""
 
@@ -36,7 +38,9 @@ def _row(model, documents, labels):
 
 def _padded(model, documents, labels):
     batch = documents.padded()
-    return HostBatch(batch if labels else {**batch, "labels": torch.ones(len(LENGTHS), dtype=torch.long)})
+    return HostBatch(
+        batch if labels else {**batch, "labels": torch.ones(len(LENGTHS), dtype=torch.long)}
+    )
 
 
 def _is_upstreams(error):
@@ -52,7 +56,8 @@ TASKS = ("causal-lm", "masked-lm", "sequence-classification")
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("form", [_row, _padded], ids=["packed row", "padded batch"])
 @pytest.mark.parametrize(
-    ("model_type", "task"), [(each, task) for task in TASKS for each in sorted(configs.types_for(task))]
+    ("model_type", "task"),
+    [(each, task) for task in TASKS for each in sorted(configs.types_for(task))],
 )
 def test_no_step_waits_for_the_device(model_type, task, form):
     try:

@@ -1,4 +1,5 @@
-"""Cases of two processes, each a function of the rank: losses and gradient norms with and without `max_tokens`."""
+"""Cases of two processes, each a function of the rank: losses and gradient norms with and without
+`max_tokens`."""
 
 import time
 
@@ -40,8 +41,12 @@ def the_end_of_an_epoch(rank):
 
 
 def fully_sharded(rank):
-    """A loop of its own over a model that FSDP2 has sharded, beside all batches on a whole model."""
-    batches = [[texts(DOCUMENTS[first : first + 4]) for first in range(start, start + 16, 4)] for start in (0, 16)]
+    """A loop of its own over a model that FSDP2 has sharded, beside all batches on a whole
+    model."""
+    batches = [
+        [texts(DOCUMENTS[first : first + 4]) for first in range(start, start + 16, 4)]
+        for start in (0, 16)
+    ]
     items = sum(int((each["labels"][:, 1:] != -100).sum()) for part in batches for each in part)
     whole, sharded = (trainer("llama", texts).model for _ in range(2))
     for each in (*batches[0], *batches[1]):
@@ -54,7 +59,11 @@ def fully_sharded(rank):
     gradients = {name: each.grad.full_tensor() for name, each in wrapped.named_parameters()}
     wanted = {name: each.grad for name, each in whole.named_parameters()}
     worst = max(float((gradients[name] - wanted[name]).abs().max()) for name in wanted)
-    return {"worst": worst, "largest": max(float(each.abs().max()) for each in wanted.values()), "count": len(parts)}
+    return {
+        "worst": worst,
+        "largest": max(float(each.abs().max()) for each in wanted.values()),
+        "count": len(parts),
+    }
 
 
 def a_rank_with_one_long_document(rank):
@@ -69,7 +78,8 @@ def a_rank_with_one_long_document(rank):
 
 
 def one_rank_that_cannot(rank):
-    """A batch of one rank has a column of no unit: both ranks are refused, and none waits for the other."""
+    """A batch of one rank has a column of no unit: both ranks are refused, and none waits for the
+    other."""
 
     def collate(examples):
         return {**texts(examples), "more": torch.zeros(9, 2)} if rank else texts(examples)
@@ -117,7 +127,11 @@ def fails_in_the_middle(rank, folder):
     cut = made.training_step.__self__
 
     def fail(model, _):
-        if rank == 1 and cut.steps == 1 and any(each.grad is not None for each in model.parameters()):
+        if (
+            rank == 1
+            and cut.steps == 1
+            and any(each.grad is not None for each in model.parameters())
+        ):
             while not (folder / "steps").exists():
                 time.sleep(0.05)
             raise RuntimeError("in the middle")

@@ -1,4 +1,5 @@
-"""Train tiny models for a few steps, with and without `max_tokens`: losses and gradient norms of each step."""
+"""Train tiny models for a few steps, with and without `max_tokens`: losses and gradient norms of
+each step."""
 
 import tempfile
 from itertools import chain
@@ -18,19 +19,26 @@ MOST = 64
 
 def padded(rows, fill, left=False):
     longest = max(map(len, rows))
-    return torch.tensor([(fill * (longest - len(r)) + r) if left else (r + fill * (longest - len(r))) for r in rows])
+    return torch.tensor(
+        [(fill * (longest - len(r)) + r) if left else (r + fill * (longest - len(r))) for r in rows]
+    )
 
 
 def texts(examples, left=False):
     rows = [each["input_ids"] for each in examples]
     mask = padded([[1] * len(row) for row in rows], [0], left)
-    return {"input_ids": padded(rows, [0], left), "labels": padded(rows, [-100], left), "attention_mask": mask}
+    return {
+        "input_ids": padded(rows, [0], left),
+        "labels": padded(rows, [-100], left),
+        "attention_mask": mask,
+    }
 
 
 def on_the_left(examples):
     batch = texts(examples, left=True)
     starts = batch["attention_mask"].argmax(1)
-    batch["labels"][torch.arange(len(starts)), starts] = -100  # what stock predicts at padding is no target
+    # what stock predicts at padding is no target
+    batch["labels"][torch.arange(len(starts)), starts] = -100
     return batch
 
 
@@ -38,7 +46,9 @@ def packed(examples):
     rows = [each["input_ids"] for each in examples]
     positions, labels = [list(range(len(row))) for row in rows], [[-100, *row[1:]] for row in rows]
     found = {"input_ids": rows, "labels": labels, "position_ids": positions}
-    return {name: torch.tensor([list(chain.from_iterable(values))]) for name, values in found.items()}
+    return {
+        name: torch.tensor([list(chain.from_iterable(values))]) for name, values in found.items()
+    }
 
 
 def classes(examples):
@@ -53,7 +63,15 @@ def pairs(examples):
 
 
 def trainer(
-    model_type, collate, task="causal-lm", batch=4, accumulate=4, steps=6, kind=Trainer, change=None, **settings
+    model_type,
+    collate,
+    task="causal-lm",
+    batch=4,
+    accumulate=4,
+    steps=6,
+    kind=Trainer,
+    change=None,
+    **settings,
 ):
     """Return a trainer of a tiny model without dropout."""
     torch.manual_seed(0)
@@ -80,8 +98,11 @@ def trainer(
 
 
 def trained(made, most=None):
-    """Return losses and gradient norms of each step, (steps, 2) float64, and the tokens that it has counted."""
+    """Return losses and gradient norms of each step, (steps, 2) float64, and the tokens that it has
+    counted."""
     autopack.enable(made, max_tokens=most)
     made.train()
-    logged = [(each["loss"], each["grad_norm"]) for each in made.state.log_history if "loss" in each]
+    logged = [
+        (each["loss"], each["grad_norm"]) for each in made.state.log_history if "loss" in each
+    ]
     return torch.tensor(logged, dtype=torch.float64), made.state.num_input_tokens_seen

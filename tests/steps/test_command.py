@@ -1,4 +1,5 @@
-"""`autopack run --max-tokens` cuts the steps of a script that knows nothing of it, and never ends one."""
+"""`autopack run --max-tokens` cuts the steps of a script that knows nothing of it, and never ends
+one."""
 
 import ast
 
@@ -22,7 +23,9 @@ def _losses(tmp_path, case, *options, status=0, **environment):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(**case))
     done = python("-m", "autopack", "run", *options, script, status=status, **environment)
-    return [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("[")], done.stderr
+    return [
+        ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("[")
+    ], done.stderr
 
 
 @pytest.mark.parametrize("by_variable", [True, False])

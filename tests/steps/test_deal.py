@@ -1,4 +1,5 @@
-"""Every document is dealt once, no micro-batch has too many tokens, and ranks have the same to do."""
+"""Every document is dealt once, no micro-batch has too many tokens, and ranks have the same to
+do."""
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from autopack.steps.deal import deal
 def steps(draw):
     ranks = draw(st.integers(1, 5))
     homes = sorted([*range(ranks), *draw(st.lists(st.integers(0, ranks - 1), max_size=40))])
-    return ranks, homes, draw(st.lists(st.integers(1, 300), min_size=len(homes), max_size=len(homes)))
+    return (
+        ranks,
+        homes,
+        draw(st.lists(st.integers(1, 300), min_size=len(homes), max_size=len(homes))),
+    )
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -23,9 +28,13 @@ def test_every_document_is_dealt_once_within_the_budget(step, most, moves):
     dealt = deal(lengths, homes, ranks, most, CostModel(), moves)
     assert sorted(n for rows in dealt for row in rows for n in row) == list(range(len(lengths)))
     assert [len(rows) for rows in dealt] == ranks * [len(dealt[0])]
-    assert all(sum(lengths[n] for n in row) <= most for rows in dealt for row in rows if len(row) > 1)
+    assert all(
+        sum(lengths[n] for n in row) <= most for rows in dealt for row in rows if len(row) > 1
+    )
     assert len(dealt[0]) <= len(lengths)
-    assert moves or all(homes[n] == rank for rank, rows in enumerate(dealt) for row in rows for n in row)
+    assert moves or all(
+        homes[n] == rank for rank, rows in enumerate(dealt) for row in rows for n in row
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])

@@ -1,4 +1,5 @@
-"""Two processes share the documents of a step: losses and gradient norms are those of the step as it was."""
+"""Two processes share the documents of a step: losses and gradient norms are those of the step as
+it was."""
 
 import pytest
 import torch
@@ -23,7 +24,10 @@ def test_losses_and_gradients_are_those_of_the_step_as_it_was(ranks, case):
 def test_ranks_have_the_same_to_do_where_documents_move(ranks):
     for case in SHARED:
         assert ranks[0][case]["slowest"] <= 1.03
-        assert abs(ranks[0][case]["tokens"] - ranks[1][case]["tokens"]) <= 0.03 * ranks[0][case]["tokens"]
+        assert (
+            abs(ranks[0][case]["tokens"] - ranks[1][case]["tokens"])
+            <= 0.03 * ranks[0][case]["tokens"]
+        )
     # The control: where each rank counts its own targets, documents stay where they are.
     assert ranks[0]["each_rank_counts_its_own"]["slowest"] > 1.1
 

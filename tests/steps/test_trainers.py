@@ -1,4 +1,5 @@
-"""A step that is cut anew has the loss and the gradient norm of the step as it was, or is refused."""
+"""A step that is cut anew has the loss and the gradient norm of the step as it was, or is
+refused."""
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from tests.steps.steps_of import MOST, classes, on_the_left, packed, pairs, text
 from tests.support.dpo import preferences
 
 _TOLERANCE = 1e-5
-"""Of float32: sums in another order; norms of gradients of a few numbers are rounded more than losses."""
+"""Of float32: sums in another order; norms of gradients of a few numbers are rounded more than
+losses."""
 
 CASES = {
     "text": ("llama", texts, {}),
@@ -52,7 +54,8 @@ def test_in_float64_gradients_are_the_same_to_twelve_digits():
         each.model.double()
     (wanted, _), (found, _) = trained(made[0]), trained(made[1], MOST)
     torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=1e-12, atol=0)
-    torch.testing.assert_close(found[:, 0], wanted[:, 0], rtol=2e-7, atol=0)  # the Trainer adds them up in float32
+    # the Trainer adds them up in float32
+    torch.testing.assert_close(found[:, 0], wanted[:, 0], rtol=2e-7, atol=0)
 
 
 class _Negatives(Trainer):
@@ -64,7 +67,8 @@ class _Negatives(Trainer):
 
 
 class _Weighted(Trainer):
-    """Weighs classes: a mean over the weights of a batch, which is that of documents where they are of one class."""
+    """Weighs classes: a mean over the weights of a batch, which is that of documents where they are
+    of one class."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
@@ -131,13 +135,28 @@ REFUSED = {
         {"task": "sequence-classification", "kind": _Weighted},
         "step-not-cut",
     ),
-    "documents that are compared in training": ("llama", texts, {"kind": _InTraining}, "step-not-cut"),
-    "a mean over targets of another name": ("llama", _without_labels, {"kind": _OfTokens}, "step-not-cut"),
+    "documents that are compared in training": (
+        "llama",
+        texts,
+        {"kind": _InTraining},
+        "step-not-cut",
+    ),
+    "a mean over targets of another name": (
+        "llama",
+        _without_labels,
+        {"kind": _OfTokens},
+        "step-not-cut",
+    ),
     "documents that come in twos": ("llama", texts, {"kind": _Pairs}, "step-not-cut"),
     "batches of the trainer's own": ("llama", texts, {"kind": _Buffered}, "step-not-cut"),
     "columns that are counted": ("gpt2", on_the_left, {}, "step-not-cut"),
     "pictures": ("llama", _with_pictures, {}, "batch-not-cut"),
-    "a column of no unit": ("llama", lambda each: {**texts(each), "more": torch.zeros(9, 2)}, {}, "batch-not-cut"),
+    "a column of no unit": (
+        "llama",
+        lambda each: {**texts(each), "more": torch.zeros(9, 2)},
+        {},
+        "batch-not-cut",
+    ),
 }
 
 
@@ -160,14 +179,20 @@ def test_a_loss_that_begins_to_compare_documents_is_refused_at_the_next_step_tha
     assert made.state.global_step == 3
 
 
-@pytest.mark.parametrize(("loss", "served"), [("sigmoid", True), ("ipo", True), ("aot", False), ("sft", False)])
+@pytest.mark.parametrize(
+    ("loss", "served"), [("sigmoid", True), ("ipo", True), ("aot", False), ("sft", False)]
+)
 def test_pairs_of_dpo_stay_together_or_are_refused(tmp_path, loss, served):
     from autopack import tiny
 
     def made(folder):
         torch.manual_seed(0)
         return preferences(
-            folder, tiny.build("llama"), loss_type=[loss], logging_steps=1, gradient_accumulation_steps=3
+            folder,
+            tiny.build("llama"),
+            loss_type=[loss],
+            logging_steps=1,
+            gradient_accumulation_steps=3,
         )
 
     if not served:
@@ -268,12 +293,15 @@ def test_logs_and_the_handle_say_how_steps_were_cut():
     trained(made, MOST)
     logged = [each for each in made.state.log_history if "autopack/micro_batches" in each]
     assert len(logged) == 6
-    assert all(each["autopack/slowest_rank"] == 1.0 < each["autopack/micro_batches"] for each in logged)
+    assert all(
+        each["autopack/slowest_rank"] == 1.0 < each["autopack/micro_batches"] for each in logged
+    )
     assert f"{made.training_step.__self__}" in repr(handle)
 
 
 class _Counted:
-    """Memory of a device that takes so many bytes a token, and holds more from the second step on."""
+    """Memory of a device that takes so many bytes a token, and holds more from the second step
+    on."""
 
     _OF_A_TOKEN, _OF_STATES = 1000, 50_000
 
@@ -319,7 +347,10 @@ def test_what_fits_is_measured_in_the_second_step(monkeypatch):
     torch.testing.assert_close(found, wanted, rtol=_TOLERANCE, atol=0)
     assert cut.max_tokens == (0.8 * 300_000 - 60_000) // 1000
     assert limits[0] == max(sizes[:4])
-    assert max(width for width, limit in zip(widths, limits, strict=True) if limit == cut.max_tokens) > 100
+    assert (
+        max(width for width, limit in zip(widths, limits, strict=True) if limit == cut.max_tokens)
+        > 100
+    )
     assert "max_tokens=180 (auto)" in repr(cut)
 
 

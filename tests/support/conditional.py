@@ -11,11 +11,13 @@ from tests.conftest import error as relative_error
 from tests.engine import counted
 
 EXACT, LEAK = 1e-4, 1e-2
-"""Of the deviation of logits in float32: rounding leaves about 1e-6, and what leaks here starts near 0.5."""
+"""Of the deviation of logits in float32: rounding leaves about 1e-6, and what leaks here starts
+near 0.5."""
 
 
 class Conditional(LlamaForCausalLM):
-    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward does.
+    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward
+    does.
 
     `change` is what it makes of embedded tokens then.
     """
@@ -25,7 +27,9 @@ class Conditional(LlamaForCausalLM):
 
     def forward(self, input_ids=None, inputs_embeds=None, **kwargs):
         states = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
-        if type(self).mixes(self, input_ids=input_ids, inputs_embeds=inputs_embeds, states=states, **kwargs):
+        if type(self).mixes(
+            self, input_ids=input_ids, inputs_embeds=inputs_embeds, states=states, **kwargs
+        ):
             states = type(self).change(states)
         return super().forward(inputs_embeds=states, **kwargs)
 
@@ -33,7 +37,9 @@ class Conditional(LlamaForCausalLM):
 def build(mixes=None, **config):
     stock = tiny.build("llama", **config)
     members = {} if mixes is None else {"mixes": staticmethod(mixes)}
-    model = type("Users", (Conditional,), {**members, "__module__": __name__})._from_config(stock.config)
+    model = type("Users", (Conditional,), {**members, "__module__": __name__})._from_config(
+        stock.config
+    )
     model.load_state_dict(stock.state_dict())
     return model.eval()
 
@@ -46,7 +52,10 @@ def row(*lengths, rows=1, seed=0):
 
 
 def lengths_of(batch):
-    starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), batch["position_ids"].shape[1]]
+    starts = [
+        *(batch["position_ids"][0] == 0).nonzero().flatten().tolist(),
+        batch["position_ids"].shape[1],
+    ]
     return [end - start for start, end in pairwise(starts)]
 
 
@@ -54,4 +63,6 @@ def error(model, stock, batch):
     """The largest difference of logits to documents alone, of their deviation."""
     ids = batch["input_ids"]
     with torch.no_grad():
-        return relative_error(model(**batch).logits, alone(stock, ids, *[lengths_of(batch)] * len(ids)))
+        return relative_error(
+            model(**batch).logits, alone(stock, ids, *[lengths_of(batch)] * len(ids))
+        )

@@ -46,11 +46,23 @@ class Page(html.parser.HTMLParser):
 def check_self_contained(text):
     """Well-formed, without scripts, and without a reference that leaves it."""
     page = Page(text)
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "image", "iframe", "object", "embed", "base"}
+    assert not {tag for tag, _ in page.tags} & {
+        "script",
+        "link",
+        "img",
+        "image",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+    }
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     for tag, attributes in page.tags:
-        assert not any(name.startswith("on") or name == "src" for name in attributes), (tag, attributes)
+        assert not any(name.startswith("on") or name == "src" for name in attributes), (
+            tag,
+            attributes,
+        )
         for name, value in attributes.items():
             if name == "href":
                 assert str(value).removeprefix("#") in ids, value

@@ -7,7 +7,8 @@ import autopack
 
 _CODE = str(Path(autopack.__file__).parent) + "/"
 _EVENTS = ("call", "c_call", "c_return")
-"""Where Python looks for signals, among others: where a function begins, and after one that is written in C."""
+"""Where Python looks for signals, among others: where a function begins, and after one that is
+written in C."""
 
 
 class Interrupter:
@@ -19,7 +20,8 @@ class Interrupter:
         self.place = ""
         """Where it has interrupted."""
         self.interrupted = False
-        """Whether that has ended the function: Python swallows what is raised while it ends a generator."""
+        """Whether that has ended the function: Python swallows what is raised while it ends a
+        generator."""
 
     def run(self, function):
         """Run a function up to the interrupt, or whole where there is none."""
@@ -40,7 +42,9 @@ class Interrupter:
         self.events += 1
         if self.events == self.at:
             sys.setprofile(None)
-            self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} {event}"
+            self.place = (
+                f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} {event}"
+            )
             raise KeyboardInterrupt
 
 

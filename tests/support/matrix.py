@@ -6,7 +6,14 @@ from compat.matrix import Matrix, Release, Selection
 OLD = Release("4.9.0", "0.1", "0.3", ">=3.10,<3.99")
 NEW = Release("5.0.0", "0.2", "1.3", ">=3.10,<3.99", ci=True)
 MODES = ("eager", "sdpa")
-MATRIX = Matrix("2.13.0", ("causal-lm",), MODES, ("llama",), Selection(("causal-lm",), MODES, ("llama",)), (OLD, NEW))
+MATRIX = Matrix(
+    "2.13.0",
+    ("causal-lm",),
+    MODES,
+    ("llama",),
+    Selection(("causal-lm",), MODES, ("llama",)),
+    (OLD, NEW),
+)
 ABOUT = {
     "types": {},
     "torch": "2.13.0+cpu",
@@ -22,5 +29,8 @@ def cell(model_type, mode, status="exact", **more):
 
 def result_of(release, *cells):
     packages = {**ABOUT, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
-    found = cells or (cell("llama", "eager", proof="recorded", worst=1e-6), cell("llama", "sdpa", proof="audit"))
+    found = cells or (
+        cell("llama", "eager", proof="recorded", worst=1e-6),
+        cell("llama", "sdpa", proof="audit"),
+    )
     return tables.compact(release, packages, found, "now")

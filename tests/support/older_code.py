@@ -1,4 +1,5 @@
-"""Models as code from before transformers' attention interface is written: masks, positions and biases of their own."""
+"""Models as code from before transformers' attention interface is written: masks, positions and
+biases of their own."""
 
 import math
 
@@ -36,7 +37,9 @@ class OldRotary(nn.Module):
     """A table of as many rotations as a call has tokens."""
 
     def forward(self, value, seq_len):
-        angles = torch.arange(seq_len, dtype=value.dtype)[:, None] * (0.5 ** torch.arange(SIZE // 2, dtype=value.dtype))
+        angles = torch.arange(seq_len, dtype=value.dtype)[:, None] * (
+            0.5 ** torch.arange(SIZE // 2, dtype=value.dtype)
+        )
         angles = angles.repeat(1, 2)
         return angles.cos(), angles.sin()
 
@@ -89,7 +92,9 @@ class OldKernelAttention(OldAttention):
         if attention_mask is None:
             return super().forward(hidden, attention_mask, position_ids)
         query, key, value = by_heads(self.qkv(hidden))
-        made = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        made = nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask
+        )
         return (self.out(together(made)),)
 
 
@@ -98,7 +103,11 @@ class OldBiasAttention(nn.Module):
 
     def __init__(self, has_bias):
         super().__init__()
-        self.has_relative_attention_bias, self.n_heads, self.gradient_checkpointing = has_bias, HEADS, False
+        self.has_relative_attention_bias, self.n_heads, self.gradient_checkpointing = (
+            has_bias,
+            HEADS,
+            False,
+        )
         self.qkv = nn.Linear(16, 48)
         if has_bias:
             self.table = nn.Embedding(2 * COLUMNS, HEADS)
@@ -107,12 +116,21 @@ class OldBiasAttention(nn.Module):
         distance = torch.arange(keys)[None] - torch.arange(queries)[:, None] + COLUMNS
         return self.table(distance).permute(2, 0, 1)[None]
 
-    def forward(self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_value=None):
+    def forward(
+        self,
+        hidden_states,
+        mask=None,
+        key_value_states=None,
+        position_bias=None,
+        past_key_value=None,
+    ):
         columns = hidden_states.shape[1]
         query, key, value = by_heads(self.qkv(hidden_states))
         if position_bias is None:
             position_bias = self.compute_bias(columns, columns) + mask
-        weights = nn.functional.softmax(torch.matmul(query, key.transpose(2, 3)) + position_bias, -1)
+        weights = nn.functional.softmax(
+            torch.matmul(query, key.transpose(2, 3)) + position_bias, -1
+        )
         return together(torch.matmul(weights, value)), None, position_bias
 
 
@@ -124,7 +142,9 @@ def causal_mask(form, mask, like):
         return torch.ones(columns, columns).triu(1)
     if form == "queries first":
         return seen[:, :, None]
-    return torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, torch.finfo(like.dtype).min)[:, None]
+    return torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, torch.finfo(like.dtype).min)[
+        :, None
+    ]
 
 
 class OldForCausalLM(PreTrainedModel):
@@ -154,7 +174,9 @@ class OldForCausalLM(PreTrainedModel):
     def _output(self, logits, labels):
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            )
         return CausalLMOutput(loss=loss, logits=logits)
 
     def forward(self, input_ids=None, attention_mask=None, labels=None, use_cache=None):
@@ -166,7 +188,8 @@ class ByTable(OldForCausalLM):
 
 
 class HandingOnToTheLoss(PreTrainedModel):
-    """BioGPT from 4.48 to 4.52: what its head takes by any name goes to its loss, and nothing to the backbone."""
+    """BioGPT from 4.48 to 4.52: what its head takes by any name goes to its loss, and nothing to
+    the backbone."""
 
     config_class, base_model_prefix = OldConfig, "model"
 
@@ -206,7 +229,9 @@ class Rotating(OldForCausalLM):
 
     positions, rotates = None, True
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, labels=None, use_cache=None):
+    def forward(
+        self, input_ids=None, attention_mask=None, position_ids=None, labels=None, use_cache=None
+    ):
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1]).expand_as(input_ids)
         return self._run(input_ids, attention_mask, position_ids, labels)
@@ -229,14 +254,25 @@ class Biased(OldForCausalLM):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         hidden, bias = self.tokens(input_ids), None
         for layer in self.layers:
-            made, _, bias = layer(hidden, mask=causal_mask("additive", mask, hidden), position_bias=bias)
+            made, _, bias = layer(
+                hidden, mask=causal_mask("additive", mask, hidden), position_bias=bias
+            )
             hidden = hidden + made
         return self._output(self.head(hidden), labels)
 
 
 class OldForgetfulAttention(OldBiasAttention):
-    def forward(self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_value=None):
-        states, _, bias = super().forward(hidden_states, mask, key_value_states, position_bias, past_key_value)
+    def forward(
+        self,
+        hidden_states,
+        mask=None,
+        key_value_states=None,
+        position_bias=None,
+        past_key_value=None,
+    ):
+        states, _, bias = super().forward(
+            hidden_states, mask, key_value_states, position_bias, past_key_value
+        )
         return states, None, bias + 0
 
 

@@ -1,4 +1,5 @@
-"""What tests ask of one Llama, enabled or copied: whether it is exact on one packed row, and whether it leaks."""
+"""What tests ask of one Llama, enabled or copied: whether it is exact on one packed row, and
+whether it leaks."""
 
 import torch
 
@@ -15,14 +16,18 @@ def logits(model, lengths=LENGTHS):
 
 def is_exact(model, stock):
     """Whether every document of the row gets what it gets alone, for both ways of cutting it."""
-    return all(error(logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS))
+    return all(
+        error(logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS)
+    )
 
 
 def leaks(model, stock):
-    """Whether documents change each other; with a mask stock transformers never looks at positions."""
+    """Whether documents change each other; with a mask stock transformers never looks at
+    positions."""
     found = model(input_ids=IDS, position_ids=WHERE, attention_mask=torch.ones_like(IDS)).logits
     return error(found, alone(stock, IDS, LENGTHS)) > LEAK
 
 
 def users_hook(module, args):
-    """A forward pre-hook of the user's, which changes nothing; a function of a module, so that it can be pickled."""
+    """A forward pre-hook of the user's, which changes nothing; a function of a module, so that it
+    can be pickled."""

@@ -1,4 +1,5 @@
-"""Padded batches for tests, tiny models with any head, and what stock and enabled runs of them must agree on."""
+"""Padded batches for tests, tiny models with any head, and what stock and enabled runs of them must
+agree on."""
 
 import copy
 
@@ -22,7 +23,8 @@ HEADS = {
 }
 PADDING = 0
 FLOAT32 = 1e-4
-"""Largest error in float32, of the logits' standard deviation, and relative for losses: rounding leaves about 1e-6."""
+"""Largest error in float32, of the logits' standard deviation, and relative for losses: rounding
+leaves about 1e-6."""
 GRADIENT = 1e-3
 """The same for gradients of single parameters, in which sums over all tokens cancel."""
 
@@ -33,7 +35,9 @@ def mask_of(lengths, side="right", columns=None):
     mask = torch.zeros(len(lengths), columns, dtype=torch.long)
     for row, length in zip(mask, lengths, strict=True):
         if side == "holes":
-            row[torch.randperm(columns, generator=torch.Generator().manual_seed(length))[:length]] = 1
+            row[
+                torch.randperm(columns, generator=torch.Generator().manual_seed(length))[:length]
+            ] = 1
         else:
             row[slice(length) if side == "right" else slice(columns - length, None)] = 1
     return mask
@@ -46,11 +50,15 @@ def batch(task, mask, seed=0, classes=3):
     found = {"input_ids": ids, "attention_mask": mask}
     generator = torch.Generator().manual_seed(seed)
     if task in ("causal LM", "masked LM"):
-        found["labels"] = ids.masked_fill(unpredicted(mask) if task == "causal LM" else mask == 0, -100)
+        found["labels"] = ids.masked_fill(
+            unpredicted(mask) if task == "causal LM" else mask == 0, -100
+        )
     elif task == "sequence classification":
         found["labels"] = torch.randint(classes, (rows,), generator=generator)
     elif task == "token classification":
-        found["labels"] = torch.randint(classes, (rows, columns), generator=generator).masked_fill(mask == 0, -100)
+        found["labels"] = torch.randint(classes, (rows, columns), generator=generator).masked_fill(
+            mask == 0, -100
+        )
     elif task == "question answering":
         found["start_positions"] = mask.argmax(1)
         found["end_positions"] = columns - 1 - mask.flip(1).argmax(1)
@@ -79,7 +87,8 @@ def build(model_type, task="causal LM", attn_implementation=None, **config):
     randomize(model, 0)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # heads have some of their own, which would draw other numbers in each run
+            # heads have some of their own, which would draw other numbers in each run
+            module.p = 0.0
     return model.train()
 
 
@@ -94,18 +103,22 @@ def loss_error(found, expected):
 
 
 def logit_error(found, expected, mask):
-    """Largest difference at real tokens, or in whole rows, of the standard deviation of what is expected."""
+    """Largest difference at real tokens, or in whole rows, of the standard deviation of what is
+    expected."""
     if found.shape[:2] == mask.shape:
         found, expected = found[mask.bool()], expected[mask.bool()]
     return ((found - expected).abs().max() / expected.std()).item()
 
 
 def model_gradient_error(found, expected):
-    """Largest difference of a parameter's gradient, relative to the gradient of all parameters of its size.
+    """Largest difference of a parameter's gradient, relative to the gradient of all parameters of
+    its size.
 
     Some gradients are zero but for rounding (that of a key's bias), and have no scale of their own.
     """
-    pairs = [(p.grad, q.grad) for p, q in zip(found.parameters(), expected.parameters(), strict=True)]
+    pairs = [
+        (p.grad, q.grad) for p, q in zip(found.parameters(), expected.parameters(), strict=True)
+    ]
     assert all((p is None) == (q is None) for p, q in pairs)
     both = [(p, q) for p, q in pairs if p is not None and q is not None]
     least = 1e-2 * max(q.abs().max().item() for _, q in both)
@@ -131,7 +144,8 @@ def put_a_fault_into_unpadding(monkeypatch, field):
 
 
 def packs_at_once(model, **options):
-    """Enable a model of which not even the first batches run as they came, to see whether padding is read."""
+    """Enable a model of which not even the first batches run as they came, to see whether padding
+    is read."""
     handle = autopack.enable(model, **options)
     handle.enabled.padding_read = None
     return handle

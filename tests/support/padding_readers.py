@@ -8,7 +8,8 @@ from torch import nn
 from autopack import tiny
 
 EXACT, WRONG = 1e-5, 1e-3
-"""Relative, of a loss in float32: rounding leaves about 1e-7, and zeros at padding change these by 1e-2 and more."""
+"""Relative, of a loss in float32: rounding leaves about 1e-7, and zeros at padding change these by
+1e-2 and more."""
 
 
 IS_READ = "was read at padding"
@@ -29,11 +30,15 @@ def twins(model):
 def batch(model, lengths=(11, 6, 4), seed=0):
     ids = tiny.tokens(model.config, len(lengths), max(lengths), seed=seed)
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    return {"input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id or 0), "attention_mask": mask}
+    return {
+        "input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id or 0),
+        "attention_mask": mask,
+    }
 
 
 def same_gradients(model, stock):
     found, wanted = (
-        torch.cat([p.grad.flatten() for p in which.parameters() if p.grad is not None]) for which in (model, stock)
+        torch.cat([p.grad.flatten() for p in which.parameters() if p.grad is not None])
+        for which in (model, stock)
     )
     return bool((found - wanted).abs().max() < EXACT * wanted.abs().max())

@@ -1,7 +1,7 @@
 """The Python code of the documentation, page by page, as it stands there.
 
-A block is fenced by ```python. A comment `<!-- not run: REASON -->` in the line before it says why no test runs it, and
-a block fenced by ```text below it, after an empty line, shows what it prints.
+A block is fenced by ```python. A comment `<!-- not run: REASON -->` in the line before it says why
+no test runs it, and a block fenced by ```text below it, after an empty line, shows what it prints.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```\n"
+    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?(?P<indent> "
+    r"*)```python\n(?P<code>.*?)^(?P=indent)```\n"
     r"(?:\n```text\n(?P<printed>.*?)^```\n)?",
     re.S | re.M,
 )
@@ -24,7 +25,8 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a page: its section, its code, the first line of that, why it is not run, and what it prints."""
+    """One block of a page: its section, its code, the first line of that, why it is not run, and
+    what it prints."""
 
     page: str
     section: str
@@ -44,18 +46,27 @@ def pages():
 
 
 def blocks(page):
-    """Yield the Python blocks of a page, or of one section of it (`page.md#anchor` of a heading `##`), in order."""
+    """Yield the Python blocks of a page, or of one section of it (`page.md#anchor` of a heading
+    `##`), in order."""
     page, _, wanted = page.partition("#")
     text = (DOCS / page).read_text()
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("code")) + 1
         section = (sections(text[: match.start()]) or [""])[-1]
         if wanted in ("", section):
-            yield Block(page, section, line, textwrap.dedent(match["code"]), match["reason"], match["printed"])
+            yield Block(
+                page,
+                section,
+                line,
+                textwrap.dedent(match["code"]),
+                match["reason"],
+                match["printed"],
+            )
 
 
 def lost_links(path, text):
-    """Links of a Markdown page to files that are not there, or to headings that the file does not have."""
+    """Links of a Markdown page to files that are not there, or to headings that the file does not
+    have."""
     for target, anchor in _LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)):
         there = path.parent / target if target else path
         if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
@@ -69,16 +80,18 @@ def anchors(text):
 
 def sections(text, level="##"):
     """Return the anchors of a page's headings of a level, in order."""
-    headings = re.findall(rf"^{level} (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    headings = re.findall(
+        rf"^{level} (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M
+    )
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def run(block, names, instead):
-    """Run a block among these names, and return what it printed; a traceback names the page and the line.
+    """Run a block among these names, and return what it printed; a traceback names the page and the
+    line.
 
-    `instead` says by which words others are replaced. A block that begins with `# name.py` becomes that file in the
-    working directory.
-    """
+    `instead` says by which words others are replaced. A block that begins with `# name.py` becomes
+    that file in the working directory."""
     code = block.code
     for words, others in instead.items():
         code = code.replace(words, others)
@@ -92,12 +105,14 @@ def run(block, names, instead):
 
 
 def same_text(found, shown, within):
-    """Whether two texts agree, but for spaces and for numbers with a point or an exponent that are near each other.
+    """Whether two texts agree, but for spaces and for numbers with a point or an exponent that are
+    near each other.
 
     Numbers below 1e-4 are rounding: of those, only that they are so small is compared.
     """
     numbers = [[float(number) for number in _NUMBER.findall(text)] for text in (found, shown)]
     words = [_NUMBER.sub("#", text).split() for text in (found, shown)]
     return words[0] == words[1] and all(
-        abs(a - b) <= within * max(abs(a), abs(b)) or max(abs(a), abs(b)) < 1e-4 for a, b in zip(*numbers, strict=True)
+        abs(a - b) <= within * max(abs(a), abs(b)) or max(abs(a), abs(b)) < 1e-4
+        for a, b in zip(*numbers, strict=True)
     )

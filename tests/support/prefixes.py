@@ -23,7 +23,8 @@ def group(prompt=32, rests=(5, 11, 1, 8), seed=0):
 
 
 def tree(seed=0):
-    """Rows of a tree: two prompts, below each a turn that two of three rows go on from; one row twice, one alone."""
+    """Rows of a tree: two prompts, below each a turn that two of three rows go on from; one row
+    twice, one alone."""
     rows = []
     for number in range(2):
         drawn = tiny.tokens(None, 1, 90, seed=seed + number)[0]
@@ -34,6 +35,9 @@ def tree(seed=0):
 
 
 def loss_of_logits(logits, batch):
-    """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the model."""
+    """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the
+    model."""
     labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)[:, 1:]
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=-100
+    )

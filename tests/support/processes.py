@@ -11,9 +11,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(*arguments: object, folder: Path = ROOT, status: int | None = 0, **environment: str):
-    """Run Python with these arguments, in a folder and with more of an environment; it has to end with the status."""
+    """Run Python with these arguments, in a folder and with more of an environment; it has to end
+    with the status."""
     command = [sys.executable, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert status in (None, done.returncode), done.stdout[-2000:] + done.stderr
     return done

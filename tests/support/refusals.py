@@ -12,15 +12,18 @@ from tests.engine import counted
 
 @contextmanager
 def refused(*codes, match=None):
-    """Want an error of autopack with one of these codes; `match` where its very words are what is tested."""
+    """Want an error of autopack with one of these codes; `match` where its very words are what is
+    tested."""
     with pytest.raises(AutopackError, match=match) as caught:
         yield caught
     assert caught.value.code in codes, str(caught.value)
 
 
 def refused_by_its_first_call(model, trains=False, lengths=(5, 9), **options):
-    """Want a model to be refused when it is enabled, or by its first packed call; return the message."""
-    device = "cpu" if model.device.type == "meta" else model.device  # weights on disk run on the CPU
+    """Want a model to be refused when it is enabled, or by its first packed call; return the
+    message."""
+    # weights on disk run on the CPU
+    device = "cpu" if model.device.type == "meta" else model.device
     ids = tiny.tokens(model.config, 1, sum(lengths)).to(device)
     where = counted(lengths).to(device)
     given = {"labels": ids} if trains else {}

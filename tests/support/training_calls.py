@@ -1,4 +1,5 @@
-"""Calls of a training run for the tests of `watch`: packed rows and padded batches of random documents, and noise."""
+"""Calls of a training run for the tests of `watch`: packed rows and padded batches of random
+documents, and noise."""
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ def noisy(model):
     return model
 
 
-with_and_without_noise = pytest.mark.parametrize("noise", [lambda model: model, noisy], ids=["", "dropout"])
+with_and_without_noise = pytest.mark.parametrize(
+    "noise", [lambda model: model, noisy], ids=["", "dropout"]
+)
 
 
 def lengths_of(step):
@@ -40,7 +43,11 @@ def segments(step):
     lengths = lengths_of(step)
     ids = token_ids(columns=sum(lengths) + 3, seed=step)
     numbers = torch.tensor([*range(1, 5), 0]).repeat_interleave(torch.tensor([*lengths, 3]))[None]
-    return {"input_ids": ids, "attention_mask": numbers, "labels": ids.masked_fill(numbers == 0, -100)}
+    return {
+        "input_ids": ids,
+        "attention_mask": numbers,
+        "labels": ids.masked_fill(numbers == 0, -100),
+    }
 
 
 def padded(step):

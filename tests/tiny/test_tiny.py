@@ -13,9 +13,13 @@ from tests.engine import Call, counted, leaks
 LENGTH = 33
 
 # Types that do not build, and what the message says.
-REFUSED = {name: family.refused_types[name] for family in registry.families() for name in family.tiny.not_alone}
-# Types whose earlier tokens depend on how many come after them: the n-gram stream, buckets sorted over the whole row,
-# a prompt that attends both ways.
+REFUSED = {
+    name: family.refused_types[name]
+    for family in registry.families()
+    for name in family.tiny.not_alone
+}
+# Types whose earlier tokens depend on how many come after them: the n-gram stream, buckets sorted
+# over the whole row, a prompt that attends both ways.
 NOT_CAUSAL = {"cpmant", "prophetnet", "reformer"}
 # Types that some older release cannot build or run at all.
 BROKEN = {}
@@ -27,7 +31,8 @@ if Version(transformers.__version__) < Version("5.23"):
         "transfo-xl": "calls type_as without an argument",
         "xlstm": "takes the width of all chunks for that of one",
     }
-    # moshi sees later tokens; in the last two, states from the second chunk on change with the number of chunks
+    # moshi sees later tokens; in the last two, states from the second chunk on change with the
+    # number of chunks
     NOT_CAUSAL |= {"mega", "moshi", "xlm-prophetnet", "mamba2", "zamba2"}
 
 TYPES = tiny.types_for("causal-lm")
@@ -41,10 +46,13 @@ def built(model_type, **options):
 
 @torch.no_grad()
 def logits(model, ids, **arguments):
-    """Run without cache where the forward says that it has one, and with the arguments that it names."""
+    """Run without cache where the forward says that it has one, and with the arguments that it
+    names."""
     named = inspect.signature(model.forward).parameters
     arguments = {"use_cache": False, **arguments}
-    output = model(input_ids=ids, **{name: value for name, value in arguments.items() if name in named})
+    output = model(
+        input_ids=ids, **{name: value for name, value in arguments.items() if name in named}
+    )
     return output[0] if not hasattr(output, "logits") else output.logits
 
 
@@ -70,13 +78,19 @@ def test_every_type_builds_and_runs(model_type):
     assert row.isfinite().all()
     assert 0.1 < row.std() < 10
     if "position_ids" in inspect.signature(model.forward).parameters:
-        torch.testing.assert_close(logits(model, ids), row, msg=lambda said: f"first position: {said}")
+        torch.testing.assert_close(
+            logits(model, ids), row, msg=lambda said: f"first position: {said}"
+        )
     for length in (5, 7, 8, 12):
         alone = logits(model, ids[:, :length], position_ids=positions(model, length))
         assert alone.isfinite().all()
         if model_type not in NOT_CAUSAL:
-            torch.testing.assert_close(row[:, :length], alone, rtol=1e-4, atol=1e-4 * float(row.std()))
-    parts = [module for module in model.modules() if isinstance(module, transformers.PreTrainedModel)]
+            torch.testing.assert_close(
+                row[:, :length], alone, rtol=1e-4, atol=1e-4 * float(row.std())
+            )
+    parts = [
+        module for module in model.modules() if isinstance(module, transformers.PreTrainedModel)
+    ]
     if not all(part._supports_sdpa for part in parts):
         with pytest.raises(tiny.CannotBuild, match="scaled_dot_product_attention"):
             tiny.build(model_type, attn_implementation="sdpa")
@@ -85,14 +99,18 @@ def test_every_type_builds_and_runs(model_type):
     assert logits(model, ids, position_ids=positions(model, ids.shape[1])).isfinite().all()
 
 
-@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize(
+    "model_type", ["mistral", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"]
+)
 def test_leaks_show(model_type):
     """Those of others are the controls of all tests of exactness."""
     call = Call(labels=None)
     assert leaks(call.undeclared(built(model_type)), call.alone(built(model_type)))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "mamba", "deepseek_v3", "xlstm"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "mixtral", "mamba", "deepseek_v3", "xlstm"]
+)
 def test_the_seed_alone_decides(model_type):
     torch.manual_seed(3)
     first = built(model_type, seed=1)
@@ -100,7 +118,9 @@ def test_the_seed_alone_decides(model_type):
     second, other = built(model_type, seed=1), built(model_type, seed=2)
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
-    for (name, parameter), changed in zip(first.named_parameters(), other.parameters(), strict=True):
+    for (name, parameter), changed in zip(
+        first.named_parameters(), other.parameters(), strict=True
+    ):
         assert not torch.equal(parameter, changed), name
 
 
@@ -169,7 +189,10 @@ def test_overrides():
     deep = tiny.config("gemma2", num_hidden_layers=5)
     assert deep.num_hidden_layers == 5
     if hasattr(deep, "layer_types"):
-        assert deep.layer_types == [*["sliding_attention", "full_attention"] * 2, "sliding_attention"]
+        assert deep.layer_types == [
+            *["sliding_attention", "full_attention"] * 2,
+            "sliding_attention",
+        ]
     if "gemma3" in TYPES:
         assert tiny.config("gemma3", num_key_value_heads=1).text_config.num_key_value_heads == 1
         whole = tiny.config("gemma3", text_config={"vocab_size": 99})
@@ -179,12 +202,15 @@ def test_overrides():
 def test_refusals_name_the_type_and_the_reason():
     for make in (tiny.build, tiny.config):
         with pytest.raises(
-            tiny.CannotBuild, match=f"'no_such_model' model: transformers {transformers.__version__} has no"
+            tiny.CannotBuild,
+            match=f"'no_such_model' model: transformers {transformers.__version__} has no",
         ):
             make("no_such_model")
     with pytest.raises(tiny.CannotBuild, match="no model of this type for causal-lm"):
         tiny.build("vit")
-    with pytest.raises(tiny.CannotBuild, match=r"'bloom' model: \w+: .*scaled_dot_product_attention"):
+    with pytest.raises(
+        tiny.CannotBuild, match=r"'bloom' model: \w+: .*scaled_dot_product_attention"
+    ):
         tiny.build("bloom", attn_implementation="sdpa")
     with pytest.raises(tiny.CannotBuild, match="'llama'") as caught:
         tiny.build("llama", hidden_size="wide")
@@ -201,6 +227,11 @@ def test_tokens_are_ordinary():
         ids = tiny.tokens(config, 2, 200)
         assert ids.shape == (2, 200)
         text = getattr(config, "text_config", config)
-        special = {text.pad_token_id, text.bos_token_id, text.eos_token_id, getattr(config, "image_token_id", None)}
+        special = {
+            text.pad_token_id,
+            text.bos_token_id,
+            text.eos_token_id,
+            getattr(config, "image_token_id", None),
+        }
         assert not special & set(ids.flatten().tolist())
         assert int(ids.max()) < text.vocab_size

@@ -1,4 +1,5 @@
-"""Parts of models found in any type by what they are, and modules of a user's to put in their place."""
+"""Parts of models found in any type by what they are, and modules of a user's to put in their
+place."""
 
 import torch
 from torch import nn
@@ -8,7 +9,9 @@ _MIXERS = ("self_attn", "attn", "attention", "self_attention", "mixer", "mamba")
 
 def layers_of(model):
     """The layers of a model."""
-    return next(m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) > 0)
+    return next(
+        m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) > 0
+    )
 
 
 def mixer_name(layer):
@@ -18,13 +21,20 @@ def mixer_name(layer):
 
 def norm_name(layer):
     """Name of the first norm of a layer."""
-    return next(name for name, part in layer.named_children() if "norm" in type(part).__name__.lower())
+    return next(
+        name for name, part in layer.named_children() if "norm" in type(part).__name__.lower()
+    )
 
 
 def feed_forward_name(layer):
-    """Name of the last part of a layer that has parameters and is no norm: of its feed-forward network, mostly."""
+    """Name of the last part of a layer that has parameters and is no norm: of its feed-forward
+    network, mostly."""
     parts = dict(layer.named_children()).items()
-    return [n for n, part in parts if "norm" not in type(part).__name__.lower() and len(list(part.parameters()))][-1]
+    return [
+        n
+        for n, part in parts
+        if "norm" not in type(part).__name__.lower() and len(list(part.parameters()))
+    ][-1]
 
 
 def place(model, where):
@@ -83,7 +93,9 @@ def centred(states):
 
 def attended(states):
     """Attention of the user's own, which no interface knows of."""
-    return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
+    return states + nn.functional.scaled_dot_product_attention(
+        states, states, states, is_causal=True
+    )
 
 
 def by_column(states):
@@ -99,7 +111,8 @@ def changed(change, output):
 
 
 class Wrapped(nn.Module):
-    """A part of a model inside a module of the user's, which does something with the states that it gives."""
+    """A part of a model inside a module of the user's, which does something with the states that it
+    gives."""
 
     change = staticmethod(as_they_are)
 
@@ -111,14 +124,19 @@ class Wrapped(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("inner"), name)  # models ask layers and embeddings for attributes
+            # models ask layers and embeddings for attributes
+            return getattr(super().__getattr__("inner"), name)
 
     def forward(self, *args, **kwargs):
         return changed(type(self).change, self.inner(*args, **kwargs))
 
 
 def wrapping(change):
-    return type(f"Wrapped_{change.__name__}", (Wrapped,), {"change": staticmethod(change), "__module__": __name__})
+    return type(
+        f"Wrapped_{change.__name__}",
+        (Wrapped,),
+        {"change": staticmethod(change), "__module__": __name__},
+    )
 
 
 Shifts, Centres, Attends = wrapping(shifted), wrapping(centred), wrapping(attended)

@@ -1,4 +1,5 @@
-"""Other configurations: ordinary ones of stock types are exact, and what is changed later is followed or refused."""
+"""Other configurations: ordinary ones of stock types are exact, and what is changed later is
+followed or refused."""
 
 import copy
 
@@ -16,15 +17,32 @@ from tests.unfamiliar.parts import layers_of, mixer_name
 CALL = Call()
 ROPE = {"rope_theta": 10000.0}
 SHORT = 6
-"""Positions that a model was made for: between the lengths of documents (5, 7, 4), and less than a row."""
+"""Positions that a model was made for: between the lengths of documents (5, 7, 4), and less than a
+row."""
 HALF = [1.0] * 8
 ORDINARY = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     ("llama", {"num_key_value_heads": 4, "head_dim": 8, "hidden_act": "gelu"}),
     ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}}),
-    ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": SHORT}),
-    ("llama", {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}}),
+    (
+        "llama",
+        {
+            "rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 2.0},
+            "max_position_embeddings": SHORT,
+        },
+    ),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+            }
+        },
+    ),
     (
         "llama",
         {
@@ -43,10 +61,28 @@ ORDINARY = [
     ("mistral", {"sliding_window": None}),
     (
         "qwen2",
-        {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
     ),
-    ("qwen3", {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}),
-    ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"}),
+    (
+        "qwen3",
+        {
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 3,
+        },
+    ),
+    (
+        "gemma2",
+        {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "attn_implementation": "eager",
+        },
+    ),
     ("gemma3_text", {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]}),
     ("gemma3_text", {"query_pre_attn_scalar": 4, "final_logit_softcapping": 3.0}),
     ("gpt_oss", {"sliding_window": 3}),
@@ -140,12 +176,18 @@ CHANGED = {
     "window of gemma3": ("gemma3_text", in_config(sliding_window=2)),
     "window of the modules": ("mistral", in_mixers(sliding_window=2)),
     "kinds of layers": ("gemma3_text", in_config(layer_types=["full_attention", "full_attention"])),
-    "kinds of layers turned": ("gemma3_text", in_config(layer_types=["full_attention", "sliding_attention"])),
+    "kinds of layers turned": (
+        "gemma3_text",
+        in_config(layer_types=["full_attention", "sliding_attention"]),
+    ),
     "softcap of the modules": ("gemma2", in_mixers(attn_logit_softcapping=1.0)),
     "scaling of the modules": ("llama", in_mixers(scaling=1.0)),
     "causal no more": ("llama", in_mixers(is_causal=False)),
     "chunks of the config": ("llama4_text", in_config(attention_chunk_size=3)),
-    "temperature of llama4": ("llama4_text", in_mixers(attn_temperature_tuning=True, floor_scale=2, attn_scale=0.9)),
+    "temperature of llama4": (
+        "llama4_text",
+        in_mixers(attn_temperature_tuning=True, floor_scale=2, attn_scale=0.9),
+    ),
     "linear rope": ("llama", rotary(rope_type="linear", factor=4.0)),
     "dynamic rope": ("llama", rotary(rope_type="dynamic", factor=4.0)),
     "sinks": ("gpt_oss", in_config(sliding_window=2)),
@@ -185,9 +227,12 @@ def test_a_configuration(subject, case):
     subject.hold(*case)
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGED if name not in ("model type", "classes")])
+@pytest.mark.parametrize(
+    "name", [name for name in CHANGED if name not in ("model type", "classes")]
+)
 def test_the_changes_show(name):
-    """The control: what a change of the configuration does to stock is seen, or stock itself does not read it."""
+    """The control: what a change of the configuration does to stock is seen, or stock itself does
+    not read it."""
     model_type, change = CHANGED[name]
     model = changing(model_type)
     before = CALL.alone(model)
@@ -198,31 +243,53 @@ def test_the_changes_show(name):
 
 
 class LlamaThatMayMix(LlamaForCausalLM):
-    """Takes from the token before where its configuration says so, which it does not when it is enabled."""
+    """Takes from the token before where its configuration says so, which it does not when it is
+    enabled."""
 
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
         config = self.config
-        if config.mixes or config.rules["how"]["mixes"] or config.mixers[1:] or getattr(config, "new", False):
+        if (
+            config.mixes
+            or config.rules["how"]["mixes"]
+            or config.mixers[1:]
+            or getattr(config, "new", False)
+        ):
             output.logits = output.logits + output.logits.roll(1, dims=1)
         return output
 
 
 MIXES = {
-    "a field": (lambda config: setattr(config, "mixes", True), lambda config: setattr(config, "mixes", False)),
-    "a new field": (lambda config: setattr(config, "new", True), lambda config: delattr(config, "new")),
+    "a field": (
+        lambda config: setattr(config, "mixes", True),
+        lambda config: setattr(config, "mixes", False),
+    ),
+    "a new field": (
+        lambda config: setattr(config, "new", True),
+        lambda config: delattr(config, "new"),
+    ),
     "inside a dict": (
         lambda config: config.rules["how"].update(mixes=True),
         lambda config: config.rules["how"].update(mixes=False),
     ),
-    "inside a list": (lambda config: config.mixers.append("all"), lambda config: config.mixers.pop()),
+    "inside a list": (
+        lambda config: config.mixers.append("all"),
+        lambda config: config.mixers.pop(),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MIXES)
 def test_a_field_that_is_changed_later_is_noticed(name):
-    model, (mix, mix_no_more) = LlamaThatMayMix(copy.deepcopy(llama().config)).double().eval(), MIXES[name]
-    for field, value in {"mixes": False, "rules": {"how": {"mixes": False}}, "mixers": ["none"]}.items():
+    model, (mix, mix_no_more) = (
+        LlamaThatMayMix(copy.deepcopy(llama().config)).double().eval(),
+        MIXES[name],
+    )
+    for field, value in {
+        "mixes": False,
+        "rules": {"how": {"mixes": False}},
+        "mixers": ["none"],
+    }.items():
         setattr(model.config, field, value)
     ids, where = token_ids(), positions(LENGTHS)
     with autopack.enable(model):
@@ -231,4 +298,7 @@ def test_a_field_that_is_changed_later_is_noticed(name):
         with refused("not-exact"):
             model(input_ids=ids, position_ids=where)
         mix_no_more(model.config)
-        assert error(model(input_ids=ids, position_ids=where).logits, alone(model, ids, LENGTHS)) <= FLOAT64
+        assert (
+            error(model(input_ids=ids, position_ids=where).logits, alone(model, ids, LENGTHS))
+            <= FLOAT64
+        )

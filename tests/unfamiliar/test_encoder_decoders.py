@@ -1,4 +1,5 @@
-"""Unfamiliar encoder-decoders: subclasses, replaced and patched parts, halves that are enabled on their own."""
+"""Unfamiliar encoder-decoders: subclasses, replaced and patched parts, halves that are enabled on
+their own."""
 
 import pytest
 from torch import nn
@@ -18,7 +19,10 @@ def called(form):
     return lambda model: result(model, PAIRS, form, model(**getattr(PAIRS, form)()))
 
 
-CALLS = ((called("one_row"), lambda model: alone(model, PAIRS), called("undeclared")), (called("padded"),) * 2)
+CALLS = (
+    (called("one_row"), lambda model: alone(model, PAIRS), called("undeclared")),
+    (called("padded"),) * 2,
+)
 
 
 def make(model_type, *_):
@@ -54,7 +58,10 @@ def in_half(model, place, kind):
 PLACES = [(True, "layer"), (False, "layer"), (True, "attention"), (False, "attention")]
 KINDS = [parts.Shifts, parts.Centres, parts.Attends]
 THIN = (passes_all_on, names_some, logged(passes_all_on), calls_its_base)
-MIXED = [(t, place, kind, w) for t, place, w, kind in alternating(alternating(crossed(TYPES, PLACES), WHEN), KINDS)]
+MIXED = [
+    (t, place, kind, w)
+    for t, place, w, kind in alternating(alternating(crossed(TYPES, PLACES), WHEN), KINDS)
+]
 
 
 @table([

@@ -1,4 +1,5 @@
-"""What users run models in every day, with models and subclasses of any type: PEFT, accelerate, Trainer, threads."""
+"""What users run models in every day, with models and subclasses of any type: PEFT, accelerate,
+Trainer, threads."""
 
 import concurrent.futures
 
@@ -36,12 +37,15 @@ def adapted(model):
     torch.manual_seed(0)
     # PEFT refuses the outputs of Mamba's mixers.
     targets = ["in_proj"] if model.config.model_type in ("mamba", "mamba2") else "all-linear"
-    config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     return peft.get_peft_model(model, config)
 
 
 def hooked(model):
-    """The hooks of accelerate on every module, as `dispatch_model` leaves them: forwards on the instances."""
+    """The hooks of accelerate on every module, as `dispatch_model` leaves them: forwards on the
+    instances."""
     hooks = pytest.importorskip("accelerate.hooks")
     for module in model.modules():
         hooks.add_hook_to_module(module, hooks.AlignDevicesHook(execution_device="cpu"))
@@ -100,7 +104,9 @@ def proofs(monkeypatch):
     """The models that were proven meanwhile."""
     found = []
     proof = prove.proof_by_twin
-    monkeypatch.setattr(prove, "proof_by_twin", lambda model, *rest: (found.append(model), proof(model, *rest))[1])
+    monkeypatch.setattr(
+        prove, "proof_by_twin", lambda model, *rest: (found.append(model), proof(model, *rest))[1]
+    )
     return found
 
 

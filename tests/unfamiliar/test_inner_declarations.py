@@ -1,12 +1,24 @@
-"""Declarations that appear behind the outermost entry, or that a hook of the user's changes on the way.
+"""Declarations that appear behind the outermost entry, or that a hook of the user's changes on the
+way.
 
-Hooks that a user adds before `enable` run before autopack's, those added later run after it: both are everyday.
-"""
+Hooks that a user adds before `enable` run before autopack's, those added later run after it: both
+are everyday."""
 
 import pytest
 import torch
 
-from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, Result, counted, ids, numbered, table
+from tests.engine import (
+    IGNORED,
+    LENGTHS,
+    WHEN,
+    Call,
+    Property,
+    Result,
+    counted,
+    ids,
+    numbered,
+    table,
+)
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
 from tests.unfamiliar.parts import shifted
 
@@ -46,7 +58,8 @@ declares_others = _adds(position_ids=counted(OTHER))
 
 
 def by_other_lengths(model):
-    """What the documents that the hook declares get alone, in the form of those that the call declares."""
+    """What the documents that the hook declares get alone, in the form of those that the call
+    declares."""
     states = torch.cat([model(input_ids=part).logits[0] for part in ids().split(OTHER, 1)])
     return Result(list(states.split(LENGTHS)))
 
@@ -91,22 +104,29 @@ def masks_the_inside(self, input_ids=None, attention_mask=None, **kwargs):
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
     mask[:, 1] = 0
     states = self.base_model(input_ids=input_ids, attention_mask=mask).last_hidden_state
-    output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+    output = super(type(self), self).forward(
+        input_ids=input_ids, attention_mask=attention_mask, **kwargs
+    )
     output.logits = output.logits + self.get_output_embeddings()(states)
     return output
 
 
 def forgets_the_mask(self, input_ids=None, attention_mask=None, **kwargs):
-    """A second pass over all columns, those of padding too: what it gives to real tokens is causal."""
+    """A second pass over all columns, those of padding too: what it gives to real tokens is
+    causal."""
     states = self.base_model(input_ids=input_ids).last_hidden_state
-    output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+    output = super(type(self), self).forward(
+        input_ids=input_ids, attention_mask=attention_mask, **kwargs
+    )
     output.logits = output.logits + self.get_output_embeddings()(states)
     return output
 
 
 def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     """A pooling head: the mean over the real tokens of each row is added to each of them."""
-    output = super(type(self), self).forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+    output = super(type(self), self).forward(
+        input_ids=input_ids, attention_mask=attention_mask, **kwargs
+    )
     mask = torch.ones_like(input_ids) if attention_mask is None else (attention_mask > 0).long()
     mean = (output.logits * mask[..., None]).sum(1, keepdim=True) / mask.sum(1)[:, None, None]
     output.logits = output.logits + mean
@@ -131,7 +151,9 @@ def anywhere(types, hook, each):
 
 MORE = [*ATTENDING, "bloom", "mamba"]
 POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_no_cache]), HOOKED)
-AFTERWARDS = alternating(crossed([*MORE, "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"])
+AFTERWARDS = alternating(
+    crossed([*MORE, "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"]
+)
 
 
 @table([

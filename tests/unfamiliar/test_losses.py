@@ -1,4 +1,5 @@
-"""Losses of the user's: functions set on a model, labels of other shapes, criteria outside of the model."""
+"""Losses of the user's: functions set on a model, labels of other shapes, criteria outside of the
+model."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,9 @@ CALL = Call()
 
 def _each(logits, targets, **options):
     """The loss of every token, zero at ignored ones; (rows, columns)."""
-    return nn.functional.cross_entropy(logits.double().transpose(1, 2), targets, reduction="none", **options)
+    return nn.functional.cross_entropy(
+        logits.double().transpose(1, 2), targets, reduction="none", **options
+    )
 
 
 def per_sequence(logits, labels, vocab_size=None, **kwargs):
@@ -33,7 +36,9 @@ def summed(logits, labels, vocab_size=None, **kwargs):
 
 def smoothed(logits, labels, vocab_size=None, epsilon=0.1, **kwargs):
     targets = labels[:, 1:]
-    return _each(logits[:, :-1], targets, label_smoothing=epsilon).sum() / (targets != IGNORED).sum()
+    return (
+        _each(logits[:, :-1], targets, label_smoothing=epsilon).sum() / (targets != IGNORED).sum()
+    )
 
 
 def unshifted(logits, labels, vocab_size=None, **kwargs):
@@ -42,7 +47,8 @@ def unshifted(logits, labels, vocab_size=None, **kwargs):
 
 
 def two_ahead(logits, labels, vocab_size=None, **kwargs):
-    """Every token predicts the one after the next: two labels at a boundary are another document's."""
+    """Every token predicts the one after the next: two labels at a boundary are another
+    document's."""
     return _each(logits[:, :-2], labels[:, 2:]).sum()
 
 
@@ -133,7 +139,8 @@ def has_labels_of_its_own(self, input_ids=None, answers=None, **kwargs):
 
 
 class Outside(Call):
-    """A criterion of the user's, outside of the model; its labels leave out what begins a document."""
+    """A criterion of the user's, outside of the model; its labels leave out what begins a
+    document."""
 
     def run(self, model, arguments):
         labels = arguments.pop("labels").clone()
@@ -162,13 +169,17 @@ SHAPES = {
 
 
 class ShiftedLabels(Call):
-    """Labels that the user has shifted within documents, beside the labels that make transformers compute a loss."""
+    """Labels that the user has shifted within documents, beside the labels that make transformers
+    compute a loss."""
 
     def run(self, model, arguments):
         labels = arguments["labels"]
         begins = [a for a, _ in spans(LENGTHS)] if self.is_row(labels) else [0]
         inside = labels.index_fill(1, torch.tensor(begins), IGNORED)
-        arguments = {**arguments, "shift_labels": nn.functional.pad(inside, (0, 1), value=IGNORED)[:, 1:].contiguous()}
+        arguments = {
+            **arguments,
+            "shift_labels": nn.functional.pad(inside, (0, 1), value=IGNORED)[:, 1:].contiguous(),
+        }
         return super().run(model, arguments)
 
 

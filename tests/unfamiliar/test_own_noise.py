@@ -1,4 +1,5 @@
-"""Layers of the user's own that draw for each token: exact in law, so they are served; where they mix, they are not."""
+"""Layers of the user's own that draw for each token: exact in law, so they are served; where they
+mix, they are not."""
 
 import functools
 
@@ -129,5 +130,6 @@ def test_noise_beside_what_mixes_is_refused(layer):
 
 @pytest.mark.parametrize("helper", MIXING)
 def test_noise_that_mixes_is_refused(helper):
-    """What is drawn decides whether tokens mix, in which order, or how much another document adds."""
+    """What is drawn decides whether tokens mix, in which order, or how much another document
+    adds."""
     refused_by_its_first_call(built(calling(helper), mixes=False), trains=True)

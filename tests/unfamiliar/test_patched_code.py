@@ -1,8 +1,8 @@
-"""Code of transformers that the user patches for all models of a type: classes, functions of modules, attention.
+"""Code of transformers that the user patches for all models of a type: classes, functions of
+modules, attention.
 
-Every patch is made before a model is enabled, after it has been, or before it but after another model of the type was:
-what was concluded from the code then no longer holds.
-"""
+Every patch is made before a model is enabled, after it has been, or before it but after another
+model of the type was: what was concluded from the code then no longer holds."""
 
 import functools
 import sys
@@ -19,13 +19,23 @@ import autopack
 from tests.engine import STALE, Call, Property, must_be_exact, table
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
 from tests.support.refusals import refused
-from tests.unfamiliar.parts import as_they_are, attended, averaged, changed, get, layers_of, place, shifted
+from tests.unfamiliar.parts import (
+    as_they_are,
+    attended,
+    averaged,
+    changed,
+    get,
+    layers_of,
+    place,
+    shifted,
+)
 
 CALL = Call()
 
 
 def wrapper(change, forward):
-    """A forward that changes the states that another one gives; it tells nothing of that other one."""
+    """A forward that changes the states that another one gives; it tells nothing of that other
+    one."""
 
     def inner(self, *args, **kwargs):
         return changed(change, forward(self, *args, **kwargs))
@@ -59,7 +69,8 @@ def of_attention(patching, model_type):
 
 
 def of_whole(patching, model_type):
-    """A wrapper around the forward of the whole class, without `functools.wraps`: a profiler, or a logger."""
+    """A wrapper around the forward of the whole class, without `functools.wraps`: a profiler, or a
+    logger."""
     cls = type(build(model_type))
     forward = cls.forward
 
@@ -71,11 +82,14 @@ def of_whole(patching, model_type):
 
 def as_stock_names_it(model_type):
     """Thin code that users have every day; positions are declared as stock names them."""
-    return Call(form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids").both
+    return Call(
+        form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids"
+    ).both
 
 
 def fused_loss(self, input_ids=None, labels=None, **kwargs):
-    """As Liger patches the whole class: the loss comes from hidden states, with a shift of its own."""
+    """As Liger patches the whole class: the loss comes from hidden states, with a shift of its
+    own."""
     output = self.base_model(input_ids=input_ids, **kwargs)
     states = output.last_hidden_state
     head = self.get_output_embeddings()
@@ -119,7 +133,9 @@ def without_mask(attend):
     def forward(module, query, key, value, attention_mask, **kwargs):
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+        found = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=query.shape[2] > 1
+        )
         return found.transpose(1, 2).contiguous(), None
 
     return forward
@@ -158,7 +174,8 @@ NAMED = alternating(crossed(ATTENDING, [mine, careless]), [True, True, False])
 
 
 def by_a_name(patching, model_type, function, masks):
-    """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
+    """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or
+    wrong."""
     patching.setitem(AttentionInterface._global_mapping, "mine", function)
     if masks:
         patching.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
@@ -210,10 +227,15 @@ def test_patched_code(subject, case):
 
 @pytest.mark.parametrize("model_type", ["mamba", "bloom"])
 def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
-    """What it puts back is autopack's own forward of a mixer, which keeps documents apart beneath the next one."""
+    """What it puts back is autopack's own forward of a mixer, which keeps documents apart beneath
+    the next one."""
     model = build(model_type)
     handle = autopack.enable(model)
-    *_, cls = (type(module) for module in model.modules() if hasattr(type(module).forward, "autopack_original"))
+    *_, cls = (
+        type(module)
+        for module in model.modules()
+        if hasattr(type(module).forward, "autopack_original")
+    )
     ours = cls.forward
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(cls, "forward", wrapper(as_they_are, ours))
@@ -225,7 +247,8 @@ def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
 
 
 def test_a_forward_with_the_attributes_of_autopacks_is_not_one():
-    """`functools.wraps` copies them from the class, where autopack stands while another of its models is enabled."""
+    """`functools.wraps` copies them from the class, where autopack stands while another of its
+    models is enabled."""
     model, other = build("llama"), build("llama")
     with autopack.enable(other):
 

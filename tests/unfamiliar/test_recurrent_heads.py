@@ -1,7 +1,8 @@
-"""A recurrent layer of somebody's own over a backbone: no document of a packed row can have what it has alone.
+"""A recurrent layer of somebody's own over a backbone: no document of a packed row can have what it
+has alone.
 
-Where it leaves padding out by itself (`pack_padded_sequence`), padded batches run without theirs in the backbone.
-"""
+Where it leaves padding out by itself (`pack_padded_sequence`), padded batches run without theirs in
+the backbone."""
 
 import copy
 import logging
@@ -57,10 +58,18 @@ class Careful(Tagger):
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, labels=None):
         states = self.bert(input_ids, attention_mask, position_ids=position_ids).last_hidden_state
         rows, columns = input_ids.shape
-        lengths = torch.full((rows,), columns) if attention_mask is None else attention_mask.sum(1).cpu()
+        lengths = (
+            torch.full((rows,), columns) if attention_mask is None else attention_mask.sum(1).cpu()
+        )
         shown = rnn.pack_padded_sequence(states, lengths, batch_first=True, enforce_sorted=False)
-        states, _ = rnn.pad_packed_sequence(self.layer(shown)[0], batch_first=True, total_length=columns)
-        loss = None if labels is None else nn.functional.cross_entropy(states.flatten(0, 1), labels.flatten())
+        states, _ = rnn.pad_packed_sequence(
+            self.layer(shown)[0], batch_first=True, total_length=columns
+        )
+        loss = (
+            None
+            if labels is None
+            else nn.functional.cross_entropy(states.flatten(0, 1), labels.flatten())
+        )
         return TokenClassifierOutput(loss=loss, logits=states)
 
 
@@ -71,7 +80,11 @@ def careful():
     for module in stock.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    return stock, copy.deepcopy(stock), batch("token classification", mask_of((5, 12, 9)), classes=16)
+    return (
+        stock,
+        copy.deepcopy(stock),
+        batch("token classification", mask_of((5, 12, 9)), classes=16),
+    )
 
 
 def test_one_that_is_shown_real_tokens_only_gets_them_of_batches_without_padding(caplog):

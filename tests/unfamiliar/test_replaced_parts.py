@@ -1,4 +1,5 @@
-"""Parts of a model that the user replaces, before or after it is enabled: exact or refused, never silently wrong."""
+"""Parts of a model that the user replaces, before or after it is enabled: exact or refused, never
+silently wrong."""
 
 import copy
 from functools import partial
@@ -39,7 +40,8 @@ def wrap(model, part):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [*HARMLESS, *MIXING])
 def test_the_modules_of_the_user_do_what_they_say(kind):
-    """The control: another document in front changes what the mixing ones give to a token, and no other."""
+    """The control: another document in front changes what the mixing ones give to a token, and no
+    other."""
     states = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     module = kind(nn.Identity())
     moves = not torch.allclose(module(states)[:, 3:], module(states[:, 3:]))
@@ -64,14 +66,17 @@ def into_sequence(model):
 
 
 class OwnAttention(nn.Module):
-    """Attention that the user wrote, without a mask: a batch of documents needs none, being causal."""
+    """Attention that the user wrote, without a mask: a batch of documents needs none, being
+    causal."""
 
     def __init__(self, width):
         super().__init__()
         self.queries_keys_values = nn.Linear(width, 3 * width, dtype=torch.float64)
 
     def forward(self, hidden_states, *args, **kwargs):
-        parts = self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        )
         found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         return found.transpose(1, 2).flatten(2), None
 
@@ -96,7 +101,9 @@ def forward_skips(mixer):
     """An ablation of the user's: a mixer that does nothing."""
 
     def forward(hidden_states, *args, **kwargs):
-        return changed(lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
+        return changed(
+            lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs)
+        )
 
     return forward
 
@@ -105,7 +112,9 @@ def forward_attends(mixer):
     """Attention without the interface: documents are seen by nothing."""
 
     def forward(hidden_states, *args, **kwargs):
-        found = nn.functional.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, is_causal=True)
+        found = nn.functional.scaled_dot_product_attention(
+            hidden_states, hidden_states, hidden_states, is_causal=True
+        )
         return changed(lambda _: found, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
 
     return forward
@@ -168,7 +177,8 @@ UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"
 
 
 def mixed(value):
-    """Every token gets something of those before it, also of other documents; anything else stays as it is."""
+    """Every token gets something of those before it, also of other documents; anything else stays
+    as it is."""
     if isinstance(value, tuple):
         return (mixed(value[0]), *value[1:])
     is_states = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 3
@@ -176,7 +186,9 @@ def mixed(value):
 
 
 def by_partial(module):
-    module.forward = partial(lambda forward, *args, **kwargs: mixed(forward(*args, **kwargs)), module.forward)
+    module.forward = partial(
+        lambda forward, *args, **kwargs: mixed(forward(*args, **kwargs)), module.forward
+    )
 
 
 def by_hook(module):
@@ -189,7 +201,9 @@ def by_pre_hook(module):
 
 def by_class(module):
     cls = type(module)
-    module.__class__ = type("Mine", (cls,), {"forward": lambda self, *a, **k: mixed(cls.forward(self, *a, **k))})
+    module.__class__ = type(
+        "Mine", (cls,), {"forward": lambda self, *a, **k: mixed(cls.forward(self, *a, **k))}
+    )
 
 
 def put_at(model, way, number):
@@ -199,7 +213,9 @@ def put_at(model, way, number):
 
 
 WAYS = [by_partial, by_hook, by_pre_hook, by_class]
-ANYWHERE = alternating(alternating(crossed(WAYS, range(0, 63, 7), 9), DECODERS), ["before", "after", "after"])
+ANYWHERE = alternating(
+    alternating(crossed(WAYS, range(0, 63, 7), 9), DECODERS), ["before", "after", "after"]
+)
 
 
 @pytest.mark.parametrize("way", WAYS)

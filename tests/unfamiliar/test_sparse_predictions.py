@@ -1,4 +1,5 @@
-"""Models that predict labelled tokens alone, (labelled, classes), where labels are given: classes of the user's too."""
+"""Models that predict labelled tokens alone, (labelled, classes), where labels are given: classes
+of the user's too."""
 
 import copy
 
@@ -39,10 +40,14 @@ def test_packed_rows_have_the_loss_of_their_documents(stock):
         output, logits = model(**row, labels=labels), model(**row).logits
     parts = tokens.split(LENGTHS, 1)
     labelled = [stock(input_ids=part, labels=_labels(part)) for part in parts]
-    loss = mean_loss([each.loss for each in labelled], [int((_labels(part) != IGNORED).sum()) for part in parts])
+    loss = mean_loss(
+        [each.loss for each in labelled], [int((_labels(part) != IGNORED).sum()) for part in parts]
+    )
     assert float((output.loss - loss).abs()) < FLOAT32
     assert torch.allclose(output.logits, torch.cat([each.logits for each in labelled]), atol=1e-5)
-    assert torch.allclose(logits, torch.cat([stock(input_ids=part).logits for part in parts], dim=1), atol=1e-5)
+    assert torch.allclose(
+        logits, torch.cat([stock(input_ids=part).logits for part in parts], dim=1), atol=1e-5
+    )
 
 
 def test_padded_batches_have_stocks_loss(stock):

@@ -1,4 +1,5 @@
-"""Subclasses of whole models: thin ones of any signature are exact; those that do more are exact or refused."""
+"""Subclasses of whole models: thin ones of any signature are exact; those that do more are exact or
+refused."""
 
 import functools
 
@@ -87,7 +88,12 @@ def logged_well(forward):
     return functools.wraps(forward)(logged(forward))
 
 
-RENAMED = {"input_ids": "tokens", "position_ids": "where", "attention_mask": "mask", "labels": "targets"}
+RENAMED = {
+    "input_ids": "tokens",
+    "position_ids": "where",
+    "attention_mask": "mask",
+    "labels": "targets",
+}
 THIN = {
     "passes all on": (passes_all_on, CALL),
     "names some": (names_some, CALL),
@@ -113,7 +119,9 @@ def of_thin(model, name):
 
 def built_by_its_own_constructor(model):
     """The name of its class decides transformers' `loss_type`, and nothing else."""
-    return rebuilt(model, type("Chat", (type(model),), {"forward": passes_all_on, "__module__": "users_code"}))
+    return rebuilt(
+        model, type("Chat", (type(model),), {"forward": passes_all_on, "__module__": "users_code"})
+    )
 
 
 NAMES = ["LlamaForCausalLM", "LlamaModel", "LlamaForMaskedLM", "LlamaForSequenceClassification"]
@@ -129,11 +137,18 @@ def adds_the_mean(self, input_ids=None, labels=None, **kwargs):
 def claims_to_be_of_transformers(model):
     """Its attention sees no mask: only running it tells that documents meet."""
     base = type(model)
-    subclass(model, adds_the_mean, base.__name__, __module__=base.__module__, __qualname__=base.__qualname__)
+    subclass(
+        model,
+        adds_the_mean,
+        base.__name__,
+        __module__=base.__module__,
+        __qualname__=base.__qualname__,
+    )
 
 
 class Batched(Call):
-    """What is declared lies in a dictionary that no entry can read; the backbone further in is given it openly."""
+    """What is declared lies in a dictionary that no entry can read; the backbone further in is
+    given it openly."""
 
     def run(self, model, arguments):
         return model(batch=arguments)
@@ -155,14 +170,17 @@ def makes_positions_and_mixes(model):
 
 
 class FromTokens(Call):
-    """Calls that declare nothing, and so are no control of each other: documents begin at a token of the user's."""
+    """Calls that declare nothing, and so are no control of each other: documents begin at a token
+    of the user's."""
 
     def run(self, model, arguments):
         arguments = {**arguments, "input_ids": arguments["input_ids"].clone()}
         columns = [a for a, _ in spans(LENGTHS)] if self.is_row(arguments["input_ids"]) else [0]
         arguments["input_ids"][:, columns] = BEGIN
         if "labels" in arguments:
-            arguments["labels"] = arguments["input_ids"].where(arguments["labels"] != IGNORED, IGNORED)
+            arguments["labels"] = arguments["input_ids"].where(
+                arguments["labels"] != IGNORED, IGNORED
+            )
         return super().run(model, arguments)
 
     @property
@@ -177,7 +195,9 @@ def runs_twice(self, input_ids=None, position_ids=None, **kwargs):
     """Two views of one row; a document alone has one of them."""
     if input_ids.shape[1] != sum(LENGTHS):
         return super(type(self), self).forward(input_ids, **kwargs)
-    views = (self.base_model(input_ids, position_ids=where) for where in (position_ids, counted(OTHER)))
+    views = (
+        self.base_model(input_ids, position_ids=where) for where in (position_ids, counted(OTHER))
+    )
     output = super(type(self), self).forward(input_ids, position_ids=position_ids, **kwargs)
     head = self.get_output_embeddings()
     output.logits = torch.cat([head(view.last_hidden_state) for view in views])
@@ -205,7 +225,9 @@ def adds_the_previous(self, *args, **kwargs):
 
 def thin_backbone(model):
     backbone = model.base_model
-    cls = type("Backbone", (type(backbone),), {"forward": passes_all_on, "__module__": "users_code"})
+    cls = type(
+        "Backbone", (type(backbone),), {"forward": passes_all_on, "__module__": "users_code"}
+    )
     setattr(model, model.base_model_prefix, rebuilt(backbone, cls))
 
 

@@ -1,10 +1,10 @@
 """A training script as it was written for autopack 0.2.
 
-Arguments: where it keeps its plan and the state of its sampler, and whether it makes them ("write") or takes up what
-another release has written ("read").
+Arguments: where it keeps its plan and the state of its sampler, and whether it makes them ("write")
+or takes up what another release has written ("read").
 
-Prints what it found as JSON: losses, the batches that it trained on, and the largest difference to documents alone.
-"""
+Prints what it found as JSON: losses, the batches that it trained on, and the largest difference to
+documents alone."""
 
 import json
 import sys
@@ -21,7 +21,12 @@ folder, does = Path(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
 torch.set_num_threads(1)
 config = LlamaConfig(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    pad_token_id=0,
 )
 model = LlamaForCausalLM(config).double()
 generator = np.random.default_rng(0)
@@ -57,7 +62,10 @@ with autopack.enable(model) as handle:
         loss = model(**batch).loss
         if step == 0:  # before the first step of the optimizer, beside what the documents get alone
             weights = [len(documents[number]) - 1 for number in chosen]
-            apart = abs(float(loss) - float(np.average([alone[number] for number in chosen], weights=weights)))
+            apart = abs(
+                float(loss)
+                - float(np.average([alone[number] for number in chosen], weights=weights))
+            )
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -69,4 +77,13 @@ assert isinstance(report, LeakReport)
 assert any("llama" in family.model_types for family in autopack.registry.families())
 for name in ("InvalidPacking", "LeakDetected", "UnsupportedModel"):
     assert issubclass(getattr(autopack, name), autopack.AutopackError)
-print(json.dumps({"losses": losses, "trained": trained, "apart": apart, "rows": [list(map(int, row)) for row in plan]}))
+print(
+    json.dumps(
+        {
+            "losses": losses,
+            "trained": trained,
+            "apart": apart,
+            "rows": [list(map(int, row)) for row in plan],
+        }
+    )
+)

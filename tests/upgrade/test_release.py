@@ -17,4 +17,6 @@ def test_the_changelog_and_the_citation_are_of_this_version():
         re.search(r"^date-released: (\S+)$", citation, re.MULTILINE)[1],
     )
     assert releases[0][0] == __version__
-    assert [each for each, _ in releases] == sorted((each for each, _ in releases), key=Version, reverse=True)
+    assert [each for each, _ in releases] == sorted(
+        (each for each, _ in releases), key=Version, reverse=True
+    )

@@ -1,8 +1,7 @@
 """A script of autopack 0.2, and what that release has left on disk: both still work.
 
-`plan.npz`, `state.json` and `printed.json` were made by `script_of_0_2.py FOLDER write` with the code of 0.2.0
-(transformers 5.23.0, torch 2.13.0).
-"""
+`plan.npz`, `state.json` and `printed.json` were made by `script_of_0_2.py FOLDER write` with the
+code of 0.2.0 (transformers 5.23.0, torch 2.13.0)."""
 
 import json
 from importlib.metadata import version

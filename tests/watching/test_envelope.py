@@ -1,8 +1,9 @@
-"""Code that nobody has measured is checked in calls that go beyond those that were checked, without being asked for.
+"""Code that nobody has measured is checked in calls that go beyond those that were checked, without
+being asked for.
 
-Each model hands tokens something of those before them under a condition that no proof of a few dozen tokens has met.
-The call that meets it raises before anything was learned from it; `verify=False` shows that it leaks.
-"""
+Each model hands tokens something of those before them under a condition that no proof of a few
+dozen tokens has met. The call that meets it raises before anything was learned from it;
+`verify=False` shows that it leaks."""
 
 import copy
 
@@ -21,7 +22,9 @@ from tests.support.refusals import refused
 
 
 def holds(token):
-    return lambda self, input_ids=None, **_: input_ids is not None and bool((input_ids == token).any())
+    return lambda self, input_ids=None, **_: (
+        input_ids is not None and bool((input_ids == token).any())
+    )
 
 
 def with_token(batch, token):
@@ -44,15 +47,24 @@ EOS = 2
 CONFIG = {"eos_token_id": EOS, "vocab_size": 4000}
 BEYOND = {
     "many tokens": (lambda self, states, **_: states.shape[1] in range(300, 400), row(150, 170)),
-    "many documents": (lambda self, position_ids=None, **_: documents_of(position_ids) > 11, row(*[3] * 14)),
+    "many documents": (
+        lambda self, position_ids=None, **_: documents_of(position_ids) > 11,
+        row(*[3] * 14),
+    ),
     "many rows": (lambda self, states, **_: states.shape[0] > 4, row(5, 7, rows=6)),
     "a token that ends documents": (holds(EOS), with_token(row(5, 9), EOS)),
     "a token further back in the vocabulary": (
         lambda self, input_ids=None, **_: input_ids is not None and bool((input_ids >= 3990).any()),
         with_token(row(5, 9), 3995),
     ),
-    "an argument": (lambda self, foo=None, **_: foo is not None, {**row(5, 9), "foo": torch.ones(1)}),
-    "embeddings in the place of tokens": (lambda self, input_ids=None, **_: input_ids is None, embedded(row(5, 9))),
+    "an argument": (
+        lambda self, foo=None, **_: foo is not None,
+        {**row(5, 9), "foo": torch.ones(1)},
+    ),
+    "embeddings in the place of tokens": (
+        lambda self, input_ids=None, **_: input_ids is None,
+        embedded(row(5, 9)),
+    ),
     "autocast": (lambda self, **_: torch.is_autocast_enabled("cpu"), row(5, 9)),
 }
 
@@ -77,7 +89,9 @@ def test_a_call_that_goes_beyond_is_checked_itself(name):
         leaking = ours(**batch).logits
         assert handle.checked is None
     with autopack.enable(stock), torch.no_grad(), lowered:
-        assert float((leaking - stock(**batch).logits).abs().max()) > LEAK, "the control shows no leak"
+        assert float((leaking - stock(**batch).logits).abs().max()) > LEAK, (
+            "the control shows no leak"
+        )
 
 
 def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
@@ -95,7 +109,8 @@ def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
             except autopack.LeakDetected:
                 found = step
                 break
-    assert found in (7, 8)  # where what its closure holds was found to change, the powers of two begin anew
+    # where what its closure holds was found to change, the powers of two begin anew
+    assert found in (7, 8)
 
 
 class Own(LlamaMLP):
@@ -152,7 +167,8 @@ def padded(*lengths, seed=0):
 
 
 class Sharing(LlamaForCausalLM):
-    """A model that says of each row how much of it is no padding, which of a document alone is all."""
+    """A model that says of each row how much of it is no padding, which of a document alone is
+    all."""
 
     def forward(self, input_ids=None, attention_mask=None, **kwargs):
         out = super().forward(input_ids, attention_mask=attention_mask, **kwargs)
@@ -173,7 +189,8 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
             )
             assert torch.equal(found["share"], expected["share"])
         assert handle.tally.padding > 0
-        assert handle.checked.checks == 3, handle  # calls 1 and 2, and the third has a longer row and more of them
+        # calls 1 and 2, and the third has a longer row and more of them
+        assert handle.checked.checks == 3, handle
         assert handle.checked.leaks == 0
 
 
@@ -204,13 +221,16 @@ def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
 
 @pytest.mark.parametrize("read", [False, True])
 def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
-    """Only the live call runs it: twins and documents alone are without checkpoints. There is no loss to compare."""
+    """Only the live call runs it: twins and documents alone are without checkpoints. There is no
+    loss to compare."""
 
     def build_mixing():
         model = tiny.build("llama").train()
         model.gradient_checkpointing_enable()
         for layer in model.model.layers:
-            layer._gradient_checkpointing_func = lambda run, *args: run(*args) + 0.3 * run(*args).cumsum(1)
+            layer._gradient_checkpointing_func = lambda run, *args: (
+                run(*args) + 0.3 * run(*args).cumsum(1)
+            )
         return model
 
     model, batch = build_mixing(), padded(5, 9, 3)
@@ -223,4 +243,6 @@ def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
             assert "was not exact without its padding" in repr(handle)
         with autopack.enable(model, verify=False):
             leaking = model(**batch, use_cache=False).logits
-    assert float((leaking - expected)[batch["attention_mask"].bool()].abs().max()) > LEAK, "the control shows no leak"
+    assert float((leaking - expected)[batch["attention_mask"].bool()].abs().max()) > LEAK, (
+        "the control shows no leak"
+    )

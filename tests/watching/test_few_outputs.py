@@ -1,4 +1,5 @@
-"""Heads that make no logits are checked by what they return: a loss alone, or fields of shifted labels."""
+"""Heads that make no logits are checked by what they return: a loss alone, or fields of shifted
+labels."""
 
 import pytest
 import torch
@@ -33,7 +34,9 @@ class Fused(Conditional):
 def fused(form):
     model = build()
     mixes = staticmethod(lambda self, states, **_: states.shape[1] in range(100, 200))
-    kind = type("Users", (Fused,), {"form": staticmethod(form), "mixes": mixes, "__module__": __name__})
+    kind = type(
+        "Users", (Fused,), {"form": staticmethod(form), "mixes": mixes, "__module__": __name__}
+    )
     other = kind._from_config(model.config)
     other.load_state_dict(model.state_dict())
     return other.train()

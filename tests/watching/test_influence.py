@@ -1,8 +1,7 @@
 """Calls with media, or of which no document can be run alone, are checked by gradients.
 
-What one document gets of another, from sizes on that no tiny twin has, raises in the call that meets it;
-`verify=False` shows that it leaks.
-"""
+What one document gets of another, from sizes on that no tiny twin has, raises in the call that
+meets it; `verify=False` shows that it leaks."""
 
 import pytest
 import torch
@@ -26,7 +25,8 @@ BY_REPLACEMENT = "got other logits when other documents were replaced"
 
 
 def of_ones_own(model_type, change, beyond):
-    """A model whose inner model changes the features of several images, or its states, from a size on."""
+    """A model whose inner model changes the features of several images, or its states, from a size
+    on."""
     base = tiny.build(model_type, task="image-text-to-text", pad_token_id=0)
 
     def get_image_features(self, pixel_values, image_grid_thw=None, **given):
@@ -48,7 +48,9 @@ def of_ones_own(model_type, change, beyond):
 
     frozen = torch.no_grad()(get_image_features)  # so that nothing but tokens tells of tokens
     images_alone = {"get_image_features": get_image_features}
-    parts = images_alone if change == "images" else {"forward": forward, "get_image_features": frozen}
+    parts = (
+        images_alone if change == "images" else {"forward": forward, "get_image_features": frozen}
+    )
     inner = type("Inner", (inner_of(model_type),), parts)
 
     def __init__(self, config):
@@ -109,10 +111,15 @@ def test_large_images_of_an_exact_class_pass(larger):
         assert not handle.checked.skipped
 
 
-@pytest.mark.parametrize("change", ["tokens", "tokens, detached", "tokens, straight through a choice"])
+@pytest.mark.parametrize(
+    "change", ["tokens", "tokens, detached", "tokens, straight through a choice"]
+)
 def test_tokens_that_meet_where_every_document_has_an_image(change):
     model = of_ones_own("llava", change, beyond=400)
-    short, long = ([images.document(model, (IMAGE, n), seed=n) for n in each] for each in ((3, 4), (150, 170, 160)))
+    short, long = (
+        [images.document(model, (IMAGE, n), seed=n) for n in each]
+        for each in ((3, 4), (150, 170, 160))
+    )
     assert apart(model, short) <= FLOAT32
     assert apart(model, long, verify=False) > LEAK
     with autopack.enable(model) as handle:
@@ -141,7 +148,8 @@ def _scaled_by_the_largest(inner):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [(_writing_weights, {}), (_scaled_by_the_largest, {"where no gradient follows them": 1})]
+    ("change", "told"),
+    [(_writing_weights, {}), (_scaled_by_the_largest, {"where no gradient follows them": 1})],
 )
 def test_what_is_told_of_a_forward_of_ones_own(change, told):
     model = of_ones_own("qwen2_vl", "images", beyond=10**9)
@@ -149,7 +157,9 @@ def test_what_is_told_of_a_forward_of_ones_own(change, told):
     inner.forward = change(inner.__base__)
     with autopack.enable(model) as handle:
         model(**media_rows.packed(model, documents_of(model)))
-    assert {reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()} == told
+    assert {
+        reason.rpartition(", ")[2]: count for reason, count in handle.checked.skipped.items()
+    } == told
 
 
 def test_images_that_become_codes_are_said_to_be_unchecked():
@@ -160,7 +170,8 @@ def test_images_that_become_codes_are_said_to_be_unchecked():
 
 
 def _answers(model, found, monkeypatch):
-    """What the check by gradients says of a call of an exact model, as if its code were somebody else's."""
+    """What the check by gradients says of a call of an exact model, as if its code were somebody
+    else's."""
     said = []
 
     def listening(call):
@@ -181,12 +192,16 @@ def _answers(model, found, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task"), [("voxtral", "seq2seq"), ("molmo2", ""), ("llava", ""), ("mllama", ""), ("kosmos-2", "")]
+    ("model_type", "task"),
+    [("voxtral", "seq2seq"), ("molmo2", ""), ("llava", ""), ("mllama", ""), ("kosmos-2", "")],
 )
 def test_no_alarm(model_type, task, monkeypatch):
     model = tiny.build(model_type, task=task or "image-text-to-text", pad_token_id=0).eval()
     if task:
-        found = [sounds.document(model, each, seed=n + 1) for n, each in enumerate([(3, SOUND), (SOUND, 4), (7,)])]
+        found = [
+            sounds.document(model, each, seed=n + 1)
+            for n, each in enumerate([(3, SOUND), (SOUND, 4), (7,)])
+        ]
     else:
         found = documents_of(model)[:2]  # all have images
     assert _answers(model, found, monkeypatch) == [None]

@@ -1,4 +1,5 @@
-"""On ranks that gather parameters together, calls are compared with stock as well, in as many runs on each."""
+"""On ranks that gather parameters together, calls are compared with stock as well, in as many runs
+on each."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,5 @@
-"""Checks of live calls: planted leaks are found and named, and nothing of training changes by a check."""
+"""Checks of live calls: planted leaks are found and named, and nothing of training changes by a
+check."""
 
 import pickle
 import random
@@ -60,8 +61,12 @@ def test_a_planted_leak_is_found_and_its_document_named(monkeypatch, form, noise
         assert isinstance(report, Leak)
         assert report.document in ((0, 1) if plant is shift_boundaries else (1, 2, 3))
         assert report.error > 1e-2 > FLOAT32 > report.tolerance
-        starts = sum(lengths_of(5 + report.step - every - 1)[: report.document]) if form is row else 0
-        assert (report.row, report.columns[0]) == ((0, starts) if form is row else (report.document, 0))
+        starts = (
+            sum(lengths_of(5 + report.step - every - 1)[: report.document]) if form is row else 0
+        )
+        assert (report.row, report.columns[0]) == (
+            (0, starts) if form is row else (report.document, 0)
+        )
         assert handle.checked.leaks == 1
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
@@ -113,7 +118,8 @@ def test_positions_that_run_on_are_found_by_a_document_alone(monkeypatch):
 
 
 class Drawing(torch.nn.Module):
-    """A layer that draws from every generator to no effect, counts its calls, and writes to what its graph holds."""
+    """A layer that draws from every generator to no effect, counts its calls, and writes to what
+    its graph holds."""
 
     def __init__(self):
         super().__init__()
@@ -144,8 +150,12 @@ def checkpointed(model_type, reentrant):
 
 def picture(model):
     """All state of a model and of the generators, as what can be compared."""
-    tensors = {name: value.tolist() for name, value in (*model.named_parameters(), *model.named_buffers())}
-    numbers = {f"{name}.{key}": v for name, m in model.named_modules() for key, v in vars(m).items()}
+    tensors = {
+        name: value.tolist() for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    numbers = {
+        f"{name}.{key}": v for name, m in model.named_modules() for key, v in vars(m).items()
+    }
     plain = {key: value for key, value in numbers.items() if isinstance(value, int | float | str)}
     return [tensors, plain, *state_of(model)]
 
@@ -170,7 +180,11 @@ def test_training_is_bit_for_bit_what_it_is_without(make, form):
             outputs = trained(model, *((form, padded)[step % 2](step) for step in range(6)))
             # Padded batches of a layer that counts keep their padding, for they are a state of it.
             assert handle.tally.batches == 3 * (form is segments)
-            assert handle.checked is None if watch == 0 else handle.checked.checks == 3 + handle.tally.batches
+            assert (
+                handle.checked is None
+                if watch == 0
+                else handle.checked.checks == 3 + handle.tally.batches
+            )
         found.append([[output.loss.item() for output in outputs], picture(model)])
     assert found[0] == found[1]
     assert form is segments or model.model.norm[1].calls == model.model.norm[1].count == 6
@@ -188,7 +202,10 @@ def test_dropout_that_mixes_is_found():
     model = build("llama").train()
     layer = model.model.layers[0]
     layer.mlp = torch.nn.Sequential(layer.mlp, MixingDropout(0.1))
-    with autopack.enable(model), refused("leak-detected", match="when other documents were replaced"):
+    with (
+        autopack.enable(model),
+        refused("leak-detected", match="when other documents were replaced"),
+    ):
         model(**row(0))
 
 

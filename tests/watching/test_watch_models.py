@@ -43,7 +43,11 @@ TYPES = (
 @pytest.mark.parametrize("model_type", TYPES)
 def test_an_exact_model_never_alarms(model_type, noise):
     implementation = "sdpa" if model_type in ("llama", "gpt2", "mixtral", "bert") else "eager"
-    model = build(model_type, "masked LM" if model_type in ("bert", "deberta-v2") else "causal LM", implementation)
+    model = build(
+        model_type,
+        "masked LM" if model_type in ("bert", "deberta-v2") else "causal LM",
+        implementation,
+    )
     noise(model)
     handle = autopack.enable(model, check_every=1)
     made = [(segments, padded)[step % 2](step) for step in range(50)]
@@ -87,7 +91,9 @@ def of_heads(task, step):
 
 
 @with_and_without_noise
-@pytest.mark.parametrize("task", ["sequence classification", "question answering", "token classification"])
+@pytest.mark.parametrize(
+    "task", ["sequence classification", "question answering", "token classification"]
+)
 def test_heads_are_checked(task, noise):
     model = build("bert", task=task)
     noise(model)
@@ -95,7 +101,8 @@ def test_heads_are_checked(task, noise):
         trained(model, *(of_heads(task, step) for step in range(6)))
         assert handle.checked.checks == 6
         trained(model, *(batch(task, mask_of(lengths_of(step)), seed=step) for step in range(6)))
-        assert handle.checked.checks == 6 + (0 if task == "question answering" else 6)  # those stay padded
+        # those stay padded
+        assert handle.checked.checks == 6 + (0 if task == "question answering" else 6)
         assert handle.checked.worst < FLOAT32
 
 
@@ -115,11 +122,15 @@ def test_recordings_go_with_their_documents(noise):
 
 @with_and_without_noise
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "llava", "gemma3"])
-def test_documents_without_images_are_checked_and_where_all_have_some_gradients_tell(model_type, noise):
+def test_documents_without_images_are_checked_and_where_all_have_some_gradients_tell(
+    model_type, noise
+):
     model = with_images(model_type).train()
     noise(model)
     found = images.documents(model)
-    (plain,) = (number for number, parts in enumerate(images.DOCUMENTS) if images.IMAGE not in parts)
+    (plain,) = (
+        number for number, parts in enumerate(images.DOCUMENTS) if images.IMAGE not in parts
+    )
     with autopack.enable(model, check_every=1) as handle:
         call = images.packed(model, [found])
         for _ in range(3):
@@ -145,7 +156,9 @@ def drawing(model):
 
 def with_lora(model):
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=4, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    config = peft.LoraConfig(
+        r=4, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj"]
+    )
     return peft.get_peft_model(model, config).train()
 
 
@@ -167,5 +180,6 @@ def test_an_exact_model_never_alarms_whatever_is_around_it(around, noise):
         trained(model, *((row, padded)[step % 2](step) for step in range(8)))
         assert (handle.checked.checks, handle.checked.leaks) == (8, 0)
         assert not handle.checked.skipped
-        # Rounding of bfloat16 is there, which tells that the document alone was run under autocast too.
+        # Rounding of bfloat16 is there, which tells that the document alone was run under autocast
+        # too.
         assert handle.checked.worst < (0.1 if around is in_mixed_precision else FLOAT32)

@@ -1,4 +1,5 @@
-"""`check_every`: which calls are counted and checked, beside copies, autocast, compilation, trainers and threads."""
+"""`check_every`: which calls are counted and checked, beside copies, autocast, compilation,
+trainers and threads."""
 
 import copy
 import pickle
@@ -46,7 +47,10 @@ def test_it_says_what_it_did_and_ends_with_the_handle():
     handle = autopack.enable(model, check_every=3)
     trained(model, *(row(step) for step in range(7)))
     # Calls 1, 2, 4, and 3 and 6 of every third; call 5 or 7 may be longer than those before.
-    assert f"every 3 training calls; {handle.checked.checks} checks in 7 calls, worst relative error" in repr(handle)
+    assert (
+        f"every 3 training calls; {handle.checked.checks} checks in 7 calls, worst relative error"
+        in repr(handle)
+    )
     assert 5 <= handle.checked.checks <= 7
     assert f"{handle.checked.checks} checks" in handle._repr_html_()
     autopack.disable(model)
@@ -70,11 +74,15 @@ def test_values_and_what_a_second_call_may_ask_for(monkeypatch):
         with pytest.raises(ValueError, match="check_every=5"):
             autopack.enable(model, check_every=6)
     for wrong in (-1, True, 1.5, "500"):
-        with pytest.raises(ValueError, match="check_every must be None or a number of training calls"):
+        with pytest.raises(
+            ValueError, match="check_every must be None or a number of training calls"
+        ):
             autopack.enable(model, check_every=wrong)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
 def test_a_copy_is_watched_by_itself(duplicate):
     model = build("llama")
     handle = autopack.enable(model, check_every=1)
@@ -124,7 +132,9 @@ def test_a_model_that_is_compiled_as_one_graph_stays_one():
 
 def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
     model = build("llama")
-    monkeypatch.setattr(type(model), "forward", lambda self, **_: {"total": self.lm_head.weight.sum()})
+    monkeypatch.setattr(
+        type(model), "forward", lambda self, **_: {"total": self.lm_head.weight.sum()}
+    )
     with autopack.enable(model, check_every=1, verify=False) as handle:
         trained_alone = {name: value for name, value in row(0).items() if name != "labels"}
         model(**trained_alone)
@@ -133,9 +143,14 @@ def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
 
 
 def test_threads_that_train_one_model_leave_its_dropout_on():
-    """A check switches dropout off; another one that began meanwhile would take that for the model's own rate."""
+    """A check switches dropout off; another one that began meanwhile would take that for the
+    model's own rate."""
     model = noisy(build("llama"))
-    rates = [module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")]
+    rates = [
+        module.attention_dropout
+        for module in model.modules()
+        if hasattr(module, "attention_dropout")
+    ]
     assert any(rates)
     model.train()
 
@@ -147,11 +162,14 @@ def test_threads_that_train_one_model_leave_its_dropout_on():
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(train, range(3)))
         assert handle.checked.checks == 24
-    assert [m.attention_dropout for m in model.modules() if hasattr(m, "attention_dropout")] == rates
+    assert [
+        m.attention_dropout for m in model.modules() if hasattr(m, "attention_dropout")
+    ] == rates
 
 
 class WrongInRows(LlamaForCausalLM):
-    """Has another loss where positions begin anew, and no twin: its constructor takes more than a configuration."""
+    """Has another loss where positions begin anew, and no twin: its constructor takes more than a
+    configuration."""
 
     def __init__(self, config, wanted):
         super().__init__(config)

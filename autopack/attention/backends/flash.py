@@ -22,7 +22,10 @@ def availability() -> tuple[bool, str]:
     implementations these serve."""
     if found := implementations():
         return True, ", ".join(found)
-    return False, "no CUDA device, or no flash-attn that transformers accepts (pip install flash-attn)"
+    return (
+        False,
+        "no CUDA device, or no flash-attn that transformers accepts (pip install flash-attn)",
+    )
 
 
 def implementations() -> tuple[str, ...]:
@@ -30,8 +33,14 @@ def implementations() -> tuple[str, ...]:
     finds them."""
     from transformers import utils
 
-    checks = {version: getattr(utils, f"is_flash_attn_{version}_available", None) for version in (2, 3, 4)}
-    return tuple(f"flash_attention_{version}" for version, check in checks.items() if check is not None and check())
+    checks = {
+        version: getattr(utils, f"is_flash_attn_{version}_available", None) for version in (2, 3, 4)
+    }
+    return tuple(
+        f"flash_attention_{version}"
+        for version, check in checks.items()
+        if check is not None and check()
+    )
 
 
 def attend(call: AttentionCall) -> Output:
@@ -43,7 +52,11 @@ def attend(call: AttentionCall) -> Output:
     """
     call.refuse_dense_mask("flash attention")
     pattern = call.mask.pattern if isinstance(call.mask, DocumentMask) else None
-    layout = call.layout if pattern is None or pattern.chunk is None else call.layout.in_chunks(pattern.chunk)
+    layout = (
+        call.layout
+        if pattern is None or pattern.chunk is None
+        else call.layout.in_chunks(pattern.chunk)
+    )
     return attend_between(call, layout, layout, call.options_beside(None))
 
 
@@ -51,7 +64,9 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | Non
     """Attend from each stretch to its document up to its end: flash aligns queries with the last
     keys."""
     call.refuse_dense_mask("flash attention")
-    if isinstance(call.mask, DocumentMask) and (call.mask.pattern is None or call.mask.pattern.chunk is not None):
+    if isinstance(call.mask, DocumentMask) and (
+        call.mask.pattern is None or call.mask.pattern.chunk is not None
+    ):
         return None
     call = with_keys_of_documents(call, prefixes)
     return attend_between(call, prefixes.queries, prefixes.keys, call.options_beside(None))[0]
@@ -62,7 +77,10 @@ def attend_between(
 ) -> Output:
     """Attend from each document of `layout` to its counterpart in `memory`."""
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
-    longest = [each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
+    longest = [
+        each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen
+        for each in (layout, memory)
+    ]
     declared = (layout.kernel_cu_seqlens, memory.kernel_cu_seqlens, *longest)
     given = {**options, **dict(zip(FLASH_KWARGS, declared, strict=True))}
     given.pop("position_ids", None)

@@ -17,7 +17,9 @@ def attend(call: AttentionCall) -> Output:
     if pattern is None or pattern.chunk is not None or call.replaces_sdpa or given:
         return per_document.attend(call)
     scaling = options.get("scaling")
-    return attend_compiled(call.layout.slots_on_host, *call.states_for_sdpa(), pattern, scaling), None
+    return attend_compiled(
+        call.layout.slots_on_host, *call.states_for_sdpa(), pattern, scaling
+    ), None
 
 
 BACKEND = Backend(

@@ -107,7 +107,10 @@ def attend_varlen(
     padded = -(-max(size, value.shape[-1]) // 8) * 8
     flat = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     q, k, v = (F.pad(t, (0, padded - t.shape[-1])) if t.shape[-1] < padded else t for t in flat)
-    before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
+    before, after = (
+        -1 if each is None else each
+        for each in (pattern.before, 0 if pattern.causal else pattern.after)
+    )
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     keys = None if memory is None else (memory.kernel_cu_seqlens, memory.max_seqlen)
     scale = size**-0.5 if scale is None else scale

@@ -14,7 +14,8 @@ try:
     from autopack.launch.launcher import start
 except Exception as error:
     if os.environ.pop("AUTOPACK_STARTED", "") == str(os.getpid()):
-        sys.stderr.write("autopack: not started, %s cannot import it: %s\n" % (sys.executable, error))  # noqa: UP031
+        message = "autopack: not started, %s cannot import it: %s\n"
+        sys.stderr.write(message % (sys.executable, error))
 else:
     start()
 

@@ -18,10 +18,17 @@ def trainer() -> Any:
     """Return a trainer of twelve pairs, two micro-batches of two in a step."""
     from trl import DPOConfig, DPOTrainer
 
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{number}": number for number in range(3, _trainer.VOCABULARY)}}
+    words = {
+        "<pad>": 0,
+        "<s>": 1,
+        "</s>": 2,
+        **{f"w{number}": number for number in range(3, _trainer.VOCABULARY)},
+    }
     made = Tokenizer(WordLevel(words, unk_token="<pad>"))
     made.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
     texts = [" ".join(f"w{number}" for number in row[1:-1]) for row in _trainer.documents(36)]
     pairs = {"prompt": texts[:12], "chosen": texts[12:24], "rejected": texts[24:]}
     args = DPOConfig(

@@ -7,7 +7,9 @@ from compat.museum.exhibit import Exhibit
 
 
 def data(shuffles):
-    rows = _trainer.examples(completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3), place=lambda row: 0)
+    rows = _trainer.examples(
+        completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3), place=lambda row: 0
+    )
     rows = rows.remove_columns("place").add_column("place", list(range(len(rows))))
     return rows.shuffle(seed=0) if shuffles else rows
 
@@ -15,8 +17,12 @@ def data(shuffles):
 def collator(rows):
     def collate(features):
         answers = [rows[each["place"]]["input_ids"][3:] for each in features]
-        texts = [each["input_ids"][:3] + answer for each, answer in zip(features, answers, strict=True)]
-        return _trainer.collate([{"input_ids": row, "labels": [-100] * 3 + row[3:]} for row in texts])
+        texts = [
+            each["input_ids"][:3] + answer for each, answer in zip(features, answers, strict=True)
+        ]
+        return _trainer.collate(
+            [{"input_ids": row, "labels": [-100] * 3 + row[3:]} for row in texts]
+        )
 
     return collate
 

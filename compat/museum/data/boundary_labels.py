@@ -10,6 +10,8 @@ EXHIBIT = Exhibit(
     reported=("torchtitan#4075", "torchtune#1177"),
     says="The labels of a packed row are its tokens. The first token of each document counts, "
     "and the last token of the document before it has to predict it.",
-    mistaken=lambda: _trainer.trainer(collator=lambda features: _trainer.packed(features, first_label=None)),
+    mistaken=lambda: _trainer.trainer(
+        collator=lambda features: _trainer.packed(features, first_label=None)
+    ),
     sound=lambda: _trainer.trainer(collator=_trainer.packed),
 )

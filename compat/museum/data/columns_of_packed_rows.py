@@ -15,7 +15,9 @@ def rows() -> Dataset:
     found = _trainer.documents()
     parts = [found[start : start + 3] for start in range(0, len(found), 3)]
     lengths = [list(map(len, part)) for part in parts]
-    return Dataset.from_dict({"input_ids": [list(chain(*part)) for part in parts], "seq_lengths": lengths})
+    return Dataset.from_dict(
+        {"input_ids": [list(chain(*part)) for part in parts], "seq_lengths": lengths}
+    )
 
 
 def collate(features):

@@ -13,9 +13,8 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="truncation",
     reported=("trl#6025",),
-    says="The data set is checked for targets, and the collator cuts its examples to the "
-    "longest length afterwards. Ends of documents are lost without a word, and some have "
-    "no target left.",
+    says="The data set is checked for targets, and the collator cuts its examples to the longest "
+    "length afterwards. Ends of documents are lost without a word, and some have no target left.",
     mistaken=lambda: _trainer.trainer(collator=collate),
     sound=lambda: _trainer.trainer(),
 )

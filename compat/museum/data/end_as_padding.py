@@ -16,9 +16,8 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="labels",
     reported=("transformers#23530", "trl#976"),
-    says="A tokenizer without padding pads with its end token, and the collator ignores labels "
-    "by that token. The end of a document is never a target, so the model never learns to "
-    "stop.",
+    says="A tokenizer without padding pads with its end token, and the collator ignores labels by "
+    "that token. The end of a document is never a target, so the model never learns to stop.",
     mistaken=lambda: _trainer.trainer(collator=collate),
     sound=lambda: _trainer.trainer(),
 )

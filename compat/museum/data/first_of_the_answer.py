@@ -10,7 +10,9 @@ def collate(features, more=1):
     rows = [each["input_ids"] for each in features]
     prompts = [sum(value == 0 for value in each["completion_mask"]) + more for each in features]
     labels = [[-100] * prompt + row[prompt:] for row, prompt in zip(rows, prompts, strict=True)]
-    return _trainer.collate([{"input_ids": row, "labels": own} for row, own in zip(rows, labels, strict=True)])
+    return _trainer.collate(
+        [{"input_ids": row, "labels": own} for row, own in zip(rows, labels, strict=True)]
+    )
 
 
 def data():

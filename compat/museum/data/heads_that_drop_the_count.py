@@ -11,7 +11,11 @@ from compat.museum.exhibit import Exhibit
 
 
 def net():
-    sizes: dict[str, Any] = {"vocab_size": _trainer.VOCABULARY, "hidden_size": 16, "intermediate_size": 32}
+    sizes: dict[str, Any] = {
+        "vocab_size": _trainer.VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+    }
     sizes |= {"num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 64}
     return BertForMaskedLM(BertConfig(**sizes))
 

@@ -13,7 +13,10 @@ class Unshifted(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
         logits = model(**inputs).logits
-        loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / (labels != -100).sum()
+        loss = (
+            cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            / (labels != -100).sum()
+        )
         return (loss, logits) if return_outputs else loss
 
 

@@ -7,7 +7,9 @@ from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
-    return _trainer.collate([{**each, "labels": [*each["input_ids"][1:], -100]} for each in features])
+    return _trainer.collate(
+        [{**each, "labels": [*each["input_ids"][1:], -100]} for each in features]
+    )
 
 
 EXHIBIT = Exhibit(

@@ -9,7 +9,9 @@ from compat.museum.exhibit import Exhibit
 def collate(features):
     rows = [each["input_ids"] for each in features]
     labels = [row if len(row) <= 15 else [-100] * len(row) for row in rows]
-    return _trainer.collate([{"input_ids": row, "labels": own} for row, own in zip(rows, labels, strict=True)])
+    return _trainer.collate(
+        [{"input_ids": row, "labels": own} for row, own in zip(rows, labels, strict=True)]
+    )
 
 
 EXHIBIT = Exhibit(

@@ -12,8 +12,13 @@ from compat.museum.exhibit import Exhibit
 
 def loss(outputs, labels, num_items_in_batch=None, counts=True):
     targets = labels[:, 1:]
-    divisor = num_items_in_batch if counts and num_items_in_batch is not None else (targets != -100).sum()
-    return cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="sum") / divisor
+    divisor = (
+        num_items_in_batch if counts and num_items_in_batch is not None else (targets != -100).sum()
+    )
+    return (
+        cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="sum")
+        / divisor
+    )
 
 
 def trainer(function):

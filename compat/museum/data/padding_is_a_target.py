@@ -14,7 +14,10 @@ def collate(features):
 EXHIBIT = Exhibit(
     kind="padding",
     reported=("OpenJarvis#521", "gpt-neo#45"),
-    says="The tokens of a padded batch are given as its labels as they are. Most of the loss is about padding.",
+    says=(
+        "The tokens of a padded batch are given as its labels as they are. Most of the loss is "
+        "about padding."
+    ),
     mistaken=lambda: _trainer.trainer(collator=collate),
     sound=lambda: _trainer.trainer(),
 )

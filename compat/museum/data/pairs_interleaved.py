@@ -27,8 +27,8 @@ EXHIBIT = Exhibit(
     kind="pairs",
     reported=("Generalizable-Reward-Model#9",),
     says="One program lays chosen and rejected answers side by side, another one expects all "
-    "chosen ones first. Taken from one to the other, answers are compared with those to "
-    "other prompts.",
+    "chosen ones first. Taken from one to the other, answers are compared with those to other "
+    "prompts.",
     mistaken=interleaved,
     sound=_pairs.trainer,
 )

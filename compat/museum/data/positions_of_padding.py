@@ -35,8 +35,10 @@ EXHIBIT = Exhibit(
     kind="padding",
     reported=("alpaca-lora#315",),
     says="Batches are padded on the left without positions, and the model numbers columns. A "
-    "document's positions begin where the padding ends, so it depends on the longest "
-    "document beside it.",
+    "document's positions begin where the padding ends, so it depends on the longest document "
+    "beside it.",
     mistaken=lambda: _trainer.trainer(collator=collate, net=net()),
-    sound=lambda: _trainer.trainer(collator=lambda features: collate(features, numbers=True), net=net()),
+    sound=lambda: _trainer.trainer(
+        collator=lambda features: collate(features, numbers=True), net=net()
+    ),
 )

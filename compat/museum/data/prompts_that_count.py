@@ -8,12 +8,17 @@ from compat.museum.exhibit import Exhibit
 
 def collate(features):
     labels = [
-        [t if kept else -100 for t, kept in zip(each["input_ids"], each["completion_mask"], strict=True)]
+        [
+            t if kept else -100
+            for t, kept in zip(each["input_ids"], each["completion_mask"], strict=True)
+        ]
         if "completion_mask" in each
         else each["input_ids"]
         for each in features
     ]
-    return _trainer.collate([{**each, "labels": own} for each, own in zip(features, labels, strict=True)])
+    return _trainer.collate(
+        [{**each, "labels": own} for each, own in zip(features, labels, strict=True)]
+    )
 
 
 def data():
@@ -23,8 +28,8 @@ def data():
 EXHIBIT = Exhibit(
     kind="columns",
     reported=("PraisonAI#4358",),
-    says="Prompts were to be masked out of the loss, and were trained on. Here the column that says "
-    "so is dropped before the collator, which falls back to labels for all tokens.",
+    says="Prompts were to be masked out of the loss, and were trained on. Here the column that "
+    "says so is dropped before the collator, which falls back to labels for all tokens.",
     mistaken=lambda: _trainer.trainer(collator=collate, data=data(), remove_unused_columns=True),
     sound=lambda: _trainer.trainer(collator=collate, data=data()),
 )

@@ -21,7 +21,9 @@ class Shuffled(Sampler):
         self.epoch = epoch if self.heeds else self.epoch
 
     def __iter__(self):
-        yield from torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        yield from torch.randperm(
+            self.size, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()
         self.epoch += not self.heeds
 
 

@@ -12,7 +12,9 @@ from compat.museum.exhibit import Exhibit
 
 def rows():
     stream = list(chain(*_trainer.documents()))
-    return Dataset.from_dict({"input_ids": [stream[start : start + 32] for start in range(0, len(stream), 32)]})
+    return Dataset.from_dict(
+        {"input_ids": [stream[start : start + 32] for start in range(0, len(stream), 32)]}
+    )
 
 
 EXHIBIT = Exhibit(

@@ -62,7 +62,8 @@ def means(states: Tensor, documents: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention with rotations; the mask (rows, 1, columns, columns) is True where a token sees another."""
+    """Causal attention with rotations; the mask (rows, 1, columns, columns) is True where a token
+    sees another."""
 
     def __init__(self, config: PlainConfig):
         super().__init__()
@@ -71,12 +72,14 @@ class Attention(nn.Module):
         self.outer = nn.Linear(config.hidden_size, config.hidden_size)
 
     def angles(self, position_ids: Tensor) -> Tensor:
-        """Return the angles by which queries and keys are turned (rows, columns, half of a head)."""
+        """Return the angles by which queries and keys are turned (rows, columns, half of a
+        head)."""
         half = self.outer.out_features // self.heads // 2
         return position_ids[..., None] * 0.5 ** torch.arange(half, device=position_ids.device)
 
     def turned(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (rows, heads, columns, channels), the first two turned."""
+        """Return queries, keys and values (rows, heads, columns, channels), the first two
+        turned."""
         parts = self.inner(hidden_states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         angles = self.angles(position_ids).to(hidden_states.dtype)[:, None]
         return turn(parts[0], angles), turn(parts[1], angles), parts[2]
@@ -85,7 +88,9 @@ class Attention(nn.Module):
         """Return the weights of keys by their scores."""
         return scores.softmax(-1)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
+    ) -> Tensor:
         """Return the new states."""
         query, key, value = self.turned(hidden_states, position_ids)
         scores = query @ key.mT / query.shape[-1] ** 0.5
@@ -96,7 +101,9 @@ class Attention(nn.Module):
 def turn(states: Tensor, angles: Tensor) -> Tensor:
     """Return the halves of states turned against each other by angles."""
     one, two = states.chunk(2, -1)
-    return torch.cat([one * angles.cos() - two * angles.sin(), one * angles.sin() + two * angles.cos()], -1)
+    return torch.cat(
+        [one * angles.cos() - two * angles.sin(), one * angles.sin() + two * angles.cos()], -1
+    )
 
 
 class Varlen(Attention):
@@ -106,15 +113,20 @@ class Varlen(Attention):
         """Return where documents begin, counted over all rows, and where the last one ends."""
         return [*begins(documents).flatten().nonzero()[:, 0].tolist(), documents.numel()]
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
+    ) -> Tensor:
         """Return the new states."""
-        query, key, value = (part.transpose(1, 2).flatten(0, 1) for part in self.turned(hidden_states, position_ids))
+        query, key, value = (
+            part.transpose(1, 2).flatten(0, 1) for part in self.turned(hidden_states, position_ids)
+        )
         found = kernel(query, key, value, self.bounds(documents, position_ids))
         return self.outer(found.unflatten(0, documents.shape).flatten(2))
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, bounds: Iterable[int]) -> Tensor:
-    """Return causal attention within bounds (tokens, heads, channels); outside of them nothing is written."""
+    """Return causal attention within bounds (tokens, heads, channels); outside of them nothing is
+    written."""
     found = torch.zeros_like(query)
     for begin, end in pairwise(bounds):
         q, k, v = (part[begin:end].transpose(0, 1) for part in (query, key, value))
@@ -165,7 +177,10 @@ class Convolution(nn.Module):
 
     def forward(self, hidden_states: Tensor, documents: Tensor, **others: Any) -> Tensor:
         """Return the new states."""
-        read = [hidden_states.roll(back, 1) * self.reads(documents, back)[..., None] for back in self.reach]
+        read = [
+            hidden_states.roll(back, 1) * self.reads(documents, back)[..., None]
+            for back in self.reach
+        ]
         return (torch.stack(read, -2) * self.taps).sum(-2)
 
 
@@ -175,7 +190,9 @@ class Router(nn.Module):
     def __init__(self, config: PlainConfig):
         super().__init__()
         self.gate = nn.Linear(config.hidden_size, 4)
-        self.experts = nn.Parameter(torch.randn(4, config.hidden_size, config.hidden_size) / config.hidden_size**0.5)
+        self.experts = nn.Parameter(
+            torch.randn(4, config.hidden_size, config.hidden_size) / config.hidden_size**0.5
+        )
 
     def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
         """Return True for the experts of each token (rows, columns, experts)."""
@@ -214,7 +231,9 @@ class Plain(PreTrainedModel):
         """Return the head."""
         return self.head
 
-    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def documents(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         """Return the number of each token's document in its row (rows, columns).
 
         One begins where positions do not go on by one, and where the mask has another number: a
@@ -228,7 +247,11 @@ class Plain(PreTrainedModel):
         return new.cumsum(1)
 
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         """Return the position of each token (rows, columns)."""
         return places(documents) if position_ids is None else position_ids
@@ -240,7 +263,9 @@ class Plain(PreTrainedModel):
     def embed(self, input_ids: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
         """Return the first states: of the token, and of its position."""
         tokens = self.embedding(input_ids)
-        angles = positions[..., None] * 0.7 ** torch.arange(tokens.shape[-1], device=positions.device)
+        angles = positions[..., None] * 0.7 ** torch.arange(
+            tokens.shape[-1], device=positions.device
+        )
         return tokens + angles.to(tokens.dtype).sin()
 
     def forward(
@@ -293,7 +318,9 @@ class Routed(Plain):
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         uneven = self.balance(scores, documents, self.counted(real.bool(), position_ids))
         loss = None if output.loss is None else output.loss + 0.1 * uneven
-        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=uneven, logits=output.logits, router_logits=(scores,))
+        return MoeCausalLMOutputWithPast(
+            loss=loss, aux_loss=uneven, logits=output.logits, router_logits=(scores,)
+        )
 
     def counted(self, real: Tensor, position_ids: Tensor | None) -> Tensor:
         """Return True for the tokens that are counted (rows, columns)."""

@@ -10,18 +10,27 @@ from compat.museum.models._plain import Plain, places, together
 
 class TakesRange(Plain):
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         return self.steps(input_ids, documents) if position_ids is None else position_ids
 
     def steps(self, input_ids: Tensor, documents: Tensor) -> Tensor:
-        text = (input_ids % 4 > 0).long()  # every fourth token stands for a part of an image, and stays where it is
+        # every fourth token stands for a part of an image, and stays where it is
+        text = (input_ids % 4 > 0).long()
         return (together(documents).tril() * text[:, None]).sum(-1)
 
 
 class MakesAxes(TakesRange):
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         first = 0 if position_ids is None else position_ids - places(documents)
         return self.steps(input_ids, documents) + first
@@ -31,9 +40,8 @@ EXHIBIT = Exhibit(
     kind="images",
     reported=("Automodel#2172", "AReaL#217"),
     says=(
-        "Tokens of an image have positions with several axes, which the model makes by "
-        "itself. A packed row came with one plain range per document, which stood in for all "
-        "axes."
+        "Tokens of an image have positions with several axes, which the model makes by itself. A "
+        "packed row came with one plain range per document, which stood in for all axes."
     ),
     mistaken=TakesRange,
     sound=MakesAxes,

@@ -15,7 +15,8 @@ class BalancesRows(Routed):
     def balance(self, scores: Tensor, documents: Tensor, real: Tensor) -> Tensor:
         number = self.sequences(documents)
         found = [
-            super(BalancesRows, self).balance(scores, documents, real & (number == n)) for n in number[real].unique()
+            super(BalancesRows, self).balance(scores, documents, real & (number == n))
+            for n in number[real].unique()
         ]
         return torch.stack(found).mean()
 

@@ -13,7 +13,9 @@ END = 60
 
 
 class SplitsAtEndTokens(Plain):
-    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def documents(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         return (input_ids == END).roll(1, 1).cumsum(1)
 
 

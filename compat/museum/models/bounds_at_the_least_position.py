@@ -26,8 +26,9 @@ EXHIBIT = Exhibit(
     kind="kernels' arguments",
     reported=("transformers#47525",),
     says=(
-        "Documents were taken to begin where a position is the least of all. In a row that begins inside "
-        "of a document, what comes before the first of these belongs to no document, and is not computed."
+        "Documents were taken to begin where a position is the least of all. In a row that begins "
+        "inside of a document, what comes before the first of these belongs to no document, and is "
+        "not computed."
     ),
     mistaken=SplitsAtLeast,
     sound=SplitsAtJumps,

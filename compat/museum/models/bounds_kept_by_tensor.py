@@ -12,9 +12,14 @@ class KeepsBounds(Plain):
     given: Tensor | None = None
     kept: Tensor | None = None
 
-    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def documents(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         if self.kept is None or position_ids is None or self.given is not position_ids:
-            self.given, self.kept = position_ids, super().documents(input_ids, attention_mask, position_ids)
+            self.given, self.kept = (
+                position_ids,
+                super().documents(input_ids, attention_mask, position_ids),
+            )
         return self.kept
 
 

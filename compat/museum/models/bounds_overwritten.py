@@ -11,8 +11,12 @@ from compat.museum.models._plain import Plain, Varlen
 class BoundsOfMask(Plain):
     part = Varlen
 
-    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
-        return super().documents(input_ids, attention_mask, position_ids if attention_mask is None else None)
+    def documents(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
+        return super().documents(
+            input_ids, attention_mask, position_ids if attention_mask is None else None
+        )
 
 
 class BoundsOfCaller(Plain):

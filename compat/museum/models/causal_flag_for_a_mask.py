@@ -10,7 +10,9 @@ from compat.museum.models._plain import Attention, Plain
 
 
 class CausalFlag(Attention):
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
+    ) -> Tensor:
         query, key, value = self.turned(hidden_states, position_ids)
         found = scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.outer(found.transpose(1, 2).flatten(2))

@@ -32,8 +32,8 @@ EXHIBIT = Exhibit(
     kind="routers",
     reported=("MoSA#3",),
     says=(
-        "Experts choose the tokens that score highest in a row, here those above its mean. Which tokens of a "
-        "document are chosen depends on all other documents, and on later tokens."
+        "Experts choose the tokens that score highest in a row, here those above its mean. Which "
+        "tokens of a document are chosen depends on all other documents, and on later tokens."
     ),
     mistaken=RoutesRow,
     sound=RoutesDocuments,

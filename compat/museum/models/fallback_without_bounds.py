@@ -10,7 +10,9 @@ from compat.museum.models._plain import Plain
 
 
 class FallsBack(Plain):
-    def documents(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def documents(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         found = super().documents(input_ids, attention_mask, position_ids)
         return found if self.training else torch.zeros_like(found)
 

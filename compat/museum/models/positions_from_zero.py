@@ -10,14 +10,22 @@ from compat.museum.models._plain import Plain, places
 
 class NumbersFromTwo(Plain):
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         return places(documents) + 2 if position_ids is None else position_ids
 
 
 class NumbersAllFromTwo(Plain):
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         return super().positions(input_ids, attention_mask, position_ids, documents) + 2
 

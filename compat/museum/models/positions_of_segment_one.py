@@ -10,7 +10,11 @@ from compat.museum.models._plain import Plain
 
 class CountsOnes(Plain):
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         if position_ids is not None or attention_mask is None:
             return super().positions(input_ids, attention_mask, position_ids, documents)

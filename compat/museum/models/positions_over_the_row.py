@@ -11,7 +11,11 @@ from compat.museum.models._plain import Plain
 
 class NumbersTheRow(Plain):
     def positions(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        documents: Tensor,
     ) -> Tensor:
         return torch.arange(input_ids.shape[1]).expand_as(input_ids)
 
@@ -20,7 +24,8 @@ EXHIBIT = Exhibit(
     kind="positions",
     reported=("NVIDIA-NeMo/Speech#12551",),
     says=(
-        "A line made for ranks that share rows put new positions over those of the batch, counted over the whole row."
+        "A line made for ranks that share rows put new positions over those of the batch, counted "
+        "over the whole row."
     ),
     mistaken=NumbersTheRow,
     sound=Plain,

@@ -13,14 +13,18 @@ from compat.museum.models._plain import Attention, Plain, together
 class Recomputed(Attention):
     seen: Tensor | None = None
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
+    ) -> Tensor:
         self.seen = attention_mask
         found = checkpoint(self.run, hidden_states, position_ids, documents, use_reentrant=False)
         self.seen = None
         return found
 
     def run(self, hidden_states: Tensor, position_ids: Tensor, documents: Tensor) -> Tensor:
-        mask = torch.ones_like(together(documents))[:, None].tril() if self.seen is None else self.seen
+        mask = (
+            torch.ones_like(together(documents))[:, None].tril() if self.seen is None else self.seen
+        )
         return super().forward(hidden_states, mask, position_ids, documents)
 
 
@@ -32,9 +36,8 @@ EXHIBIT = Exhibit(
     kind="checkpointing",
     reported=("flash-linear-attention#422",),
     says=(
-        "Bounds were kept beside the call, and gone when a checkpointed layer was computed "
-        "again in the backward pass. Results were right, and gradients those of one long "
-        "document."
+        "Bounds were kept beside the call, and gone when a checkpointed layer was computed again "
+        "in the backward pass. Results were right, and gradients those of one long document."
     ),
     mistaken=ForgetsBounds,
     sound=Plain,

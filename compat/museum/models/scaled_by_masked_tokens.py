@@ -12,7 +12,9 @@ from compat.museum.models._plain import Plain, means
 class ScalesByRow(Plain):
     def embed(self, input_ids: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
         masked = (input_ids % 5 == 0)[..., None].to(self.embedding.weight.dtype)
-        return super().embed(input_ids, positions, documents) / (1.2 - means(masked, self.sequences(documents)))
+        return super().embed(input_ids, positions, documents) / (
+            1.2 - means(masked, self.sequences(documents))
+        )
 
     def sequences(self, documents: Tensor) -> Tensor:
         return torch.zeros_like(documents)

@@ -25,8 +25,8 @@ EXHIBIT = Exhibit(
     kind="compiled graphs",
     reported=("transformers#41827",),
     says=(
-        "To look for documents breaks a graph, so that compiled code was to leave it out. Packed rows that "
-        "are told by positions alone would then be one document, and only when compiled."
+        "To look for documents breaks a graph, so that compiled code was to leave it out. Packed "
+        "rows that are told by positions alone would then be one document, and only when compiled."
     ),
     mistaken=SplitsUncompiled,
     sound=Plain,

@@ -11,9 +11,9 @@ EXHIBIT = Exhibit(
     kind="states",
     reported=("ms-swift#9618", "Automodel#2147"),
     says=(
-        "The bounds of documents were dropped on the way to the linear attention of Qwen3.5. "
-        "Its state and its convolution went on over the row, while attention beside it kept "
-        "documents apart."
+        "The bounds of documents were dropped on the way to the linear attention of Qwen3.5. Its "
+        "state and its convolution went on over the row, while attention beside it kept documents "
+        "apart."
     ),
     mistaken=partial(stock, "qwen3_5_text"),
     sound=partial(enabled, "qwen3_5_text"),
