@@ -17,12 +17,12 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 220_206,
-    "statements": 19_891,
+    "tokens": 221_240,
+    "statements": 19_897,
     "functions": 1_964,
     "modules": 201,
-    "lines over 110 characters": 385,
-    "files over 400 lines": 0,
+    "lines over 100 characters": 0,
+    "files over 400 lines": 13,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 2,
@@ -44,7 +44,7 @@ def size_of(texts):
     for text in texts:
         lines, docstrings = text.splitlines(), set()
         count["modules"] += 1
-        count["lines over 110 characters"] += sum(len(line) > 110 for line in lines)
+        count["lines over 100 characters"] += sum(len(line) > 100 for line in lines)
         count["files over 400 lines"] += len(lines) > 400
         for node in ast.walk(ast.parse(text)):
             count["statements"] += isinstance(node, ast.stmt)
