@@ -84,10 +84,8 @@ class Options:
     )
     check_every: int | None = option(
         None,
-        (
-            "check a document of every Nth training call; 0 checks no call, of third-party code "
-            "neither"
-        ),
+        "check a document of every Nth training call; 0 checks no call, of third-party code "
+        "neither",
         (),
         "N",
     )

@@ -56,10 +56,8 @@ class Site:
             return value[self.key] if self.key is not None else value
         except (ImportError, AttributeError, KeyError) as error:
             raise SiteDrift(
-                (
-                    f"autopack expects a function at {self}; the installed transformers has none "
-                    f"({error!r}). {_SUPPORTED}"
-                ),
+                f"autopack expects a function at {self}; the installed transformers has none "
+                f"({error!r}). {_SUPPORTED}",
                 code="site-drift",
             ) from error
 
@@ -98,10 +96,8 @@ class Site:
         original = self.present()
         if not callable(original):
             raise SiteDrift(
-                (
-                    f"autopack expects a function at {self}; found {type(original).__name__}. "
-                    f"{_SUPPORTED}"
-                ),
+                f"autopack expects a function at {self}; found {type(original).__name__}. "
+                f"{_SUPPORTED}",
                 code="site-drift",
             )
         self.check_takes(original, self.parameters)

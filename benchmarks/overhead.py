@@ -8,8 +8,8 @@ four ways. Arms:
 * `stock`: autopack is imported and does nothing.
 * `enabled`: `autopack.enable(model)`.
 * `beside`: another model is enabled, so this one meets autopack's functions at transformers'
-  places, inert. It shows
-  how far from 1 two arms come out that run the same code but for a few `if`s.
+  places, inert. It shows how far from 1 two arms come out that run the same code but for a few
+  `if`s.
 
 Models are enabled and disabled, and called once on a few columns, outside the time that is taken;
 the arms of a round follow each other at once. `enable()` is timed on models of few and of many

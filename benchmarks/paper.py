@@ -12,8 +12,7 @@ arms, each from the same weights, on the same documents, in the same order as fa
 * `padding, sorted`: the same, with documents of like length in a mini-batch (`group_by_length` of
   Trainer); stock.
 * `FixedLength`: all documents end to end, cut every `--max-length` tokens, `--batch-size` rows per
-  step; stock. Nothing
-  says where documents begin: they see each other, and are cut.
+  step; stock. Nothing says where documents begin: they see each other, and are cut.
 * `FixedLength + PosID`: the same rows with positions that restart; enabled.
 * `offline rows + PosID`: rows of as many documents as `batch size x max length` tokens hold;
   enabled.

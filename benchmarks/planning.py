@@ -9,17 +9,16 @@ Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped a
 max_length. One thread. The races:
 
 * `plan`: `autopack.packing.plan` of `--many` lengths, by best fit and for eight ranks by cost
-  (squares of lengths).
-  Said beside: the share of columns that hold tokens, the slowest rank of steps over the mean, and
-  what is resident in a process that does nothing else, `before` of Python, numpy and the lengths.
+  (squares of lengths). Said beside: the share of columns that hold tokens, the slowest rank of
+  steps over the mean, and what is resident in a process that does nothing else, `before` of Python,
+  numpy and the lengths.
 * `TRL` and `TRL, one batch`: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths;
-  it gets tokens of
-  one byte, in memory, so that little of its time is theirs. By default it packs every 1000
-  documents by themselves. In one batch it makes the rows of best-fit decreasing, and then their
-  number must be ours; that takes it long.
+  it gets tokens of one byte, in memory, so that little of its time is theirs. By default it packs
+  every 1000 documents by themselves. In one batch it makes the rows of best-fit decreasing, and
+  then their number must be ours; that takes it long.
 * `from disk to disk`: `autopack.pack(dataset, max_length)` against TRL's `pack_dataset`, int32
-  tokens and labels, each
-  writing anew every time. The rows of both are shown to hold the same documents.
+  tokens and labels, each writing anew every time. The rows of both are shown to hold the same
+  documents.
 """
 
 from __future__ import annotations

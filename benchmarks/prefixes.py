@@ -8,8 +8,7 @@ and that by hand.
 The workloads, each as its trainer or harness computes it:
 
 * `group`: 8 completions of one prompt 5 times as long, a training step on their log-likelihoods
-  (GRPO, RLOO); the
-  logits of the completions alone are asked for, as TRL does.
+  (GRPO, RLOO); the logits of the completions alone are asked for, as TRL does.
 * `pairs`: 4 pairs of answers below prompts as long as an answer, a training step of DPO's loss
   (without a reference).
 * `choices`: 4 choices below each of 4 passages 20 times as long, scored without gradients.

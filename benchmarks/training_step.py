@@ -9,8 +9,7 @@ The arms, on copies of the same Llama, with the same documents, labels and optim
 row:
 
 * `stock`: sdpa, restarting `position_ids`, no mask: the one call that transformers 5.23 gets right
-  on this model, by a
-  dense mask over the whole row.
+  on this model, by a dense mask over the whole row.
 * `by hand`: an attention function of this file that loops over the documents. What autopack is held
   against.
 * `autopack`: `autopack.enable(model)` and a plain call.

@@ -11,8 +11,7 @@ and backward, in training mode without dropout. Arms:
 
 * `alone`: stock, a call for each document.
 * `padded`: stock, all documents in one padded batch. Some of these models give other results there,
-  and are timed all
-  the same.
+  and are timed all the same.
 * `packed`: `autopack.enable(model)`, one packed row that `PackingCollator` makes.
 
 Losses of `alone` and `packed` are compared first. The goal: `packed` is never slower than `alone`.

@@ -1,9 +1,9 @@
 """Check every call of every type, and count false alarms: `autopack.LeakDetected` from
 transformers' own code.
 
-    python -m compat.alarms --tasks causal-lm --dtypes float32 bfloat16 --jobs 2 python -m
-    compat.alarms --settings lora checkpointing autocast compile --types llama bert t5 mamba2 python
-    -m compat.alarms --json compat/results/alarms.json
+    python -m compat.alarms --tasks causal-lm --dtypes float32 bfloat16 --jobs 2
+    python -m compat.alarms --settings lora checkpointing autocast compile --types llama bert t5 mamba2
+    python -m compat.alarms --json compat/results/alarms.json
 
 Each type is enabled as users do it, but for `check_every=1`: packed rows in one row and in two, and
 padded batches of both sides, in evaluation and in training with dropout. A call that autopack

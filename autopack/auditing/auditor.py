@@ -65,12 +65,12 @@ def audit(
 
     Args:
         model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`),
-        enabled or not, or a
-            Trainer. Weights, gradients, training mode and random state are left as they were.
-        lengths: Lengths in tokens of the random documents of a row; two or more. modes: Names among
-        those of `autopack.auditing.cases.FORMS`; by default all that the model has: padded batches
-            where it is enabled, the router's loss where it has one, longer documents where its
-            configuration holds thresholds.
+            enabled or not, or a Trainer. Weights, gradients, training mode and random state are
+            left as they were.
+        lengths: Lengths in tokens of the random documents of a row; two or more.
+        modes: Names among those of `autopack.auditing.cases.FORMS`; by default all that the model
+            has: padded batches where it is enabled, the router's loss where it has one, longer
+            documents where its configuration holds thresholds.
         training: Modes to run among eval (False) and train (True). Dropout and router noise are off
             in both. Of all modes, those that differ the most are run in both; named modes in each.
         gradients: True to compare all trainable parameters' gradients; costs 4 times their memory.

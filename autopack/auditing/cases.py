@@ -359,10 +359,8 @@ def _vocabulary(model: PreTrainedModel) -> int:
         sizes += [size for size in known if isinstance(size, int)]
     if not sizes:
         raise UnsupportedModel(
-            (
-                f"{type(model).__name__} has no single token embedding to draw the auditor's "
-                "tokens for"
-            ),
+            f"{type(model).__name__} has no single token embedding to draw the auditor's "
+            "tokens for",
             code="nothing-to-audit",
         )
     return min(sizes)

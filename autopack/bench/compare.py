@@ -169,10 +169,8 @@ def compare(
         or not name.endswith(("LM", "LMHeadModel", "Generation"))
     ):
         raise AutopackError(
-            (
-                "wanted a causal or masked language model, whose loss is one over tokens, found "
-                f"{name}"
-            ),
+            "wanted a causal or masked language model, whose loss is one over tokens, found "
+            f"{name}",
             code="not-timed",
         )
     until = time.monotonic() + seconds

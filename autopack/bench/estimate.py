@@ -43,18 +43,21 @@ class EstimatedArm:
 
     Attributes:
         name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `",
-        groups"` where
-            documents that begin alike share rows.
+            groups"` where documents that begin alike share rows.
         batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row;
-        None for plans. order: of the documents of padded batches: `"random"`, or `"grouped"` by
-        length as transformers'
-            `group_by_length` does; None for others.
-        rows: padded rows, or packed rows. tokens: columns that are computed, padding among them;
-        rows of a plan are padded to the longest of them. padding: the share of those that is
-        padding. pairs: pairs of columns that attention computes, the sum of squared lengths; causal
-        attention needs half. cost: by the cost model, in tokens. speedup: the cost of the baseline
-        over this one. tokens_saved, attention_saved: the share of the baseline's tokens, and of its
-        pairs, that it does not compute.
+            None for plans.
+        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as
+            transformers' `group_by_length` does; None for others.
+        rows: padded rows, or packed rows.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to the
+            longest of them.
+        padding: the share of those that is padding.
+        pairs: pairs of columns that attention computes, the sum of squared lengths; causal
+            attention needs half.
+        cost: by the cost model, in tokens.
+        speedup: the cost of the baseline over this one.
+        tokens_saved, attention_saved: the share of the baseline's tokens, and of its pairs, that it
+            does not compute.
     """
 
     name: str
@@ -234,10 +237,8 @@ class Estimate(Report):
         return [
             Histogram(caption, self.lengths),
             Bars(
-                (
-                    f"Expected speed, rows of {self.max_length:,}, batches of "
-                    f"{self.baseline.batch_size}"
-                ),
+                f"Expected speed, rows of {self.max_length:,}, batches of "
+                f"{self.baseline.batch_size}",
                 bars,
             ),
         ]
@@ -343,25 +344,25 @@ def estimate(
 
     Args:
         data: tokens of each document, as a list, array or tensor of ints; a `datasets.Dataset` or
-        list of mappings; or
-            the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of lengths or examples, or of
-            a dataset that `save_to_disk` wrote.
-        max_length: the most tokens of a packed row, and of a document. batch_size, batch_sizes:
-        documents of a padded batch, for the baseline and for the padding by batch size. strategies:
-        see `autopack.packing.plan`. overflow: what becomes of documents longer than `max_length`,
-        in padded batches too; see there. cost: what tokens and attention cost; by default those of
-        a hidden size of 4096. column: of the data: ints are lengths, lists of ints tokens; text and
-        messages of a chat go through the
-            tokenizer. Several add up, as `("prompt", "completion")`. By default `input_ids`,
-            `length` or `lengths`, and with a tokenizer `text` or `messages`.
+            list of mappings; or the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of
+            lengths or examples, or of a dataset that `save_to_disk` wrote.
+        max_length: the most tokens of a packed row, and of a document.
+        batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding
+            by batch size.
+        strategies: see `autopack.packing.plan`.
+        overflow: what becomes of documents longer than `max_length`, in padded batches too; see
+            there.
+        cost: what tokens and attention cost; by default those of a hidden size of 4096.
+        column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go
+            through the tokenizer. Several add up, as `("prompt", "completion")`. By default
+            `input_ids`, `length` or `lengths`, and with a tokenizer `text` or `messages`.
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text or
-        messages. groups: `True`, or the name of a column, also says what is gained where documents
-        that begin alike share rows
-            and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that
-            holds tokens.
+            messages.
+        groups: `True`, or the name of a column, also says what is gained where documents that begin
+            alike share rows and their beginning is computed once, as `autopack.pack(groups=...)`
+            does; for data that holds tokens.
         max_tokens: also says what `enable(trainer, max_tokens=...)` gains in the optimizer steps of
-        so many `ranks`,
-            with `accumulation` batches of each.
+            so many `ranks`, with `accumulation` batches of each.
         on: also predicts, by roofline, what a GPU would make of it: `"h100"`, `"a100"`,
             `"rtx4090"` or `"mi300x"`.
 

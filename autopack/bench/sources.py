@@ -188,10 +188,8 @@ def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
         )
     if tokenizer is None:
         raise InvalidPacking(
-            (
-                f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: "
-                "tokenizer=NAME"
-            ),
+            f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: "
+            "tokenizer=NAME",
             code="tokenizer",
         )
     texts, options = values.to_pylist(), {}

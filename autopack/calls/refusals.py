@@ -114,10 +114,8 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
         )
     if head is not None and head.refusal is not None:
         raise UnsupportedModel(
-            (
-                f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as "
-                "padded batches."
-            ),
+            f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as "
+            "padded batches.",
             code="result-per-row",
         )
 

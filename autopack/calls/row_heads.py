@@ -119,9 +119,8 @@ class DocumentArguments:
                 f"{name} of {self.head.name} must have one entry per document on packed rows, "
                 f"({self.documents},) or ({self.documents}, K); found {found}. The "
                 f"{self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
-                "documents of "
-                f"{lengths}{', ...' if self.documents > 8 else ''} "
-                "tokens, in order; padding counts unless attention_mask is 0 there.",
+                f"documents of {lengths}{', ...' if self.documents > 8 else ''} tokens, in order; "
+                "padding counts unless attention_mask is 0 there.",
                 code="wrong-labels",
             )
         if self.head.spans:

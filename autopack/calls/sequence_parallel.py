@@ -283,10 +283,8 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
     reason = _why_not_in_parts(call)
     if reason is not None:
         raise UnsupportedModel(
-            (
-                f"{call.name} cannot be called with parts of rows that ranks share: {reason}. "
-                f"{_WITHOUT}"
-            ),
+            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. "
+            f"{_WITHOUT}",
             code="sequence-parallel",
         )
     refusals.refuse_unnamed(call)

@@ -52,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.task is not None and is_saved(args.model):
         raise AutopackError(
-            (
-                f"--task says what a type is built for, and {args.model} is a saved model; leave "
-                "it out"
-            ),
+            f"--task says what a type is built for, and {args.model} is a saved model; leave "
+            "it out",
             code="bad-option",
         )
     tasks = TASKS if args.task is None else [args.task]

@@ -106,10 +106,8 @@ def _command(script: str, is_module: bool) -> list[str]:
         return [program]
     if path.is_dir():
         raise AutopackError(
-            (
-                f"{script} is a directory without a __main__.py; name a script, a program, or -m "
-                "MODULE"
-            ),
+            f"{script} is a directory without a __main__.py; name a script, a program, or -m "
+            "MODULE",
             code="cannot-run",
         )
     hint = (
@@ -168,10 +166,8 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
     told = settings.RunSettings.read(environment)
     if launcher and not told.subprocesses:
         raise AutopackError(
-            (
-                f"{launcher} trains in processes that it starts, and --no-subprocesses leaves "
-                "those out; drop it"
-            ),
+            f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those "
+            "out; drop it",
             code="bad-option",
         )
     if os.pathsep in settings.DIRECTORY:

@@ -63,10 +63,8 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin(
-            (
-                "its layers take some tokens at a time, and those of a twin one, beside which "
-                "nothing is mixed"
-            ),
+            "its layers take some tokens at a time, and those of a twin one, beside which nothing "
+            "is mixed",
         )
     kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
     kind = kind if precisions_of(model, enabled)[1] == "cpu" else None

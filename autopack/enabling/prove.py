@@ -132,10 +132,8 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(
-            (
-                "%s could not be proven by a tiny copy of it, so its calls are checked while they "
-                "run: %s"
-            ),
+            "%s could not be proven by a tiny copy of it, so its calls are checked while they run: "
+            "%s",
             type(model).__name__,
             because,
         )

@@ -103,10 +103,8 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
         return None
     if not models:
         raise UnsupportedModel(
-            (
-                f"wanted models, found an empty {type(models).__name__}. Pass the models that you "
-                "train."
-            ),
+            f"wanted models, found an empty {type(models).__name__}. Pass the models that you "
+            "train.",
             code="which-model",
         )
     if isinstance(models, dict):

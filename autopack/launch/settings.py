@@ -31,10 +31,8 @@ class RunSettings(Options):
 
     strict: bool = option(
         False,
-        (
-            "fail at models that cannot be enabled and calls that are refused; without it, they "
-            "run as they are"
-        ),
+        "fail at models that cannot be enabled and calls that are refused; without it, they run as "
+        "they are",
     )
     quiet: bool = option(
         False, "print nothing at exit; a model that cannot be enabled is still named"

@@ -164,10 +164,8 @@ def read(
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
         if isinstance(value, int) and real.all() and value < layout.max_seqlen:
             raise _invalid(
-                (
-                    f"{name} must be at least the longest document, {layout.max_seqlen} tokens; "
-                    f"found {value}"
-                ),
+                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found "
+                f"{value}",
             )
     ones = (
         "attention_mask" in host

@@ -85,10 +85,8 @@ class PackedLayout:
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(
-                (
-                    "every row must have the same number of tokens; found "
-                    f"{[sum(row) for row in lengths]}"
-                ),
+                "every row must have the same number of tokens; found "
+                f"{[sum(row) for row in lengths]}",
             )
         bounds = np.cumsum([0, *(length for row in lengths for length in row)])
         return cls(len(lengths), columns, bounds, torch.device(device))

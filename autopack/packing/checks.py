@@ -90,10 +90,8 @@ def check_columns(names: Collection[Any], option: str) -> None:
         )
     if IDS not in names:
         raise unusable(
-            (
-                f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not "
-                "packed)"
-            ),
+            f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not "
+            "packed)",
         )
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")

@@ -172,10 +172,8 @@ class Documents:
         value."""
         if name not in self.table.column_names:
             raise wrong_numbers(
-                (
-                    f"groups: found no column {name!r} in {list(self.table.column_names)}; name "
-                    "another"
-                ),
+                f"groups: found no column {name!r} in {list(self.table.column_names)}; name "
+                "another",
             )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
@@ -256,10 +254,8 @@ class Documents:
         self._refuse(
             odd > 0,
             MASK,
-            (
-                "found values that are not 0 or 1, as segment ids of a packed row are; pack the "
-                "documents themselves"
-            ),
+            "found values that are not 0 or 1, as segment ids of a packed row are; pack the "
+            "documents themselves",
         )
         hole = (lengths > 0) & (ends - begins != lengths)
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")

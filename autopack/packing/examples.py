@@ -110,10 +110,8 @@ def _tokens(name: str, value: Any) -> np.ndarray:
         return found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind != "i":
         raise unusable(
-            (
-                f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape "
-                f"{found.shape}"
-            ),
+            f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape "
+            f"{found.shape}",
         )
     return found
 

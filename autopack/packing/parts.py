@@ -107,18 +107,14 @@ class Folder:
         found = self.names()
         if wanted in found:
             raise ValueError(
-                (
-                    f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it "
-                    "again"
-                ),
+                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it "
+                "again",
             )
         for name in found:
             if wanted is None or NAMED.fullmatch(name) is None:
                 raise ValueError(
-                    (
-                        f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an "
-                        "empty one"
-                    ),
+                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty "
+                    "one",
                 )
         if found and self.mark(found[0]) != marked:
             raise ValueError(

@@ -231,10 +231,8 @@ def plan(
         raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
     if cost is not None and strategy == "sequential":
         raise ValueError(
-            (
-                f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: "
-                "leave one out"
-            ),
+            f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave "
+            "one out",
         )
     max_length, ranks, seed = int(max_length), int(ranks), int(seed)
     found = read(lengths, copy=False)

@@ -96,10 +96,8 @@ class WrittenRows:
                 breaks,
                 plan,
                 POSITIONS,
-                (
-                    "found positions that restart; pack the documents themselves, or name the "
-                    "column in drop_columns"
-                ),
+                "found positions that restart; pack the documents themselves, or name the "
+                "column in drop_columns",
             )
         else:
             positions = np.repeat(

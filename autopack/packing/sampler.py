@@ -232,10 +232,8 @@ class PackedBatchSampler:
             f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now
         ]:
             raise other_data(
-                (
-                    f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
-                    "same"
-                ),
+                f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
+                "same",
             )
         self.set_epoch(epoch)
         if step > self._steps:

@@ -124,10 +124,8 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     wanted = [NAME.format(number, count) for number in range(count)]
     if others := found.keys() - {*wanted}:
         raise bad_file(
-            (
-                f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set "
-                "in a folder"
-            ),
+            f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a "
+            "folder",
         )
     if missing := [name for name in wanted if name not in found]:
         raise bad_file(

@@ -237,10 +237,8 @@ class Tally:
             parts.append(f"{number_of(count, 'call')} ran as without autopack: {reason}")
         if self.unmasked:
             parts.append(
-                (
-                    "batches that look padded came without an attention_mask, and were computed as "
-                    "they came"
-                ),
+                "batches that look padded came without an attention_mask, and were computed as "
+                "they came",
             )
         return "; ".join(parts) or "no padded batch yet"
 

@@ -337,10 +337,8 @@ class StepCutter:
         ):
             raise _not_cut(
                 self._trainer,
-                (
-                    "its batches are padded on the left, which moves its model's positions. Pad on "
-                    "the right"
-                ),
+                "its batches are padded on the left, which moves its model's positions. Pad on the "
+                "right",
             )
 
 

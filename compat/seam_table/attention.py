@@ -85,10 +85,8 @@ _ATTENTION = (
         "inspection.mask_rules:_narrower",
         never(_wider),
         "attention/test_mask_rules.py",
-        (
-            "test_a_pattern_is_what_its_rule_says_of_every_pair[pattern_of-the narrower of two "
-            "windows]"
-        ),
+        "test_a_pattern_is_what_its_rule_says_of_every_pair[pattern_of-the narrower of two "
+        "windows]",
     ),
     seam(
         "flex: documents have one number",

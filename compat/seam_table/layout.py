@@ -153,10 +153,8 @@ _LAYOUT = (
         "layout.prepared:images_of_documents",
         around(lambda find, mask, layout, real: find(mask, as_one(layout), None)),
         "multimodal/test_across.py",
-        (
-            "TestMasks::test_that_is_not_of_these_documents[mllama-that shows the image of another "
-            "document]"
-        ),
+        "TestMasks::test_that_is_not_of_these_documents[mllama-that shows the image of another "
+        "document]",
         "test_an_image_that_no_token_sees_is_of_no_document",
     ),
 )
