@@ -32,11 +32,9 @@ autopack.packing.pack_shards(data, 4, tempfile.mkdtemp())
 def test_only_what_is_needed_is_imported(code, heavy):
     python(
         "-c",
-        (
-            f"import sys, autopack\n{code}\nheavy = {set(heavy.split())} & "
-            "set(sys.modules)\nassert "
-            "not heavy, heavy"
-        ),
+        f"import sys, autopack\n{code}\nheavy = {set(heavy.split())} & "
+        "set(sys.modules)\nassert "
+        "not heavy, heavy",
     )
 
 
