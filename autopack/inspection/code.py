@@ -62,7 +62,8 @@ class ModelCode:
         self._classes: dict[Any, str | None] = {}
         self._seen: set[Any] = set()
         self._waiting: list[FunctionType] = []
-        for module in model.modules():
+        modules = list(model.named_modules())
+        for _, module in modules:
             self._of_class(class_of(module))
             for value in chain(
                 (value for *_, value in functions_on(module)), hooks_of(module).values()
@@ -76,7 +77,7 @@ class ModelCode:
                 self._note(_in_place(f"the attention function {implementation!r}", other))
         for function in self._waiting:  # which grows
             self._named(function.__globals__, names_in(function.__code__), function.__globals__)
-        for name, module in model.named_modules():
+        for name, module in modules:
             said = name or "the model"
             for part, value in self._parts_of(module):
                 self._note(f"{said}: {part}", known=is_from(value, "trl"))

@@ -146,8 +146,9 @@ def towers(root: nn.Module) -> list[nn.Module]:
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
     """Return the modules whose class is wanted; each class is asked once."""
     walked = list(modules)
-    classes = {cls for cls in set(map(class_of, walked)) if wanted(cls)}
-    return [module for module in walked if class_of(module) in classes]
+    kinds = list(map(class_of, walked))
+    classes = {cls for cls in set(kinds) if wanted(cls)}
+    return [module for module, kind in zip(walked, kinds, strict=True) if kind in classes]
 
 
 def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
@@ -241,7 +242,9 @@ def checkpointed(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if hasattr(module, "gradient_checkpointing") or isinstance(module, kind)
+        if "gradient_checkpointing" in vars(module)
+        or hasattr(type(module), "gradient_checkpointing")
+        or isinstance(module, kind)
     ]
 
 
@@ -345,7 +348,10 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
     while waiting:
         module, config = waiting.pop()
         yield module
-        for child in reversed(list(module.children())):
+        # Not by `children()`: enabling walks a model a dozen times.
+        for child in reversed(module._modules.values()):
+            if child is None:
+                continue
             if not isinstance(child, PreTrainedModel):
                 waiting.append((child, config))
             elif _reads_text(child, config):

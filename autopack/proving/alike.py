@@ -205,21 +205,26 @@ def _layers(config: PretrainedConfig) -> list[Any]:
 
 
 def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
-    """Return the fewest layers in a row that have all pairs of neighbours; empty without such
-    lists.
+    """Return few layers that have all pairs of neighbours and no others; empty without such lists.
 
     They begin with a layer like the first. Where other fields name layers by their numbers, they
     are the first ones. Some classes see to it that the last layer is of a certain kind: that is
-    added `with_last`."""
+    added `with_last`.
+    """
     layers = _layers(config)
     if not layers:
         return []
     every, depth = set(pairwise(layers)), len(layers)
-    firsts = [0] if _numbers_layers(config) else [a for a in range(depth) if layers[a] == layers[0]]
+    numbered = _numbers_layers(config)
+    firsts = [0] if numbered else [a for a in range(depth) if layers[a] == layers[0]]
     runs = (
         range(a, a + count) for count in range(min(rules.LAYERS, depth), depth + 1) for a in firsts
     )
     found = [*next(run for run in runs if set(pairwise(layers[run.start : run.stop])) == every)]
+    for layer in [] if numbered else found[1:]:
+        rest = [other for other in found if other != layer]
+        if len(rest) >= rules.LAYERS and set(pairwise(layers[n] for n in rest)) == every:
+            found = rest
     return [*found, depth - 1] if with_last and layers[found[-1]] != layers[-1] else found
 
 

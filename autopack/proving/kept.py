@@ -32,7 +32,8 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     if code.foreign or not all(map(is_own, set(map(own_class, model.modules())))):
         return None
     kinds = Kinds(model, code).by_name
-    losses = [vars(model.get_submodule(name)).get("_loss_function") for name in kinds]
+    models = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    losses = [vars(part).get("_loss_function") for part in models]
     values = [value for _, _, attributes in kinds.values() for _, value in attributes]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
     # of closures, which may hold different things

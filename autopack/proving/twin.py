@@ -282,7 +282,9 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
         kind: Any = type(module)
         if name not in read and not hasattr(kind, name):
             continue
-        if passes_on(module, name, value):  # accelerate's
+        if value is not None and value is getattr(kind, name, None):
+            continue
+        if callable(value) and passes_on(module, name, value):  # accelerate's
             continue
         if isinstance(value, (bool, str, type(None))):
             yield name, value

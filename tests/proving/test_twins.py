@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from itertools import pairwise
 from types import MethodType
 
 import pytest
@@ -158,11 +159,9 @@ class TestAlike:
         found = next(
             found for found in alike.alike(config) if configuration.describe(found) == words
         )
-        count = found.num_hidden_layers - 1  # the last one may be the whole's last one
-        assert count < 19
-        assert any(
-            found.layer_types[:count] == kinds[first : first + count] for first in range(24)
-        ), "in their order"
+        assert found.num_hidden_layers <= 8, "each pair once or twice"
+        assert found.layer_types[0] == kinds[0]
+        assert set(pairwise(found.layer_types)) == set(pairwise(kinds))
 
     def test_words_that_differ_leave_no_twin(self, monkeypatch):
         model = built()
