@@ -147,7 +147,8 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield f"{model_type} reads padding, so without it tokens would get something else"
     if traits.image_mask in call.given:
         yield "its text attends to the images of the row"
-    for name, reason in traits.refused(bool(call.media)).items():
+    refused = traits.refused_arguments if call.media else traits.refused_of_text
+    for name, reason in refused.items():
         if name in call.given:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:

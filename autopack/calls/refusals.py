@@ -269,7 +269,9 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
     of_media = sorted(set(call.media).difference(exempt))
-    for name, reason in call.traits.refused(bool(of_media)).items():
+    traits = call.traits
+    refused = traits.refused_arguments if of_media else traits.refused_of_text
+    for name, reason in refused.items():
         if name in call.given.difference(exempt):
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run "

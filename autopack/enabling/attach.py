@@ -26,7 +26,7 @@ from autopack.inspection.modules import Anatomy
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
-from autopack.runtime.model import EnabledModel, Neighbours, Options, Traits
+from autopack.runtime.model import EnabledModel, Neighbours, Options
 from autopack.runtime.scope import (
     ENABLED,
     MARK,
@@ -35,6 +35,7 @@ from autopack.runtime.scope import (
     is_severed,
     unbind_checkpointing,
 )
+from autopack.runtime.traits import Traits
 
 _HOOKS = (
     EntryHook,

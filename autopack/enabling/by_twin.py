@@ -75,7 +75,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
         )
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
-    beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
+    beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, labels=None) if beside_images else proof
 
 

@@ -8,7 +8,7 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.calls.rows import Unpadded
+from autopack.calls.unpadded import Unpadded
 from autopack.tiny.models import randomize
 
 PADDED = (24, 5, 11, 1)
