@@ -18,8 +18,9 @@ from autopack.inspection import masks, releases, sharding, torches
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
+from autopack.runtime.marks import MARK, mark_of
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import MARK, Scope, ambient, mark_of, running_scope, site_scope
+from autopack.runtime.scope import Scope, ambient, running_scope, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """First parameters of an attention function of transformers."""

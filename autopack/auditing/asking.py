@@ -27,7 +27,7 @@ from autopack.inspection.modules import device_of
 from autopack.inspection.randomness import normal_numbers
 from autopack.inspection.source import parameters_of
 from autopack.layout import IGNORED_LABEL
-from autopack.runtime.scope import enabled_in
+from autopack.runtime.marks import enabled_in
 
 LABELS = ("labels", "start_positions", "end_positions")
 _ROWS, _COLUMNS = 2, 6

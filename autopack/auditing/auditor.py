@@ -46,7 +46,7 @@ from autopack.errors import AutopackError
 from autopack.integrations.trainers import adapter_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
-from autopack.runtime.scope import enabled_in
+from autopack.runtime.marks import enabled_in
 
 
 def audit(

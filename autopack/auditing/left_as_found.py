@@ -23,8 +23,8 @@ from autopack.inspection.randomness import (
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
+from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.scope import enabled_in
 
 _DATA = (torch.Tensor, int, float, str, type(None))
 _ABSENT = object()

@@ -34,8 +34,8 @@ from autopack.auditing.running import (
 )
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, UnsupportedModel
+from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.scope import enabled_in
 
 _ITEMS = "num_items_in_batch"
 _MADE_OF_LABELS: dict[str, Any] = {"decoder_input_ids": None}

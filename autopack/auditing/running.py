@@ -20,8 +20,8 @@ from autopack.auditing.fields import Sides, fields_of
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
+from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.scope import enabled_in
 
 _MOST_BYTES = 2**31
 """Largest memory, in bytes, of weights in double precision beside a model's own."""

@@ -73,8 +73,7 @@ class Call:
         """The activation of an outer entry that left the decision to this call, if any."""
         self._declared: Declared | None = None
         self.part: tuple[PackedLayout, slice] | None = None
-        """The documents of rows that ranks share, and the columns that this call brings; set by its
-        plan."""
+        """The documents of rows that ranks share, and this call's columns; set by its plan."""
         self.prefixes: Prefixes | None = None
         """Common beginnings of the batch's rows that are to run once; found out with `declared`."""
 

@@ -24,9 +24,10 @@ from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
+from autopack.runtime.marks import mark_of
 from autopack.runtime.model import EnabledModel, in_a_group
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Activation, Scope, mark_of
+from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Volume
 
 _WITHOUT = "Train it without sequence parallelism."

@@ -26,15 +26,9 @@ from autopack.inspection.modules import Anatomy
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
+from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Neighbours, Options
-from autopack.runtime.scope import (
-    ENABLED,
-    MARK,
-    ArrivalHook,
-    Mark,
-    is_severed,
-    unbind_checkpointing,
-)
+from autopack.runtime.scope import ArrivalHook, unbind_checkpointing
 from autopack.runtime.traits import Traits
 
 _HOOKS = (

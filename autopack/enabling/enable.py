@@ -28,9 +28,9 @@ from autopack.integrations.wrappers import (
     unwrap,
 )
 from autopack.options import Options
+from autopack.runtime.marks import ENABLED, enabled_at, holds_marks
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import ENABLED, enabled_at, holds_marks
 from autopack.watching.live import Live
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain
 from autopack.integrations.boundaries import give_columns_back
 from autopack.pages import parts
+from autopack.runtime.marks import enabled_at
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.scope import enabled_at
 from autopack.runtime.tally import Checked, Tally, number_of
 from autopack.steps.trainers import cutter_of
 

@@ -28,8 +28,8 @@ from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
 from autopack.proving import kept
 from autopack.proving.twin import NoTwin
+from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
-from autopack.runtime.scope import MARK
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from autopack.inspection.foreign import is_of_library, is_own
 from autopack.inspection.modules import Anatomy
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
-from autopack.runtime.scope import mark_of
+from autopack.runtime.marks import mark_of
 
 
 def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Site]:

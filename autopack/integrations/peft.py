@@ -18,7 +18,7 @@ from torch import nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.foreign import is_from
-from autopack.runtime.scope import holds_marks
+from autopack.runtime.marks import holds_marks
 
 PER_TOKEN = frozenset(
     (

@@ -25,7 +25,7 @@ from autopack.launch.session import Session
 from autopack.launch.settings import FOR_ENABLE
 from autopack.patching import Site, SiteLease
 from autopack.proving.apart import is_apart
-from autopack.runtime.scope import enabled_at
+from autopack.runtime.marks import enabled_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

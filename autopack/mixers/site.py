@@ -26,8 +26,9 @@ from autopack.layout.token_map import each_part
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS
 from autopack.patching import Site
+from autopack.runtime.marks import mark_of
 from autopack.runtime.runs import RankRuns, from_the_same_buffers, leaving_nothing, with_idle
-from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
+from autopack.runtime.scope import Scope, changed, running_scope, site_scope
 
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
 """Pattern of fields that limit how far attention looks."""

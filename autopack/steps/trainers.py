@@ -14,6 +14,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -256,8 +257,9 @@ class StepCutter:
         )
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
         of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1
-        sums = items is not None and _is_close(together, sum(alone), tolerance)
-        means = of_documents and _is_close(together, sum(alone) / len(alone), tolerance)
+        is_close = partial(math.isclose, together, rel_tol=tolerance, abs_tol=1e-3 * tolerance)
+        sums = items is not None and is_close(sum(alone))
+        means = of_documents and is_close(sum(alone) / len(alone))
         found = ranks.gathered((sums, means))
         if all(sums for sums, _ in found):
             return True
@@ -386,11 +388,6 @@ def _unlike(examples: Sequence[Example], columns: Columns, turn: int) -> list[Ex
     by_labels = {str([each[0][name] for name in of_rows]): each for each in by_length}
     ordered = [*by_labels.values(), *by_length]
     return [ordered[(turn + number) % len(ordered)] for number in range(_TRIED)]
-
-
-def _is_close(found: float, wanted: float, tolerance: float) -> bool:
-    """Return True if two losses differ by at most a relative tolerance."""
-    return abs(found - wanted) <= tolerance * max(abs(wanted), 1e-3)
 
 
 def _not_cut(trainer: Any, why: str) -> UnsupportedModel:

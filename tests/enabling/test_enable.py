@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from autopack.calls.hooks import EntryHook
-from autopack.runtime.scope import MARK
+from autopack.runtime.marks import MARK
 from tests.conftest import (
     attributes,
     installed_functions,

@@ -15,7 +15,8 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.runtime.scope import BoundCheckpoint, holds_marks
+from autopack.runtime.marks import holds_marks
+from autopack.runtime.scope import BoundCheckpoint
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
 from tests.support.refusals import refused
 
