@@ -8,7 +8,6 @@ the others. *Gradients*: of all parameters. *Loss*: the model's own loss of the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import Labels, check_can_be_audited, find_labels
+from autopack.auditing.asking import check_can_be_audited
 from autopack.auditing.cases import (
     ALIKE,
     FORMS,
@@ -25,12 +24,12 @@ from autopack.auditing.cases import (
     ROUTER,
     Case,
     NoReference,
-    threshold_lengths,
 )
-from autopack.auditing.compare import Bounds, bounds_of, error_by_token, relative_error
-from autopack.auditing.fields import fields_of
+from autopack.auditing.compare import Bounds, bounds_of
+from autopack.auditing.labels import Labels, find_labels
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
+from autopack.auditing.padded import padded, routers
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import (
     can_be_doubled,
@@ -39,10 +38,9 @@ from autopack.auditing.running import (
     in_double,
     run_as_stock,
 )
+from autopack.auditing.thresholds import threshold_lengths
 from autopack.auditing.trainers import audit_trainer
-from autopack.calls.outputs import loss_of, parts_of
 from autopack.calls.prefixes import why_not
-from autopack.errors import AutopackError
 from autopack.integrations.trainers import adapter_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
@@ -175,38 +173,20 @@ class Audit(Measuring):
         """Run all modes and fill in the report."""
         with torch.set_grad_enabled(self._find_reference()):
             self.labels = self._labels(training)
-            results = list(self._measured(training, gradients and torch.is_grad_enabled()))
-        in_order = sorted(results, key=lambda result: self.modes.index(result.mode))
-        self.report.results.extend(in_order)
+            results = self._measured(training, gradients and torch.is_grad_enabled())
+            self.report.results.extend(sorted(results, key=lambda r: self.modes.index(r.mode)))
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
             self.model.train(worst.training)
-            case = self.case_of(worst.mode)
-            call = case.call(FORMS[worst.mode])
+            case, form = self.case_of(worst.mode), FORMS[worst.mode]
+            call = case.call(form)
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
             place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if place:
                 self.report.notes["place"] = f"it begins in {place}"
-            if worst.error is not None and worst.error > self.report.tolerance:
-                self.report.notes["first"] = self._first_token(worst)
+            if worst.first:
+                self.report.notes["first"] = worst.first
         return self.report
-
-    @torch.no_grad()
-    def _first_token(self, worst: ModeResult) -> str:
-        """Return the first token that a call mode changes, in words."""
-        case, form, said = (
-            self.case_of(worst.mode),
-            FORMS[worst.mode],
-            "none when it is called again",
-        )
-        call = case.call(form)
-        alone = self.alone(case, call, **(case.outputs if form.asks_for_more else {}))
-        found, expected, _ = call.sides.split(fields_of(self.model(**case.given(call))), alone)
-        for number in reversed(range(len(found))):
-            errors = error_by_token(found[number][worst.field], expected[number][worst.field])
-            for token in (errors > self.report.tolerance).nonzero()[:1]:
-                said = f"token {int(token)} of document {number}, off by {float(errors[token]):.1e}"
-        return said
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.
@@ -274,70 +254,18 @@ class Audit(Measuring):
                     continue
                 self.model.train(train)
                 try:
-                    if name == ROUTER:
-                        yield self._routers()
-                        continue
                     differentiate = gradients and is_last and form.trains == trains
-                    yield self.measure(name, differentiate, is_first and form.replaces == replaces)
+                    if name == ROUTER:
+                        yield routers(self, name)
+                    elif form.is_padded:
+                        yield padded(self, name, differentiate)
+                    else:
+                        yield self.packed(
+                            name, differentiate, is_first and form.replaces == replaces
+                        )
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
-
-    @torch.no_grad()
-    def _routers(self) -> ModeResult:
-        """Compare the losses of routers, and all other numbers beside results, of rows and a padded
-        batch.
-
-        The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
-        documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
-        """
-        case, labels, model, form = self.case, self.labels, self.model, FORMS[ROUTER]
-        if labels is None:
-            raise NoReference("there are no labels that its loss takes")
-        batch = case.call(form)
-        wanted: dict[str, Any] = {"output_router_logits": True}
-        fillers = None, case.other_filler
-        given, other = (self.of_batch(batch, form, filler) | wanted for filler in fillers)
-        try:
-            expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
-        except Exception as error:
-            raise NoReference(
-                f"stock raises {type(error).__name__} for the padded batch"
-            ) from error
-        if not expected or not all(map(torch.isfinite, expected.values())):
-            raise NoReference("stock gives no numbers for the loss of the padded batch")
-        if _error(changed, expected) > 1e-6:
-            raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-        calls = (case.call(FORMS[name]) for name in ("default", "padding mask"))
-        packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
-        result = partial(ModeResult, ROUTER, model.training, error=None)
-        worst, refused = 0.0, None
-        for arguments in (*packed, given):
-            try:
-                worst = max(worst, _error(_numbers(model(**arguments)), expected))
-            except AutopackError as failure:
-                refused = f"{type(failure).__name__}: {failure}"
-            except Exception as failure:
-                return result(failure=f"{type(failure).__name__}: {failure}")
-        return result(loss=worst, loss_refused=refused)
 
 
 def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
     return Case(model, tuple(2 * _BEGINNING + n for n in lengths), shared_tokens=_BEGINNING)
-
-
-def _numbers(output: Any) -> dict[Any, torch.Tensor]:
-    """Return the loss of an output, and all other single numbers in it."""
-    parts = {**parts_of(output), "loss": loss_of(output)}
-    numbers = {
-        name: value
-        for name, value in parts.items()
-        if isinstance(value, torch.Tensor) and not value.dim()
-    }
-    return {name: value for name, value in numbers.items() if value.is_floating_point()}
-
-
-def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
-    return max(
-        relative_error(found[name], value) if name in found else math.inf
-        for name, value in expected.items()
-    )

@@ -32,7 +32,7 @@ class ModeResult:
     relative difference of the loss. Of padded batches (`kind`), they are differences from stock on
     the same batch, and `unpadded` is True if the batch ran without its padding. `failure` holds the
     message if the call raised, `loss_refused` if it raised with labels (its loss is infinite unless
-    the error is one of autopack).
+    the error is one of autopack). `first` is the first token beyond the tolerance, in words.
     """
 
     mode: str
@@ -46,6 +46,7 @@ class ModeResult:
     field: str = ""
     unpadded: bool | None = None
     loss_refused: str | None = None
+    first: str = ""
 
     @property
     def name(self) -> str:

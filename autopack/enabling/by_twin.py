@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import errors, registry
-from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import audited
 from autopack.auditing.cases import FORMS, empty_images
 from autopack.auditing.compare import OF_TWINS
@@ -46,8 +45,7 @@ _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
 _LENGTHS = (7, 11, 5)
-"""Of the documents of an audit: one has neighbours on both sides, and two have another one between
-them.
+"""Of the documents of an audit: one has neighbours on both sides, two have one between them.
 
 Their sum is a prime, so that columns are not taken for heads or channels of that number.
 """
@@ -77,24 +75,6 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_without_images
     return replace(proof, labels=None) if beside_images else proof
-
-
-def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
-    """Return `first_label_counts` of the twin of an entry, by its level; None if it cannot tell."""
-
-    def ask() -> bool | None:
-        twin = twin_of(model, torch.float32)
-        module = entries(twin.model)[level]
-        return (
-            first_label_counts(module)
-            if type(module) is twins.own_class(entries(model)[level])
-            else None
-        )
-
-    try:
-        return apart(ask)
-    except NoTwin:
-        return None
 
 
 def precisions_of(
@@ -183,8 +163,6 @@ def _asked(
             report = audited(part, OF_TWINS[dtype], _LENGTHS, modes)
     except NoTwin:
         raise
-    except AutopackError as error:
-        raise NoTwin(f"{type(error).__name__}: {error}") from error
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
     refused = [
