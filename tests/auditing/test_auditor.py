@@ -122,9 +122,6 @@ def test_a_call_that_raises_is_reported_as_raised():
     assert raised.failure == "ZeroDivisionError: no masks please"
     assert not report.exact
     assert report.worst == float("inf")
-    assert "the call raised ZeroDivisionError: no masks please" in report.worst_case
-    assert "NOT EXACT" in str(report)
-    assert "raised: ZeroDivisionError: no masks please" in str(report)
     assert np.isfinite(report.influence[0, 1])
 
 
