@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Case, Form, Input, NoReference
 from autopack.auditing.compare import (
     Fields,
@@ -22,7 +23,6 @@ from autopack.auditing.compare import (
     scales_of,
 )
 from autopack.auditing.fields import fields_of
-from autopack.auditing.labels import Labels, expected_losses
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import (
     gradients_of,

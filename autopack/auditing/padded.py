@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Form, Input, NoReference
 from autopack.auditing.compare import Fields, relative_error
 from autopack.auditing.fields import Sides, WrongShape, fields_of
-from autopack.auditing.labels import Labels, expected_losses
 from autopack.auditing.measuring import MADE_OF_LABELS, Measuring, Results, with_axes
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import run_as_stock

@@ -33,8 +33,7 @@ from autopack.inspection.sharding import without_exchange
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
-from autopack.proving.rebound import rebound
-from autopack.proving.twin import NoTwin, Twin
+from autopack.proving.twin import NoTwin, Twin, rebound
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from autopack.auditing.asking import expected_losses
 from autopack.auditing.compare import BOUNDS, Fields, errors_between, gradient_error, relative_error
 from autopack.auditing.fields import WrongShape, fields_of
-from autopack.auditing.labels import expected_losses
 from autopack.auditing.running import weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.errors import AutopackError, LeakDetected

@@ -15,10 +15,10 @@ import torch
 
 import autopack
 from autopack import tiny
+from autopack.auditing.asking import Labels, find_labels
 from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields, scales_of
 from autopack.auditing.fields import fields_of
-from autopack.auditing.labels import Labels, find_labels
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import forget_lengths, run_as_stock, weighted_sum
 from autopack.calls.outputs import loss_of

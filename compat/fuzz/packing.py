@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import autopack
+from autopack.auditing.asking import Labels
 from autopack.auditing.cases import Case, DrawnHalf, Input
 from autopack.auditing.fields import Side, Sides
-from autopack.auditing.labels import Labels
 from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
 
