@@ -9,7 +9,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import autopack
 from autopack import tiny
@@ -94,7 +93,6 @@ MIXING = {
         having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)),
         {},
     ),
-    "half of the token before": (having(lambda _, x: x + 0.5 * F.pad(x, (0, 0, 1, 0))[:, :-1]), {}),
     "over rows": (having(lambda _, x: x + x.mean(0, keepdim=True)), {}),
     "AveragesBack": (having(lambda _, x: _AveragesBack.apply(x)), {}),
     "BatchStatistics": (BatchStatistics, {}),
