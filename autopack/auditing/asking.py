@@ -56,10 +56,9 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
     as they were.
     """
-    empty = empty_images(model)
 
     def run(**given: Any) -> Any:
-        images = empty(given["input_ids"]) if "input_ids" in given else {}
+        images = empty_images(model, given["input_ids"]) if "input_ids" in given else {}
         return labelled(model, partial(model, **given, **images))
 
     # It is not asked about the cache, of which stock raises where a class counts other layers than

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,7 +150,7 @@ class Case:
         self.options_of_packed: dict[str, Any] = {}
         """Arguments of calls with packed rows beside those of their form."""
         self._named = named = parameters_of(type(model))
-        self._empty = empty_images(model)
+        self._model = model
         is_told = hasattr(model.config, "vision_config")
         self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
         self.outputs: dict[str, Any] = (
@@ -303,24 +302,24 @@ class Case:
         return {
             **ids,
             **{name: torch.zeros_like(like) for name in self._zeros},
-            **self._empty(like),
+            **empty_images(self._model, like),
         }
 
 
-def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
-    """Return a function that makes an image for every row that no token sees.
+def empty_images(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return an image that no token sees for every row of tokens (rows, columns).
 
-    It is for a model whose text does not run without any (Idefics); for others it makes nothing.
+    It is for a model whose text does not run without any (Idefics); others get nothing.
     """
     kind = model.config.model_type
     mask = next(
         (f.image_mask for f in families() if f.image_mask and kind in f.tiny.needs_images), None
     )
     if mask is None or mask not in parameters_of(type(model)).names:
-        return lambda ids: {}
+        return {}
     vision = model.config.vision_config
     shape = (1, vision.num_channels, vision.image_size, vision.image_size)
-    return lambda ids: {
+    return {
         "pixel_values": torch.zeros(len(ids), *shape, device=ids.device),
         mask: torch.zeros(*ids.shape, 1, dtype=torch.long, device=ids.device),
     }

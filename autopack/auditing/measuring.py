@@ -94,7 +94,7 @@ class Measuring:
         scales = scales_of(expected.documents)
         error, field = max(errors_between(found.documents, expected.documents, scales))
         told: dict[str, Any] = {"error": error, "field": field}
-        if error > self.report.tolerance:
+        if error > self.report.tolerance and not is_padded:
             told["first"] = first_beyond(
                 found.documents, expected.documents, field, self.report.tolerance
             )

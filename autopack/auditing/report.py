@@ -250,12 +250,12 @@ class LeakReport(Report):
     def _not_measured(self) -> list[str]:
         said = [f"not run: {mode}: {reason}" for mode, reason in sorted(self.left_out.items())]
         said += [f"{what}: {reason}" for what, reason in sorted(self.notes.items())]
-        refusals = {
-            result.loss_refused for result in self.results if result.loss_refused is not None
-        }
-        said += [f"raised with labels: {reason}" for reason in sorted(refusals)]
-        failures = {result.failure for result in self.results if result.failure is not None}
-        return said + [f"raised: {failure}" for failure in sorted(failures)]
+        said += sorted(
+            {f"raised with labels: {r.loss_refused}" for r in self.results if r.loss_refused}
+        )
+        return said + sorted(
+            {f"raised: {r.failure}" for r in self.results if r.failure is not None}
+        )
 
     def _sections(self) -> Sections:
         documents = ", ".join(map(str, self.lengths))

@@ -206,18 +206,14 @@ def is_refusal(failure: str) -> bool:
 def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     """Return the proof by audits of twins; a later audit adds call forms that the first left
     out."""
-    twin, outside, report, refused = (
-        answers[0].twin.model,
-        answers[0].outside,
-        answers[0].report,
-        answers[0].refused,
-    )
+    first = answers[0]
+    twin, report = first.twin.model, first.report
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
         for kind in ("packed", "labels", "padded")
     )
     if not report.results:
-        said = str(refused[0].failure)
+        said = str(first.refused[0].failure)
         return Proof(
             f"not, for all calls of a tiny copy of it are refused: {said}",
             padded=said,
@@ -228,19 +224,19 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
         f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error "
         f"{report.worst:.1e}"
     )
-    if outside:
-        how += f", but for {', '.join(outside)}: its calls are checked closely"
-    if refused:
-        how += f", refused: {', '.join(result.name for result in refused)}"
+    if first.outside:
+        how += f", but for {', '.join(first.outside)}: its calls are checked closely"
+    if first.refused:
+        how += f", refused: {', '.join(result.name for result in first.refused)}"
     said = "" if foreign is None else f" (it runs third-party code: {foreign})"
     inexact = padded or (None if _is_in_its_head(twin, report, causal) else packed)
     padded = (
         inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     )
-    padded = why_padding_is_unknown(twin, answers[0].part) or padded
-    source = "part" if outside else "twin"
+    padded = why_padding_is_unknown(twin, first.part) or padded
+    source = "part" if first.outside else "twin"
     left_out = sorted(set().union(*(answer.report.unattributed for answer in answers)))
-    if left_out and answers[0].part is not twin:  # code around a part may read it
+    if left_out and first.part is not twin:  # code around a part may read it
         packed = (
             packed
             or f"nobody can tell which part of {', '.join(left_out)} belongs to which document"
@@ -345,7 +341,7 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         try:
             with left_as_found(module), stock(enabled), torch.no_grad():
                 token = torch.zeros(1, 1, dtype=torch.long, device=device_of(module))
-                module(input_ids=token, **empty_images(module)(token))
+                module(input_ids=token, **empty_images(module, token))
                 return module
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to

@@ -130,9 +130,9 @@ def _refuse_hooks(model: PreTrainedModel) -> None:
     call sees.
     """
     for name, module in model.named_modules():
-        hook = next((hook for hook in hooks_of(module).values() if not is_own(hook)), None)
-        if hook is not None:
-            raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
+        for hook in hooks_of(module).values():
+            if not is_own(hook):
+                raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
 
 
 def _refuse_layers(twin: Twin) -> None:
