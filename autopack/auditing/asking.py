@@ -181,9 +181,11 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[tor
     if loss is None:
         return None
     parts = [
-        part for part in parts_of(output).values() if isinstance(part, torch.Tensor) and part.dim()
+        part
+        for part in parts_of(output).values()
+        if isinstance(part, torch.Tensor) and part.is_floating_point()
+        if part.dim() and part.requires_grad
     ]
-    parts = [part for part in parts if part.is_floating_point() and part.requires_grad]
     slopes = (
         torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
     )
@@ -292,12 +294,9 @@ class Labels:
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
     """Return the mean of the losses, weighted by their counts of terms, and their sum."""
-    terms = [
-        (loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0
-    ]
-    total = sum(count for _, count in terms)
-    mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
-    return [mean, torch.stack([loss for loss, _ in terms]).sum()]
+    found = torch.stack([loss.double() for loss, n in zip(losses, counts, strict=True) if n > 0])
+    terms = found.new_tensor([n for n in counts if n > 0])
+    return [(found * terms).sum() / terms.sum(), found.sum()]
 
 
 def find_labels(
