@@ -56,10 +56,9 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
     as they were.
     """
-    empty = empty_images(model)
 
     def run(**given: Any) -> Any:
-        images = empty(given["input_ids"]) if "input_ids" in given else {}
+        images = empty_images(model, given["input_ids"]) if "input_ids" in given else {}
         return labelled(model, partial(model, **given, **images))
 
     # It is not asked about the cache, of which stock raises where a class counts other layers than
@@ -182,9 +181,11 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[tor
     if loss is None:
         return None
     parts = [
-        part for part in parts_of(output).values() if isinstance(part, torch.Tensor) and part.dim()
+        part
+        for part in parts_of(output).values()
+        if isinstance(part, torch.Tensor) and part.is_floating_point()
+        if part.dim() and part.requires_grad
     ]
-    parts = [part for part in parts if part.is_floating_point() and part.requires_grad]
     slopes = (
         torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
     )
@@ -293,12 +294,9 @@ class Labels:
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
     """Return the mean of the losses, weighted by their counts of terms, and their sum."""
-    terms = [
-        (loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0
-    ]
-    total = sum(count for _, count in terms)
-    mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
-    return [mean, torch.stack([loss for loss, _ in terms]).sum()]
+    found = torch.stack([loss.double() for loss, n in zip(losses, counts, strict=True) if n > 0])
+    terms = found.new_tensor([n for n in counts if n > 0])
+    return [(found * terms).sum() / terms.sum(), found.sum()]
 
 
 def find_labels(
@@ -314,21 +312,25 @@ def find_labels(
 
     def refusal(made: list[dict[str, torch.Tensor]]) -> str | None:
         given = {**case.by_itself(number), **made[number], **case.without_router}
-        return _refusal(model, lambda: run_as_stock(model, given))
+        try:
+            loss = loss_of(labelled(model, lambda: run_as_stock(model, given)))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return "it gives no loss" if loss is None else None
 
     with stock_again(model, enabled_in(model)):
         counts_first = first_label_counts(model)
-    of_tokens = _per_token(model, case, alone)
+    of_tokens, one_each = _per_token(model, case, alone), [1] * len(case.documents)
     forms: Iterable[Labels]
     said: str | None = None
     if counts_first is not None:
-        skipped = 0 if counts_first else 1
-        counts = [len(document) - skipped for document in case.documents]
-        ignored = ignore_boundaries and not counts_first
-        forms = (Labels(made, counts, True, ignored, not counts_first) for made in of_tokens)
+        shifts = not counts_first
+        counts = [len(document) - shifts for document in case.documents]
+        forms = (
+            Labels(made, counts, True, ignore_boundaries and shifts, shifts) for made in of_tokens
+        )
     else:
         said = refusal(next(of_tokens)) or "its loss heeds no label of a token"
-        one_each = [1] * len(case.documents)
         forms = [Labels(made, one_each, False) for made in _per_row(case, alone)]
         if {"labels", "next_sentence_label"} <= argument_names(model):
             forms.append(Labels(_per_token_and_document(case), one_each, True))
@@ -337,24 +339,7 @@ def find_labels(
         if objection is None:
             return labels, None
         said = said or objection
-    if not argument_names(model) & set(LABELS):
-        return None, None
-    return (
-        None,
-        said
-        or (
-            "stock gives no loss for labels of one per token, of one per row, or of a start and an "
-            "end"
-        ),
-    )
-
-
-def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
-    """Return stock's objection to a call with labels; None if it gives a loss."""
-    try:
-        return "it gives no loss" if loss_of(labelled(model, run)) is None else None
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None, said if argument_names(model) & set(LABELS) else None
 
 
 def _per_token(
@@ -362,9 +347,8 @@ def _per_token(
 ) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Yield labels of one per token for each document, in the forms that the model may take."""
     width = width_of(alone[0], (1, case.lengths[0]))
-    for form in zip(
-        *(labels_of(model, document[None], width) for document in case.documents), strict=True
-    ):
+    of_each = (labels_of(model, document[None], width) for document in case.documents)
+    for form in zip(*of_each, strict=True):
         yield [{"labels": labels} for labels in form]
 
 

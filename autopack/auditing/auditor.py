@@ -8,13 +8,14 @@ the others. *Gradients*: of all parameters. *Loss*: the model's own loss of the 
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import MappingKey, tree_flatten_with_path
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, check_can_be_audited, find_labels
@@ -25,12 +26,11 @@ from autopack.auditing.cases import (
     ROUTER,
     Case,
     NoReference,
-    threshold_lengths,
 )
-from autopack.auditing.compare import Bounds, bounds_of, error_by_token, relative_error
-from autopack.auditing.fields import fields_of
+from autopack.auditing.compare import Bounds, bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
+from autopack.auditing.padded import padded, routers
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.running import (
     can_be_doubled,
@@ -40,12 +40,11 @@ from autopack.auditing.running import (
     run_as_stock,
 )
 from autopack.auditing.trainers import audit_trainer
-from autopack.calls.outputs import loss_of, parts_of
 from autopack.calls.prefixes import why_not
-from autopack.errors import AutopackError
 from autopack.integrations.trainers import adapter_of
 from autopack.integrations.wrappers import unwrap
 from autopack.layout import LEAST_SHARED
+from autopack.registry import first_position
 from autopack.runtime.marks import enabled_in
 
 
@@ -157,7 +156,7 @@ class Audit(Measuring):
         )
         case = _begun_alike(model, lengths) if alike else Case(model, lengths)
         super().__init__(model, case, report)
-        longer = threshold_lengths(model, lengths)
+        longer = _threshold_lengths(model, lengths)
         if longer is not None:
             self.others[LONGER] = Case(model, longer)
         if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
@@ -175,38 +174,20 @@ class Audit(Measuring):
         """Run all modes and fill in the report."""
         with torch.set_grad_enabled(self._find_reference()):
             self.labels = self._labels(training)
-            results = list(self._measured(training, gradients and torch.is_grad_enabled()))
-        in_order = sorted(results, key=lambda result: self.modes.index(result.mode))
-        self.report.results.extend(in_order)
+            results = self._measured(training, gradients and torch.is_grad_enabled())
+            self.report.results.extend(sorted(results, key=lambda r: self.modes.index(r.mode)))
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
             self.model.train(worst.training)
-            case = self.case_of(worst.mode)
-            call = case.call(FORMS[worst.mode])
+            case, form = self.case_of(worst.mode), FORMS[worst.mode]
+            call = case.call(form)
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
             place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if place:
                 self.report.notes["place"] = f"it begins in {place}"
-            if worst.error is not None and worst.error > self.report.tolerance:
-                self.report.notes["first"] = self._first_token(worst)
+            if worst.first:
+                self.report.notes["first"] = worst.first
         return self.report
-
-    @torch.no_grad()
-    def _first_token(self, worst: ModeResult) -> str:
-        """Return the first token that a call mode changes, in words."""
-        case, form, said = (
-            self.case_of(worst.mode),
-            FORMS[worst.mode],
-            "none when it is called again",
-        )
-        call = case.call(form)
-        alone = self.alone(case, call, **(case.outputs if form.asks_for_more else {}))
-        found, expected, _ = call.sides.split(fields_of(self.model(**case.given(call))), alone)
-        for number in reversed(range(len(found))):
-            errors = error_by_token(found[number][worst.field], expected[number][worst.field])
-            for token in (errors > self.report.tolerance).nonzero()[:1]:
-                said = f"token {int(token)} of document {number}, off by {float(errors[token]):.1e}"
-        return said
 
     def _find_reference(self) -> bool:
         """Choose the run of a document alone: its tokens only or, if that raises, no cache.
@@ -274,70 +255,71 @@ class Audit(Measuring):
                     continue
                 self.model.train(train)
                 try:
-                    if name == ROUTER:
-                        yield self._routers()
-                        continue
                     differentiate = gradients and is_last and form.trains == trains
-                    yield self.measure(name, differentiate, is_first and form.replaces == replaces)
+                    if name == ROUTER:
+                        yield routers(self, name)
+                    elif form.is_padded:
+                        yield padded(self, name, differentiate)
+                    else:
+                        yield self.packed(
+                            name, differentiate, is_first and form.replaces == replaces
+                        )
                 except NoReference as reason:
                     self.report.left_out[name] = str(reason)
-
-    @torch.no_grad()
-    def _routers(self) -> ModeResult:
-        """Compare the losses of routers, and all other numbers beside results, of rows and a padded
-        batch.
-
-        The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
-        documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
-        """
-        case, labels, model, form = self.case, self.labels, self.model, FORMS[ROUTER]
-        if labels is None:
-            raise NoReference("there are no labels that its loss takes")
-        batch = case.call(form)
-        wanted: dict[str, Any] = {"output_router_logits": True}
-        fillers = None, case.other_filler
-        given, other = (self.of_batch(batch, form, filler) | wanted for filler in fillers)
-        try:
-            expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
-        except Exception as error:
-            raise NoReference(
-                f"stock raises {type(error).__name__} for the padded batch"
-            ) from error
-        if not expected or not all(map(torch.isfinite, expected.values())):
-            raise NoReference("stock gives no numbers for the loss of the padded batch")
-        if _error(changed, expected) > 1e-6:
-            raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-        calls = (case.call(FORMS[name]) for name in ("default", "padding mask"))
-        packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
-        result = partial(ModeResult, ROUTER, model.training, error=None)
-        worst, refused = 0.0, None
-        for arguments in (*packed, given):
-            try:
-                worst = max(worst, _error(_numbers(model(**arguments)), expected))
-            except AutopackError as failure:
-                refused = f"{type(failure).__name__}: {failure}"
-            except Exception as failure:
-                return result(failure=f"{type(failure).__name__}: {failure}")
-        return result(loss=worst, loss_refused=refused)
 
 
 def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
     return Case(model, tuple(2 * _BEGINNING + n for n in lengths), shared_tokens=_BEGINNING)
 
 
-def _numbers(output: Any) -> dict[Any, torch.Tensor]:
-    """Return the loss of an output, and all other single numbers in it."""
-    parts = {**parts_of(output), "loss": loss_of(output)}
-    numbers = {
-        name: value
-        for name, value in parts.items()
-        if isinstance(value, torch.Tensor) and not value.dim()
-    }
-    return {name: value for name, value in numbers.items() if value.is_floating_point()}
+LONGEST = 512
+"""Largest threshold that the auditor crosses: its rows are to stay short."""
+_SIZES = re.compile(
+    r"(^|_)(ids?|index|size|dim|dims|rank|ranks|heads?|layers?|experts?|channels?|groups?|"
+    r"labels?|classes|version|"
+    r"embd|model|inner|ff|ffn|kv|state|states|width|depth|features?|hidden|vocab|planes|"
+    r"topk|top_k|tok|init)$|^num_|^n_"
+)
+"""Names of numbers that measure a model and not a row."""
+_LENGTHS = re.compile(
+    r"window|chunk|floor|rope|position|length|len$|seq|block|context|ctx|sliding|stride|local|"
+    r"distance|bucket|cutoff|thresh|span|limit|segment|period|scal"
+)
+"""Names of numbers that measure a row, whatever else is in them."""
+_MOST = re.compile(r"max.*(pos|seq|len)|n_positions|n_ctx|num_positions|(context|seq|sequence)_len")
+"""Names of the largest number of positions of a document."""
 
 
-def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
-    return max(
-        relative_error(found[name], value) if name in found else math.inf
-        for name, value in expected.items()
-    )
+_NO_TEXT = re.compile("vision|audio|image|video|id2label|label2id")
+"""Names of what says nothing of text."""
+
+
+def _threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return lengths of documents: one crosses all thresholds by itself, short ones follow it.
+
+    None where the usual lengths cross them already, or where there is none up to `LONGEST`.
+    """
+    numbers = list(_named_numbers(model))
+    of_rows = [n for name, n in numbers if _LENGTHS.search(name) or not _SIZES.search(name)]
+    crossed = [n for n in of_rows if max(usual) <= n <= LONGEST]
+    if not crossed:
+        return None
+    positions = [n for name, n in numbers if _MOST.search(name) and n >= max(usual)]
+    most = min(positions, default=2 * LONGEST) - first_position(model.config)
+    return 5, max(min(max(crossed) + 5, most), max(usual)), 9, 3
+
+
+def _named_numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
+    """Yield name and value of whole numbers in a configuration, and of modules' lengths."""
+    for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
+        names = [str(key.key) for key in path if isinstance(key, MappingKey)]
+        if (
+            type(value) in (int, float)
+            and float(value).is_integer()
+            and not any(map(_NO_TEXT.search, names))
+        ):
+            yield names[-1], int(value)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if type(value) is int and _LENGTHS.search(name):
+                yield name, value

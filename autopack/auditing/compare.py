@@ -202,6 +202,16 @@ def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.cat(errors).nan_to_num(math.inf, posinf=math.inf) / scale_of([expected])
 
 
+def first_beyond(found: list[Fields], expected: list[Fields], name: str, bound: float) -> str:
+    """Return the first token with an error of a field beyond a bound, in words; empty for none."""
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if other[name].dim() and other[name].numel():
+            errors = error_by_token(one[name], other[name])
+            for token in (errors > bound).nonzero()[:1]:
+                return f"token {int(token)} of document {number}, off by {float(errors[token]):.1e}"
+    return ""
+
+
 def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
     """Return the relative difference of two losses; 0 if neither is a number (no terms), infinite
     if one is."""

@@ -81,8 +81,7 @@ def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int
     """Return the differences of two collections of documents; `spare` ones may be left out."""
     all_of, come = (Counter(each.tokens for each in several) for several in (wanted, found))
     missing = all_of - come
-    numbers = {each.tokens: number for number, each in enumerate(wanted)}
-    names = {each: f"document {number} of {len(each)} tokens" for each, number in numbers.items()}
+    names = {e.tokens: f"document {n} of {len(e.tokens)} tokens" for n, e in enumerate(wanted)}
     said: dict[str, list[str]] = defaultdict(list)
     met = set()
     for tokens in (come - all_of).elements():

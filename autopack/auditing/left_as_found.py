@@ -77,12 +77,10 @@ def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[Enab
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
     """Return the nonzero rates of dropout and its like: module, name of its attribute, value."""
     words = ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha")
-    attributes = [
-        (module, name, value) for module in model.modules() for name, value in vars(module).items()
-    ]
     return [
         (module, name, value)
-        for module, name, value in attributes
+        for module in model.modules()
+        for name, value in vars(module).items()
         if isinstance(value, float) and value
         if (
             name == "p"

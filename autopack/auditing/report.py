@@ -32,7 +32,7 @@ class ModeResult:
     relative difference of the loss. Of padded batches (`kind`), they are differences from stock on
     the same batch, and `unpadded` is True if the batch ran without its padding. `failure` holds the
     message if the call raised, `loss_refused` if it raised with labels (its loss is infinite unless
-    the error is one of autopack).
+    the error is one of autopack). `first` is the first token beyond the tolerance, in words.
     """
 
     mode: str
@@ -46,6 +46,7 @@ class ModeResult:
     field: str = ""
     unpadded: bool | None = None
     loss_refused: str | None = None
+    first: str = ""
 
     @property
     def name(self) -> str:
@@ -249,12 +250,12 @@ class LeakReport(Report):
     def _not_measured(self) -> list[str]:
         said = [f"not run: {mode}: {reason}" for mode, reason in sorted(self.left_out.items())]
         said += [f"{what}: {reason}" for what, reason in sorted(self.notes.items())]
-        refusals = {
-            result.loss_refused for result in self.results if result.loss_refused is not None
-        }
-        said += [f"raised with labels: {reason}" for reason in sorted(refusals)]
-        failures = {result.failure for result in self.results if result.failure is not None}
-        return said + [f"raised: {failure}" for failure in sorted(failures)]
+        said += sorted(
+            {f"raised with labels: {r.loss_refused}" for r in self.results if r.loss_refused}
+        )
+        return said + sorted(
+            {f"raised: {r.failure}" for r in self.results if r.failure is not None}
+        )
 
     def _sections(self) -> Sections:
         documents = ", ".join(map(str, self.lengths))

@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import errors, registry
-from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import audited
 from autopack.auditing.cases import FORMS, empty_images
 from autopack.auditing.compare import OF_TWINS
@@ -34,8 +33,7 @@ from autopack.inspection.sharding import without_exchange
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
-from autopack.proving.rebound import rebound
-from autopack.proving.twin import NoTwin, Twin
+from autopack.proving.twin import NoTwin, Twin, rebound
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
 
@@ -46,8 +44,7 @@ _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
 _LENGTHS = (7, 11, 5)
-"""Of the documents of an audit: one has neighbours on both sides, and two have another one between
-them.
+"""Of the documents of an audit: one has neighbours on both sides, two have one between them.
 
 Their sum is a prime, so that columns are not taken for heads or channels of that number.
 """
@@ -77,24 +74,6 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, labels=None) if beside_images else proof
-
-
-def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
-    """Return `first_label_counts` of the twin of an entry, by its level; None if it cannot tell."""
-
-    def ask() -> bool | None:
-        twin = twin_of(model, torch.float32)
-        module = entries(twin.model)[level]
-        return (
-            first_label_counts(module)
-            if type(module) is twins.own_class(entries(model)[level])
-            else None
-        )
-
-    try:
-        return apart(ask)
-    except NoTwin:
-        return None
 
 
 def precisions_of(
@@ -183,8 +162,6 @@ def _asked(
             report = audited(part, OF_TWINS[dtype], _LENGTHS, modes)
     except NoTwin:
         raise
-    except AutopackError as error:
-        raise NoTwin(f"{type(error).__name__}: {error}") from error
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
     refused = [
@@ -229,18 +206,14 @@ def is_refusal(failure: str) -> bool:
 def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     """Return the proof by audits of twins; a later audit adds call forms that the first left
     out."""
-    twin, outside, report, refused = (
-        answers[0].twin.model,
-        answers[0].outside,
-        answers[0].report,
-        answers[0].refused,
-    )
+    first = answers[0]
+    twin, report = first.twin.model, first.report
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
         for kind in ("packed", "labels", "padded")
     )
     if not report.results:
-        said = str(refused[0].failure)
+        said = str(first.refused[0].failure)
         return Proof(
             f"not, for all calls of a tiny copy of it are refused: {said}",
             padded=said,
@@ -251,19 +224,19 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
         f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error "
         f"{report.worst:.1e}"
     )
-    if outside:
-        how += f", but for {', '.join(outside)}: its calls are checked closely"
-    if refused:
-        how += f", refused: {', '.join(result.name for result in refused)}"
+    if first.outside:
+        how += f", but for {', '.join(first.outside)}: its calls are checked closely"
+    if first.refused:
+        how += f", refused: {', '.join(result.name for result in first.refused)}"
     said = "" if foreign is None else f" (it runs third-party code: {foreign})"
     inexact = padded or (None if _is_in_its_head(twin, report, causal) else packed)
     padded = (
         inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     )
-    padded = why_padding_is_unknown(twin, answers[0].part) or padded
-    source = "part" if outside else "twin"
+    padded = why_padding_is_unknown(twin, first.part) or padded
+    source = "part" if first.outside else "twin"
     left_out = sorted(set().union(*(answer.report.unattributed for answer in answers)))
-    if left_out and answers[0].part is not twin:  # code around a part may read it
+    if left_out and first.part is not twin:  # code around a part may read it
         packed = (
             packed
             or f"nobody can tell which part of {', '.join(left_out)} belongs to which document"
@@ -368,7 +341,7 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         try:
             with left_as_found(module), stock(enabled), torch.no_grad():
                 token = torch.zeros(1, 1, dtype=torch.long, device=device_of(module))
-                module(input_ids=token, **empty_images(module)(token))
+                module(input_ids=token, **empty_images(module, token))
                 return module
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to

@@ -10,15 +10,17 @@ import logging
 from dataclasses import replace
 from functools import partial
 
+import torch
 from transformers import PreTrainedModel
 
 from autopack import registry
+from autopack.auditing.asking import first_label_counts
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import (
     callable_part,
-    first_label_counts_in_twin,
     proof_by_twin,
+    twin_of,
     why_padding_is_unknown,
 )
 from autopack.enabling.sites import needed_sites
@@ -26,8 +28,10 @@ from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
+from autopack.inspection.modules import entries
 from autopack.proving import kept
-from autopack.proving.twin import NoTwin
+from autopack.proving.apart import apart
+from autopack.proving.twin import NoTwin, own_class
 from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
 
@@ -74,7 +78,7 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         # what it was refused for must not refuse the calls of its proof
         enabled.proof = Proof("not yet")
         # Of labels nothing is known either until it is proven.
-        code = attach(model, enabled, family, partial(first_label_counts_in_twin, model))
+        code = attach(model, enabled, family, partial(_first_label_counts, model))
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
         proof = _proof(model, enabled, code)
@@ -90,6 +94,22 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
             )
         _say_what_is_left_out(model, enabled)
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
+
+
+def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
+    """Return `first_label_counts` of the twin of an entry, by its level; None if it cannot tell."""
+
+    def ask() -> bool | None:
+        twin = twin_of(model, torch.float32)
+        module = entries(twin.model)[level]
+        return (
+            first_label_counts(module) if type(module) is own_class(entries(model)[level]) else None
+        )
+
+    try:
+        return apart(ask)
+    except NoTwin:
+        return None
 
 
 def _seen(proof: Proof, code: ModelCode) -> Proof:

@@ -130,9 +130,9 @@ def _refuse_hooks(model: PreTrainedModel) -> None:
     call sees.
     """
     for name, module in model.named_modules():
-        hook = next((hook for hook in hooks_of(module).values() if not is_own(hook)), None)
-        if hook is not None:
-            raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
+        for hook in hooks_of(module).values():
+            if not is_own(hook):
+                raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
 
 
 def _refuse_layers(twin: Twin) -> None:
@@ -188,15 +188,14 @@ def _of_part(
 ) -> Result:
     """Return the output and gradients of a rank's part of a batch, or of the whole without a
     group."""
-    shape, mask = batch["input_ids"].shape, batch.get("attention_mask")
-    counted = torch.ones_like(batch["input_ids"]) if mask is None else mask
+    ids = batch["input_ids"]
+    counted = batch.get("attention_mask", torch.ones_like(ids))
     given, share = batch, 1.0
     if group is not None:
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
         if labels == "as they are":  # a mean over the tokens of this part
-            share = int((given["labels"] != IGNORED_LABEL).sum()) / int(
-                (batch["labels"] != IGNORED_LABEL).sum()
-            )
+            part, all_of_them = (each["labels"] != IGNORED_LABEL for each in (given, batch))
+            share = int(part.sum()) / int(all_of_them.sum())
 
     def mine(value: torch.Tensor) -> torch.Tensor:
         return value if group is None else group.part(value, 1)
@@ -205,22 +204,18 @@ def _of_part(
     found: Fields = {}
     whole: Any = 0.0
     for name, value in output.items():
-        if not (
-            isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad
-        ):
+        if not (isinstance(value, torch.Tensor) and value.requires_grad):
             continue
         if name == "loss":
-            value = value * share
-            whole = whole + value
-        else:
-            # What stands in padding is nobody's.
-            size = (*shape, *value.shape[2:])
-            weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
-            value = value * mine(counted.to(value)).reshape(
-                *value.shape[:2], *[1] * (value.dim() - 2)
-            )
-            whole = whole + (value * mine(weights)).sum() / counted.numel()
-        found[name] = value
+            found[name] = value * share
+            whole = whole + found[name]
+            continue
+        # What stands in padding is nobody's.
+        real = counted.to(value).reshape(*ids.shape, *[1] * (value.dim() - 2))
+        size = (*ids.shape, *value.shape[2:])
+        weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
+        found[name] = value * mine(real)
+        whole = whole + (value * mine(real * weights)).sum() / counted.numel()
     return [found], gradients_of(whole, trained(model))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from autopack import tiny
 from autopack.inspection.code import ModelCode
 from autopack.inspection.configs import text_config
 from autopack.inspection.foreign import is_from, is_of_library, original, passes_on
+from autopack.inspection.source import names_in
 from autopack.proving import configuration
 from autopack.proving.alike import alike
 from autopack.tiny.models import as_new, of_class, randomize
@@ -305,3 +306,59 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
         plain = kind in (nn.Parameter, torch.Tensor) or kind.__module__.startswith(_RUN_TIME)
         if tensor is None or not plain:
             yield f"{name} of it", None if tensor is None else kind
+
+
+def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
+    """Return an object on a module, rebound to the module that stands in for it.
+
+    A trainer's forward around a model's commonly holds the earlier forward, which is bound to the
+    model: called for a twin it would run the model itself. Raises `NoTwin` if it holds a part or a
+    tensor of the module, whose counterpart is unknown, or names the module as a global (in a
+    notebook).
+    """
+    known: dict[int, Any] = {id(module): stand_in}
+    one, other = getattr(module, "config", None), getattr(stand_in, "config", None)
+    if one is not None and other is not None:
+        known |= {id(one): other, id(text_config(one)): text_config(other)}
+    parts = set(map(id, (*module.modules(), *module.parameters(), *module.buffers())))
+
+    def of(value: Any) -> Any:
+        if id(value) in known:
+            return known[id(value)]
+        if id(value) in parts:
+            held = type(value).__name__
+            raise NoTwin(
+                f"what is on {type(module).__name__} holds a {held}, which is a part of it"
+            )
+        if isinstance(value, MethodType):
+            return MethodType(of(value.__func__), of(value.__self__))
+        if isinstance(value, partial):
+            named = {name: of(part) for name, part in value.keywords.items()}
+            return partial(of(value.func), *map(of, value.args), **named)
+        return copied(value) if isinstance(value, FunctionType) else value
+
+    def copied(function: FunctionType) -> FunctionType:
+        for name in names_in(function.__code__) & function.__globals__.keys():
+            if id(function.__globals__[name]) in parts:
+                raise NoTwin(
+                    f"what is on {type(module).__name__} names a part of it as the global {name}"
+                )
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if any(of(part) is not part for part in given):
+            raise NoTwin(f"what is on {type(module).__name__} has a part of it as a default")
+        if not function.__closure__:
+            return function
+        closed = function.__closure__
+        # one may not be filled yet
+        cells = [cell if cell == CellType() else CellType() for cell in closed]
+        held = function.__code__, function.__globals__, function.__name__
+        found = FunctionType(*held, function.__defaults__, tuple(cells))
+        known[id(function)] = found  # it may hold itself
+        found.__kwdefaults__ = function.__kwdefaults__
+        found.__dict__.update(function.__dict__)
+        for cell, new in zip(closed, cells, strict=True):
+            if new is not cell:
+                new.cell_contents = of(cell.cell_contents)
+        return found
+
+    return of(value)

@@ -33,9 +33,15 @@ from autopack.layout.forms import Frame
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
-from autopack.watching.conditions import Runs, precisions, unnoticed
 from autopack.watching.replaced import routes
-from autopack.watching.schedule import CannotTell, is_padded, sides_of
+from autopack.watching.schedule import (
+    CannotTell,
+    Runs,
+    is_padded,
+    precisions,
+    sides_of,
+    unnoticed,
+)
 
 _OWN, _TOGETHER = 1, 3
 """Runs of each rank that gathers parameters together with others: as its call came, and all, the

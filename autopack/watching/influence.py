@@ -26,8 +26,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
 from autopack.inspection.foreign import is_own
 from autopack.inspection.source import class_of
-from autopack.watching.conditions import unnoticed
-from autopack.watching.schedule import CannotTell, sides_of
+from autopack.watching.schedule import CannotTell, sides_of, unnoticed
 
 _MOST = 20_000_000
 """Numbers of the parameters of third-party modules, above which their gradients are not compared.

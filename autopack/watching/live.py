@@ -194,15 +194,14 @@ def _refuse_backward_hooks(call: Call) -> None:
     if not call.model.is_checked_closely or is_padded(call):
         return
     for name, module in call.module.named_modules():
-        held = (*module._backward_hooks.values(), *module._backward_pre_hooks.values())
-        hook = next((hook for hook in held if not is_own(hook)), None)
-        if hook is not None:
-            raise UnsupportedModel(
-                f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather its "
-                "parameters, so its gradients cannot be checked. Take it off, or run the "
-                "documents one per row.",
-                code="not-exact",
-            )
+        for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
+            if not is_own(hook):
+                raise UnsupportedModel(
+                    f"{whose(hook)} is a backward hook on {name or call.name}, and ranks gather "
+                    "its parameters, so its gradients cannot be checked. Take it off, or run the "
+                    "documents one per row.",
+                    code="not-exact",
+                )
 
 
 @contextmanager

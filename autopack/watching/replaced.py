@@ -23,8 +23,7 @@ from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.running import first_that_moves
 from autopack.calls.call import Call
 from autopack.inspection.randomness import Pinned
-from autopack.watching.conditions import Runs, unnoticed
-from autopack.watching.schedule import CannotTell, sides_of
+from autopack.watching.schedule import CannotTell, Runs, sides_of, unnoticed
 
 _TOGETHER = 4
 """Runs of each rank that gathers parameters together with others."""

@@ -13,7 +13,6 @@ from autopack.auditing.cases import FORMS, ROUTER
 from autopack.auditing.compare import BOUNDS, scales_of
 from tests.conftest import LEAK, attributes, llama, same
 from tests.subjects import build
-from tests.support.refusals import refused
 
 FEW = ("default", "use_cache=False")
 
@@ -122,9 +121,6 @@ def test_a_call_that_raises_is_reported_as_raised():
     assert raised.failure == "ZeroDivisionError: no masks please"
     assert not report.exact
     assert report.worst == float("inf")
-    assert "the call raised ZeroDivisionError: no masks please" in report.worst_case
-    assert "NOT EXACT" in str(report)
-    assert "raised: ZeroDivisionError: no masks please" in str(report)
     assert np.isfinite(report.influence[0, 1])
 
 
@@ -174,11 +170,6 @@ def test_frozen_models_can_be_audited():
 def test_options_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         autopack.audit(llama(), **arguments)
-
-
-def test_what_is_no_model_is_refused():
-    with refused("which-model"):
-        autopack.audit(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 9, 2), (6, 6, 6)])

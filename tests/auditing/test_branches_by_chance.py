@@ -4,13 +4,11 @@ taken."""
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
 
 import autopack
-from autopack import tiny
 from autopack.auditing.running import dtype_of
 from tests.support.conditional import build, row
-from tests.support.refusals import refused, refused_by_its_first_call
+from tests.support.refusals import refused
 
 RARE = 3e-4
 """How often a branch is taken: with the seed of these tests never by chance."""
@@ -70,27 +68,6 @@ def test_code_that_gives_no_numbers_for_rare_draws_is_judged_by_others():
 
 
 def test_the_precision_is_that_of_most_parameters():
-    """One of half precision that comes first does not make a leak of two hundredths pass for
-    rounding."""
-
-    class Users(LlamaForCausalLM):
-        def __init__(self, config, more=None):
-            super().__init__(config)
-            parts = dict(self._modules)
-            self._modules.clear()
-            self.scale = nn.Linear(1, 1, dtype=torch.bfloat16)
-            self._modules.update(parts)
-            self.more = more
-
-        def forward(self, input_ids=None, **arguments):
-            states = self.get_input_embeddings()(input_ids)
-            return super().forward(inputs_embeds=states + 3e-3 * states.cumsum(1), **arguments)
-
-    stock = tiny.build("llama")
-    model = Users(stock.config, object())  # which no twin can be made of
-    model.load_state_dict(stock.state_dict(), strict=False)
-    assert next(model.parameters()).dtype == torch.bfloat16
+    """One of half precision that comes first does not make a leak pass for rounding."""
+    model = nn.Sequential(nn.Linear(1, 1, dtype=torch.bfloat16), nn.Linear(2, 2))
     assert dtype_of(model) == torch.float32
-    refused_by_its_first_call(model)
-    with autopack.enable(model, verify=False):
-        assert "logits are off by" in autopack.audit(model).packed

@@ -21,15 +21,6 @@ def _report(*results, enabled=True):
     )
 
 
-def test_all_within_tolerance_is_exact():
-    report = _report(EXACT, UNMEASURED)
-    assert report.exact
-    assert report.worst == 2e-6
-    assert report.worst_gradient == 3e-6
-    assert "exact" in str(report).splitlines()[0]
-    assert "LEAK" not in str(report)
-
-
 @pytest.mark.parametrize(
     "bad",
     [

@@ -38,23 +38,11 @@ class InGlobal(Holding):
         return shifted(logits, labels, SIZE)
 
 
-class OfHidden(InGlobal):
-    """It holds the width of its states, which no twin has: its calls are checked."""
-
-    def forward(self, input_ids=None, labels=None, **kwargs):
-        out = super().forward(input_ids, labels, output_hidden_states=True, **kwargs)
-        out["logits"] = self.lm_head(out.hidden_states[-1].reshape(-1, 40)).view_as(out.logits)
-        return out
-
-
-@pytest.mark.parametrize(("cls", "proven"), [(InCode, True), (InGlobal, True), (OfHidden, False)])
-def test_packed_labels_are_served(cls, proven):
+@pytest.mark.parametrize("cls", [InCode, InGlobal])
+def test_packed_labels_are_served(cls):
     torch.manual_seed(0)
-    model, call = (
-        cls(tiny.config("llama", vocab_size=SIZE, hidden_size=40)).eval(),
-        Call(lengths=(6, 5)),
-    )
+    model, call = cls(tiny.config("llama", vocab_size=SIZE)).eval(), Call(lengths=(6, 5))
     expected = call.alone(model)
     with autopack.enable(model) as handle:
         check(call.packed(model), expected)
-    assert ("on a tiny copy" in handle.verified) == proven
+    assert "on a tiny copy" in handle.verified

@@ -11,8 +11,7 @@ from transformers import AutoModel
 import autopack
 from autopack import tiny
 from autopack.proving import twin
-from autopack.proving.rebound import rebound
-from autopack.proving.twin import NoTwin
+from autopack.proving.twin import NoTwin, rebound
 from tests.engine import Call, check, leaks, must_be_exact
 from tests.support.refusals import refused, refused_by_its_first_call
 

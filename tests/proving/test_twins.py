@@ -83,21 +83,6 @@ class TestParts:
         )
         refused_by_its_first_call(model)
 
-    def test_one_of_other_numbers_is_proven_too(self):
-        class Windowed(nn.Linear):
-            window = 10**6
-
-            def forward(self, states):
-                found = super().forward(states)
-                return found + found.roll(1, dims=1) if states.shape[1] > self.window else found
-
-        model = built()
-        for layer in model.model.layers:
-            layer.self_attn.o_proj = like(Windowed, layer.self_attn.o_proj)
-        assert source(model) == "part"
-        layer.self_attn.o_proj.window = 5
-        refused_by_its_first_call(model)
-
 
 class TestIsSilent:
     """Where the two are not alike, the model itself is audited, and the reason says where they

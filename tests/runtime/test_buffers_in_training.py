@@ -16,7 +16,7 @@ from torch.nn.utils import spectral_norm as hooked_spectral_norm
 import autopack
 from autopack import tiny
 from autopack.runtime.runs import Buffers
-from autopack.watching.conditions import Runs
+from autopack.watching.schedule import Runs
 from tests.conftest import positions
 from tests.support.refusals import refused
 

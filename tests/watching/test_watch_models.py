@@ -162,24 +162,12 @@ def with_lora(model):
     return peft.get_peft_model(model, config).train()
 
 
-def in_mixed_precision(model):
-    accelerate = pytest.importorskip("accelerate")
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    prepared = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return prepared
-
-
 @with_and_without_noise
-@pytest.mark.parametrize("around", [drawing, with_lora, in_mixed_precision])
+@pytest.mark.parametrize("around", [drawing, with_lora])
 def test_an_exact_model_never_alarms_whatever_is_around_it(around, noise):
     model = around(noise(build("llama")))
     with autopack.enable(model, check_every=1, verify=around is not drawing) as handle:
         trained(model, *((row, padded)[step % 2](step) for step in range(8)))
         assert (handle.checked.checks, handle.checked.leaks) == (8, 0)
         assert not handle.checked.skipped
-        # Rounding of bfloat16 is there, which tells that the document alone was run under autocast
-        # too.
-        assert handle.checked.worst < (0.1 if around is in_mixed_precision else FLOAT32)
+        assert handle.checked.worst < FLOAT32

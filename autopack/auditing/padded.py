@@ -1,0 +1,185 @@
+"""Measure padded batches beside stock's own, and the losses of routers."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autopack.auditing.asking import Labels, expected_losses
+from autopack.auditing.cases import FORMS, Form, Input, NoReference
+from autopack.auditing.compare import Fields, relative_error
+from autopack.auditing.fields import Sides, WrongShape, fields_of
+from autopack.auditing.measuring import MADE_OF_LABELS, Measuring, Results, with_axes
+from autopack.auditing.report import ModeResult
+from autopack.auditing.running import run_as_stock
+from autopack.calls.outputs import loss_of, parts_of
+from autopack.errors import AutopackError
+from autopack.runtime.model import EnabledModel
+
+
+def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
+    """Run a padded batch, also as stock; raise `NoReference` if stock cannot."""
+    enabled, case = audit.enabled, audit.case
+    assert enabled is not None, "padded batches of stock are stock's"
+    call, form = case.call(FORMS[name]), FORMS[name]
+    before, measured = (
+        enabled.tally.batches,
+        ModeResult(name, audit.model.training, kind="padded"),
+    )
+    try:
+        output = audit.model(**_of_batch(audit, call, form))
+    except Exception as error:
+        _reference(audit, _of_batch(audit, call, form), call.sides)  # stock may not run it either
+        return replace(measured, failure=f"{type(error).__name__}: {error}")
+    unpadded = enabled.tally.batches > before
+    arguments = _of_batch(audit, call, form, drops=unpadded)
+    wanted = _reference(audit, arguments, call.sides)
+    fields, of_stock = fields_of(output), fields_of(wanted)
+    for field, value in of_stock.items():
+        shape = tuple(fields[field].shape) if field in fields else None
+        if shape != tuple(value.shape):
+            said = f"{field} has shape {shape}; stock gives {tuple(value.shape)}"
+            return replace(measured, failure=said)
+    found = Results(_divided(fields, call.sides), loss_of(output))
+
+    def beside(expected: Results) -> ModeResult:
+        loss = None
+        if expected.loss is not None:
+            loss = math.inf if found.loss is None else relative_error(found.loss, expected.loss)
+        errors = audit.errors(found, expected, differentiate, is_padded=True)
+        return replace(measured, loss=loss, unpadded=unpadded, **errors)
+
+    result = beside(Results(_divided(of_stock, call.sides), loss_of(wanted)))
+    if not audit.report.is_exact(result) and _reads_padding(audit, enabled):
+        # Where tokens get something of what stands in padding, documents alone tell, and not
+        # stock's batch.
+        labels = None if loss_of(wanted) is None else audit.labels
+        makes = case.is_pair and "decoder_input_ids" not in arguments
+        alone = _alone(audit, call, of_stock, labels, MADE_OF_LABELS if makes else {})
+        other = alone and beside(alone)
+        return other if other and audit.report.is_exact(other) else result
+    return result
+
+
+def _alone(
+    audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
+) -> Results | None:
+    """Return the documents' results alone, in the form of a padded batch's answer."""
+    answers = [
+        audit.one_alone(audit.case, call, number, labels, **more)
+        for number in range(len(call.first))
+    ]
+    losses = [loss for _, loss in answers if loss is not None]
+    if labels is not None and len(losses) < len(answers):
+        return None
+    with suppress(WrongShape):
+        _, documents, _ = call.sides.split(with_axes(fields), [each for each, _ in answers])
+        loss = None if labels is None else expected_losses(losses, labels.counts)[0]
+        return Results(documents, loss)
+    return None
+
+
+def _of_batch(
+    audit: Measuring, call: Input, form: Form, filler: int | None = None, drops: bool = False
+) -> dict[str, Any]:
+    """Return the arguments of a padded batch, made anew.
+
+    If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and
+    stock compares them with what padding predicts."""
+    case, labels = audit.case, audit.labels
+    arguments = case.given(call, filler=filler) | case.without_router
+    if labels is not None and form.labels:
+        arguments |= labels.padded(call.sides, drops)
+        if drops and labels.shifts:
+            audit.report.notes["labels behind padding"] = (
+                "compared with stock without the terms in which it scores them by what it "
+                "predicts at padding"
+            )
+        if form.labels == "tokens" and labels.per_token:
+            arguments = {n: v for n, v in arguments.items() if not n.startswith("decoder_")}
+    return arguments
+
+
+def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
+    traits = enabled.traits
+    reads = traits.recurs or traits.reads_padding or traits.counts_columns
+    # By flash kernels upstream lets a decoder see the padding of its encoder.
+    of_encoder = audit.case.is_pair and "flash" in audit.report.implementation
+    return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
+
+
+def _reference(audit: Measuring, arguments: dict[str, Any], sides: Sides) -> Any:
+    """Return stock's output for a padded batch; raise `NoReference` if it raises or gives no
+    numbers."""
+    try:
+        output = run_as_stock(audit.model, arguments)
+    except Exception as error:
+        raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    documents = _divided(fields_of(output), sides)
+    if any(bool(value.isnan().any()) for each in documents for value in each.values()):
+        raise NoReference("stock gives values that are no numbers")
+    return output
+
+
+def _divided(fields: Fields, sides: Sides) -> list[Fields]:
+    """Return each document's part of every field; the whole of what its shape does not tell."""
+    parts = {name: sides.parts(name, value) for name, value in fields.items()}
+    return [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
+
+
+@torch.no_grad()
+def routers(audit: Measuring, name: str) -> ModeResult:
+    """Compare the losses of routers, and all other numbers beside results, of rows and a padded
+    batch.
+
+    The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
+    documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
+    """
+    case, labels, model, form = audit.case, audit.labels, audit.model, FORMS[name]
+    if labels is None:
+        raise NoReference("there are no labels that its loss takes")
+    batch = case.call(form)
+    wanted: dict[str, Any] = {"output_router_logits": True}
+    given, other = (
+        _of_batch(audit, batch, form, filler) | wanted for filler in (None, case.other_filler)
+    )
+    try:
+        expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
+    except Exception as error:
+        raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
+    if not expected or not all(map(torch.isfinite, expected.values())):
+        raise NoReference("stock gives no numbers for the loss of the padded batch")
+    if _error(changed, expected) > 1e-6:
+        raise NoReference("stock counts padding in it, so that a padded batch says nothing")
+    calls = (case.call(FORMS[each]) for each in ("default", "padding mask"))
+    packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
+    result, worst = ModeResult(name, model.training, error=None), 0.0
+    for arguments in (*packed, given):
+        try:
+            worst = max(worst, _error(_numbers(model(**arguments)), expected))
+        except AutopackError as failure:
+            result = replace(result, loss_refused=f"{type(failure).__name__}: {failure}")
+        except Exception as failure:
+            return replace(result, failure=f"{type(failure).__name__}: {failure}")
+    return replace(result, loss=worst)
+
+
+def _numbers(output: Any) -> dict[Any, torch.Tensor]:
+    """Return the loss of an output, and all other single numbers in it."""
+    parts = {**parts_of(output), "loss": loss_of(output)}
+    return {
+        name: value
+        for name, value in parts.items()
+        if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point()
+    }
+
+
+def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+    return max(
+        relative_error(found[name], value) if name in found else math.inf
+        for name, value in expected.items()
+    )
