@@ -26,7 +26,6 @@ def _itself(layer, backend):
     layer.self_attn.compile(backend=backend)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("compile_attention", [_forward, _in_its_place, _itself])

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "llama4_text"])
 def test_packed_equals_alone(model_type):
     model = tiny.build(model_type)

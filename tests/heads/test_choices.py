@@ -48,7 +48,6 @@ def choices(config, side="right"):
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([1, 0])}
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("model_type", sorted(set(HEADS) - NOT_HERE))
 def test_every_type(model_type):
     stock, model = pair(model_type)

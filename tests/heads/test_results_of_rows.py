@@ -166,7 +166,6 @@ EVERY = {
 """Towers, and models with poolers of other kinds, or with none."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tower", EVERY)
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):

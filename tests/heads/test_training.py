@@ -22,7 +22,6 @@ def test_checkpointed_layers_know_their_documents(model_type):
     serves(stock, {"labels": CLASSES})
 
 
-@pytest.mark.exhaustive
 def test_compiled():
     stock = with_head("llama", "question-answering", num_hidden_layers=1)
     model = copy.deepcopy(stock)

@@ -166,7 +166,6 @@ DOORS = {
 }
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 def test_results_are_as_ever_without_padding(tmp_path, door):
     subject, call = door(tmp_path)

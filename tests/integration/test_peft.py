@@ -96,7 +96,6 @@ EXACT = {
 in_both_orders = pytest.mark.parametrize("order", [BEFORE, AFTER])
 
 
-@pytest.mark.sampled(12)
 @in_both_orders
 @pytest.mark.parametrize("name", EXACT)
 def test_packed_rows_and_padded_batches_are_exact(name, order):

@@ -141,7 +141,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("model_type", "rows", "settings", "build"),
     [(kind, rows, settings, build) for kind, rows, _, settings, build in CASES],

@@ -135,7 +135,6 @@ def test_neighbours_of_embeddings_that_the_caller_made():
 
 @pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "electra", "luke", "mobilebert", "mpnet",
                          "longformer", "tapas", "roberta", "albert"])  # fmt: skip
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [AutoModel, AutoModelForPreTraining])
 def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
     config = tiny.config(model_type, task="masked-lm")

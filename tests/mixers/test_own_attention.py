@@ -42,7 +42,6 @@ NO_TOKENS_MEET = {"perceiver", "mra"}
 sums in their place."""
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model_type", sorted(set(ENCODERS) - NO_TOKENS_MEET))
 def test_masked_language_models(model_type):
     """Of every covered type; autopack.audit holds logits, influence and gradients in all call
@@ -60,7 +59,6 @@ def test_masked_language_models(model_type):
         assert report.exact, str(report)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model_type", "options"), [("deberta-v2", DEBERTA), ("deberta", {"relative_attention": True,
                          "pos_att_type": ["c2p", "p2c"]})])  # fmt: skip
 def test_disentangled_attention_and_its_convolution(model_type, options):

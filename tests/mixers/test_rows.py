@@ -49,7 +49,6 @@ def _weighted(model, logits):
     return Result.of(model, [logits], (logits * weights_like(logits)).sum(), limits)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
     model, rows = tiny.build(model_type).train(), (AROUND_CHUNKS, OTHERS)
@@ -65,7 +64,6 @@ def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_typ
         check(_weighted(model, model(**call).logits), expected)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_float64(model_type):
     model = tiny.build(model_type).double()

@@ -52,7 +52,6 @@ kosmos-2.5 granite_docling minicpmv4_7 t5gemma2 unlimited_ocr florence2 molmo2 e
 patches, norms."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [*ALONE, *((name, EAGER) for name in FORMS)],

@@ -238,7 +238,6 @@ def raising(module, kind, where):
 class TestRaisedBySomebody:
     """From inside a layer, a loss, a mask function, an audit, a check of the sentinel."""
 
-    @pytest.mark.sampled(15)
     @pytest.mark.parametrize("where", ["before", "after", "backward"])
     @pytest.mark.parametrize("reentrant", [None, False, True])
     def test_a_hook_on_a_layer(self, kind, where, reentrant):

@@ -178,7 +178,6 @@ def test_what_is_done_inside(subject, case):
     subject.hold(*case)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("forward", INSIDE)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom"])
 def test_what_is_done_inside_changes_the_result(model_type, forward):

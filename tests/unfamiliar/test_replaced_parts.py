@@ -37,7 +37,6 @@ def wrap(model, part):
     put(holder, name, kind(get(holder, name)))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [*HARMLESS, *MIXING])
 def test_the_modules_of_the_user_do_what_they_say(kind):
     """The control: another document in front changes what the mixing ones give to a token, and no
@@ -48,7 +47,6 @@ def test_the_modules_of_the_user_do_what_they_say(kind):
     assert moves == (kind in MIXING)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("where", PLACES)
 def test_every_place_is_found(model_type, where):
