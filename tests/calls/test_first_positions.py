@@ -50,17 +50,9 @@ def test_positions_that_restart_at_0_are_refused(model_type):
 
 def test_positions_of_padded_batches_are_what_stock_makes_of_them():
     """They may begin at 0."""
-    stock, model = build("roberta"), build("roberta")
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    batch = {
-        "input_ids": IDS[:, :12].view(2, 6),
-        "attention_mask": mask,
-        "position_ids": torch.arange(6)[None],
-    }
-    with autopack.enable(model):
-        assert (
-            error(model(**batch).logits[mask.bool()], stock(**batch).logits[mask.bool()]) <= FLOAT64
-        )
+    where = torch.arange(max(LENGTHS))[None]
+    call = Call(given={"position_ids": where}, shifts=False, lengths=LENGTHS)
+    must_be_exact(partial(build, "roberta"), call.batch)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 
 import autopack
 from autopack import tiny
-from tests.calls.agreement import agree
-from tests.support.padded import loss_error, mask_of, tally_of
+from tests.support.padded import agree, loss_error, mask_of, tally_of
 from tests.support.refusals import refused
 
 STAYS = {

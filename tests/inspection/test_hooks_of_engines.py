@@ -18,13 +18,12 @@ from autopack.launch import session as sessions
 from autopack.launch.settings import RunSettings
 from tests.support.padded import (
     FLOAT32,
-    GRADIENT,
     PADDED,
+    agree,
     batch,
     build,
     loss_error,
     mask_of,
-    model_gradient_error,
     tally_of,
     twins,
 )
@@ -78,11 +77,7 @@ def projections(model):
 
 
 def compared(stock, model):
-    inputs = batch("causal LM", mask_of(PADDED))
-    found, expected = model(**inputs), stock(**inputs)
-    found.loss.backward(), expected.loss.backward()
-    assert loss_error(found.loss, expected.loss) < FLOAT32
-    assert model_gradient_error(model, stock) < GRADIENT
+    agree(model, stock, batch("causal LM", mask_of(PADDED)))
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,14 @@ from autopack.enabling.trainer_logs import numbers
 from autopack.runtime.tally import Volume
 from tests.support.padded import (
     FLOAT32,
-    GRADIENT,
+    agree,
     build,
     logit_error,
     loss_error,
-    model_gradient_error,
     packs_at_once,
     twins,
 )
-from tests.support.prefixes import group, loss_of_logits, padded, tree
+from tests.support.prefixes import group, padded, tree
 
 
 def _scored(model, batch, **options):
@@ -32,22 +31,6 @@ def _scored(model, batch, **options):
 
 def _shared(handle):
     return handle.tally.training.shared + handle.tally.evaluation.shared
-
-
-def _agree(stock, model, batch):
-    """Logits without gradients, or the loss and gradients."""
-    if not torch.is_grad_enabled():
-        expected, found = (each(**batch, use_cache=False).logits for each in (stock, model))
-        assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
-        return
-    losses = []
-    for each in (stock, model):
-        each.zero_grad()
-        output = each(**batch, use_cache=False)
-        losses.append(loss_of_logits(output.logits, batch) if output.loss is None else output.loss)
-        losses[-1].backward()
-    assert loss_error(losses[1], losses[0]) < FLOAT32
-    assert model_gradient_error(model, stock) < GRADIENT
 
 
 def _dropping(model_type, **config):
@@ -233,7 +216,7 @@ class TestHowever:
     def test_training(self, pair, change, labels):
         stock, model = map(change, pair)
         with packs_at_once(model) as handle:
-            _agree(stock, model, padded(tree(), labels=labels))
+            agree(model, stock, padded(tree(), labels=labels), use_cache=False)
             assert labels or _shared(handle) > 40
 
     def test_autocast(self, pair):
@@ -249,7 +232,7 @@ class TestHowever:
         stock, model = pair
         with autopack.enable(model), torch.no_grad():
             copied = copy.deepcopy(model)
-            _agree(stock, copied, padded(tree()))
+            agree(copied, stock, padded(tree()), use_cache=False)
             assert copied.__dict__["_autopack_enabled"].tally.evaluation.shared > 40
             autopack.disable(copied)
 
@@ -274,7 +257,7 @@ class TestHowever:
             for each in pair:
                 each.model.layers[0].mlp = Columns(each.model.layers[0].mlp)
             with contextlib.suppress(autopack.AutopackError), torch.no_grad():  # or it is refused
-                _agree(stock, model, padded(tree()))
+                agree(model, stock, padded(tree()), use_cache=False)
             assert _shared(handle) == before
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
@@ -288,7 +271,7 @@ class TestHowever:
             for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
                 turn()
                 assert handle.enabled.fingerprint.changed() is None
-                _agree(pair[0].train(), model, padded(tree()))
+                agree(model, pair[0].train(), padded(tree()), use_cache=False)
             assert handle.enabled.said_by_twins is asked
             assert list(asked) == [("prefixes",)]
             model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: (

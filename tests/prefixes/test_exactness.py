@@ -11,8 +11,8 @@ from autopack.attention import prefixes
 from autopack.proving import kept
 from compat.exactness import built, stand_in
 from compat.standins import taken_for_kernels
-from tests.prefixes.forms import FORMS, agree, parts, without_labels
-from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, packs_at_once, twins
+from tests.prefixes.forms import FORMS, as_alone, parts, without_labels
+from tests.support.padded import GRADIENT, agree, build, packs_at_once, twins
 from tests.support.prefixes import group, padded, tree
 
 TYPES = [
@@ -44,7 +44,7 @@ class TestAgreement:
             build(model_type, attn_implementation="eager" if model_type in EAGER else "sdpa").eval()
         )
         with packs_at_once(model) as handle:
-            agree(stock, model, FORMS[form](tree()), labels)
+            as_alone(stock, model, FORMS[form](tree()), labels)
             volume = handle.tally.training
             assert volume.shared > 40
             assert volume.columns + volume.shared == volume.tokens == sum(map(len, tree()))
@@ -84,7 +84,7 @@ class TestAgreement:
             stock.load_state_dict(model.state_dict())
             with packs_at_once(model, verify=False) as handle:
                 taken_for_kernels(handle)
-                agree(stock, model, FORMS[form](tree()))
+                as_alone(stock, model, FORMS[form](tree()))
                 assert handle.tally.training.shared > 40
 
     @pytest.mark.parametrize(
@@ -110,14 +110,13 @@ class TestAgreement:
         stock, model = twins(build("llama", task).eval())
         batch = padded(tree())
         with autopack.enable(model) as handle, torch.no_grad():
-            expected, found = (each(**batch, use_cache=False)[0] for each in (stock, model))
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            agree(model, stock, batch, use_cache=False)
             assert handle.tally.evaluation.shared > 40
 
     def test_left_padding(self, pair):
         rows = [torch.cat([row[:30], row[-6:]]) for row in group(24, (12, 12, 12))]
         with packs_at_once(pair[1]) as handle:
-            agree(*pair, padded([*rows, rows[0][:9]], "left", labels=True))
+            as_alone(*pair, padded([*rows, rows[0][:9]], "left", labels=True))
             assert handle.tally.training.shared == 48
 
     @in_both_forms
@@ -137,7 +136,7 @@ class TestAgreement:
                 for row in group(18 + number, rests, seed + number):
                     rows += [row, row[: len(row) // 2 + 1]] if len(rows) % 3 == 0 else [row]
             before = handle.tally.training.shared
-            agree(stock, model, FORMS[form]([*rows, rows[0]], **options))
+            as_alone(stock, model, FORMS[form]([*rows, rows[0]], **options))
             assert handle.tally.training.shared > before
 
         with packs_at_once(model) as handle:
@@ -169,8 +168,7 @@ class TestLeaks:
         kept.forget()
         batch = padded(group())
         with autopack.enable(model) as handle, torch.no_grad():
-            found, expected = (each(**batch, use_cache=False).logits for each in (model, stock))
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            agree(model, stock, batch, use_cache=False)
             assert handle.tally.evaluation.shared == 0
             assert "its twin gives something else" in repr(handle)
         with autopack.enable(model, share=False):

@@ -32,12 +32,3 @@ def tree(seed=0):
         rows += [torch.cat([prompt, turn, rests[0]]), torch.cat([prompt, turn, rests[1]])]
         rows.append(torch.cat([prompt, rests[2]]))
     return [*rows, rows[0].clone(), tiny.tokens(None, 1, 7, seed=seed + 9)[0]]
-
-
-def loss_of_logits(logits, batch):
-    """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the
-    model."""
-    labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)[:, 1:]
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=-100
-    )

@@ -5,9 +5,10 @@ import pytest
 from torch import nn
 
 from tests.encoder_decoder.pairs import Pairs, alone, result
-from tests.engine import WHEN, Call, Property, table, verdict
+from tests.engine import WHEN, Call, verdict
 from tests.subjects import alternating, build, crossed, subclass
 from tests.unfamiliar import parts
+from tests.unfamiliar.properties import Property, table
 from tests.unfamiliar.test_subclasses import logged, names_some, passes_all_on
 
 TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "plbart", "mvp",

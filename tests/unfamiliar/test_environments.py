@@ -9,8 +9,9 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.enabling import prove
-from tests.engine import WHEN, Call, Property, check, form_of, table
+from tests.engine import WHEN, Call, check, form_of
 from tests.subjects import DECODERS, alternating, build, crossed, subclass
+from tests.unfamiliar.properties import Property, table
 from tests.unfamiliar.test_subclasses import names_some
 
 EARLY_AND_LATE = ["before", "before", "after", "after"]

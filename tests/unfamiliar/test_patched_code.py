@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
-from tests.engine import STALE, Call, Property, must_be_exact, table
+from tests.engine import Call, must_be_exact
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import (
@@ -29,6 +29,7 @@ from tests.unfamiliar.parts import (
     place,
     shifted,
 )
+from tests.unfamiliar.properties import STALE, Property, table
 
 CALL = Call()
 

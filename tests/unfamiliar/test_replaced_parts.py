@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autopack
-from tests.engine import WHEN, Call, Property, leaks, table
+from tests.engine import WHEN, Call, leaks
 from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, turned
 from tests.unfamiliar import parts
 from tests.unfamiliar.parts import (
@@ -24,6 +24,7 @@ from tests.unfamiliar.parts import (
     place,
     put,
 )
+from tests.unfamiliar.properties import Property, table
 
 CALL = Call()
 WITHOUT_CACHE = Call(given={"use_cache": False}).both
