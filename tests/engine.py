@@ -163,6 +163,12 @@ def in_rows(parts, side="right", value=0):
     return nn.utils.rnn.pad_sequence([*parts], batch_first=True, padding_value=value)
 
 
+def padded_batch(parts, side="right"):
+    """A batch with a row for each of these, and its mask."""
+    mask = in_rows([torch.ones_like(part) for part in parts], side)
+    return {"input_ids": in_rows(parts, side), "attention_mask": mask}
+
+
 def form_of(model):
     """The form in which a model can be told of documents: positions, or segments where it takes
     none."""
@@ -280,12 +286,10 @@ class Call:
     def padded(self, model, side="right") -> Result:
         """The documents as a padded batch with a mask, one per row."""
         parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
-        tokens, real = (
-            in_rows(parts, side),
-            in_rows([torch.ones_like(part) for part in parts], side),
-        )
+        batch = padded_batch(parts, side)
+        tokens, real = batch.values()
         labels = self.labelled(tokens.masked_fill(real == 0, IGNORED))
-        output = self.run(model, {"input_ids": tokens, "attention_mask": real, **labels})
+        output = self.run(model, {**batch, **labels})
         states = [row[m.bool()] for row, m in zip(states_of(output), real, strict=True)]
         return Result.of(model, states, loss_of(output))
 

@@ -13,7 +13,7 @@ import autopack
 from autopack import tiny
 from autopack.registry import first_position
 from tests.conftest import FLOAT64, LEAK, LENGTHS, alone, error, positions, spans, token_ids
-from tests.engine import Call, in_rows, must_be_exact, numbered
+from tests.engine import Call, must_be_exact, numbered, padded_batch
 from tests.support.refusals import refused
 
 IDS, NUMBER = token_ids(), numbered(LENGTHS)
@@ -79,11 +79,7 @@ def test_a_padding_token_inside_a_document_is_numbered_as_alone(model_type, plac
     for first, end in spans(LENGTHS)[1:]:
         ids[0, range(first, end)[place]] = model.config.pad_token_id
     expected = alone(model, ids, LENGTHS)
-    parts = ids[0].split(LENGTHS)
-    batch = {
-        "input_ids": in_rows(parts),
-        "attention_mask": in_rows([torch.ones_like(part) for part in parts]),
-    }
+    batch = padded_batch(ids[0].split(LENGTHS))
     real = batch["attention_mask"].bool()
     stock = model(**batch).logits[real]
     with autopack.enable(model):

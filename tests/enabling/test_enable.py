@@ -18,7 +18,7 @@ from tests.conftest import (
     llama,
     same,
 )
-from tests.subjects import rebuilt
+from tests.subjects import WithoutTwin, rebuilt
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 from tests.support.refusals import refused, refused_by_its_first_call
 
@@ -129,11 +129,7 @@ class TestFailures:
         assert not autopack.is_enabled(model)
 
     def test_a_structure_of_which_there_is_no_twin_is_checked(self):
-        class WantsMore(LlamaForCausalLM):
-            def __init__(self, config, wanted):
-                super().__init__(config)
-
-        model = WantsMore(llama().config, None).eval()
+        model = WithoutTwin(llama().config, None).eval()
         with autopack.enable(model) as handle:
             assert "call by call, in use" in handle.verified
             assert handle.summary == "enabled, checked in use, no call yet"

@@ -9,7 +9,7 @@ import transformers
 
 import autopack
 from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
-from tests.engine import in_rows
+from tests.engine import padded_batch
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, serves, with_head
 from tests.support.padded import build
 
@@ -110,9 +110,7 @@ def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_pa
 
 def _pad(examples):
     rows = [torch.tensor(example["input_ids"]) for example in examples]
-    mask = in_rows([torch.ones_like(row) for row in rows])
-    labels = torch.tensor([example["label"] for example in examples])
-    return {"input_ids": in_rows(rows), "attention_mask": mask, "labels": labels}
+    return padded_batch(rows) | {"labels": torch.tensor([each["label"] for each in examples])}
 
 
 def test_the_collator_packs_spans():

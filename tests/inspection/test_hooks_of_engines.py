@@ -16,6 +16,7 @@ from autopack import tiny
 from autopack.launch import first_call
 from autopack.launch import session as sessions
 from autopack.launch.settings import RunSettings
+from tests.subjects import put_own_layer
 from tests.support.padded import (
     FLOAT32,
     PADDED,
@@ -160,13 +161,6 @@ def test_the_linear_layer_of_an_engine_is_torchs(library, monkeypatch):
         assert tally_of(model).batches == 1
 
 
-class Own(torch.nn.Linear):
-    """Code that no record covers, so that a proof is needed."""
-
-    def forward(self, states):
-        return super().forward(states) * 1.0
-
-
 class Asks(type(build("llama"))):
     """Its code names what a program leaves on models elsewhere."""
 
@@ -182,9 +176,7 @@ def test_what_programs_leave_on_models_keeps_none_from_having_a_twin(name):
     """But for one whose own code names it: its twin has no like of that, and the model itself is
     audited."""
     model = build("llama")
-    model.model.layers[0].mlp.up_proj = Own(
-        *model.model.layers[0].mlp.up_proj.weight.T.shape, bias=False
-    )
+    put_own_layer(model)
     setattr(model, name, object())
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source in ("twin", "part")

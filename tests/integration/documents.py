@@ -92,9 +92,9 @@ def run_alone(model, documents, shifts=True):
     )
 
 
-def with_mask(ids, mask):
+def with_labels(batch):
     """A padded batch whose labels are its real tokens."""
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return batch | {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
 
 
 def _run(model, calls, count, shifts=True):

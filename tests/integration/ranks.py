@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
-from tests.engine import in_rows
+from tests.engine import padded_batch
 from tests.integration.documents import (
     documents,
     exact,
@@ -25,8 +25,9 @@ from tests.integration.documents import (
     packed,
     run_alone,
     targets,
-    with_mask,
+    with_labels,
 )
+from tests.subjects import layers_of
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -45,10 +46,6 @@ def _llama():
 
 def _ddp(model):
     return DistributedDataParallel(model)
-
-
-def layers_of(model):
-    return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
 def fsdp2(model, parts=layers_of, mesh=None):
@@ -270,8 +267,7 @@ def _packed_beside_padded(rank):
 
 
 def padded(texts):
-    texts = [text[0] for text in texts]
-    return with_mask(in_rows(texts), in_rows([torch.ones_like(text) for text in texts]))
+    return with_labels(padded_batch([text[0] for text in texts]))
 
 
 def _unpadded(wrap, order, read):

@@ -12,8 +12,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack.inspection import sharding
+from tests.engine import padded_batch
 from tests.integration import alst, own_code
-from tests.integration.documents import documents, exact, holds, leaks, run_alone, says, with_mask
+from tests.integration.documents import documents, exact, holds, leaks, run_alone, says, with_labels
 from tests.integration.row_parts import LENGTHS, error, model_of, rows_of, shared
 
 OURS = "autopack_original"
@@ -234,11 +235,7 @@ def _padded_on_the_left(config):
     """Rows of one document each, of which nothing says positions: no label is compared with what
     padding predicts."""
     texts = documents(config, [24, 17], 0)
-    short = torch.nn.functional.pad(texts[1], (7, 0))
-    mask = torch.ones(2, 24, dtype=torch.long)
-    mask[1, :7] = 0
-    ids = torch.cat([texts[0], short])
-    return texts, with_mask(ids, mask)
+    return texts, with_labels(padded_batch([text[0] for text in texts], "left"))
 
 
 EXACT = {

@@ -12,7 +12,8 @@ import transformers
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import documents, with_mask
+from tests.engine import padded_batch
+from tests.integration.documents import documents, with_labels
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10)
@@ -38,11 +39,7 @@ class Reporter(transformers.TrainerCallback):
 
 
 def pad(examples):
-    rows = [torch.tensor(example["input_ids"]) for example in examples]
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return with_mask(ids, mask)
+    return with_labels(padded_batch([torch.tensor(example["input_ids"]) for example in examples]))
 
 
 def share_of_padding(lengths, size):

@@ -5,15 +5,10 @@ import copy
 import pytest
 import torch
 
+from tests.calls.test_state_over_padding import Around, InBuffer
 from tests.proving.untouched import Mine
 from tests.support.padded import agree, build, packs_at_once, trained
 from tests.support.prefixes import padded, tree
-
-
-class Around(torch.nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
 
 
 class Halved(torch.autograd.Function):
@@ -31,19 +26,6 @@ class Normalised(Around):
 
     def forward(self, states):
         return Halved.apply(self.inner(states))
-
-
-class Averaged(Around):
-    """Keeps a running mean of its states in a buffer."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.register_buffer("mean", torch.zeros(inner.gate_proj.in_features))
-
-    def forward(self, states):
-        if self.training:
-            self.mean.mul_(0.9).add_(0.1 * states.detach().flatten(0, -2).mean(0))
-        return self.inner(states)
 
 
 def _replaced(kind):
@@ -77,7 +59,7 @@ def _subclass(model):
 
 CODE = {
     "a normalised gradient": _replaced(Normalised),
-    "a running mean": _replaced(Averaged),
+    "a running mean": _replaced(InBuffer),
     "a function on an instance": _on_an_instance,
     "a forward hook": _hooked,
     "a full backward hook": _hooked_backward,

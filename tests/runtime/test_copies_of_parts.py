@@ -17,6 +17,7 @@ import autopack
 from autopack import tiny
 from autopack.runtime.scope import BoundCheckpoint, holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
+from tests.subjects import layers_of
 from tests.support.refusals import refused
 
 IDS, WHERE = token_ids(), positions(LENGTHS)
@@ -57,7 +58,7 @@ def run_elsewhere(code):
 
 
 def first_layer(model):
-    return next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))[0]
+    return layers_of(model)[0]
 
 
 def build(model_type):
@@ -139,7 +140,7 @@ def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(mo
     stock, model = build(model_type), build(model_type)
 
     def deepen(one):
-        layers = next(m for m in one.base_model.modules() if isinstance(m, torch.nn.ModuleList))
+        layers = layers_of(one)
         layers[1] = copy.deepcopy(layers[0])
 
     model.gradient_checkpointing_enable({"use_reentrant": False})

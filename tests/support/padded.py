@@ -11,6 +11,7 @@ from autopack import tiny
 from autopack.calls.rows import Unpadded
 from autopack.tiny.models import randomize
 from tests.engine import Limits, Result, check
+from tests.subjects import without_dropout
 
 PADDED = (24, 5, 11, 1)
 """Documents of a padded batch of 24 columns: one fills its row, one is a single token."""
@@ -87,11 +88,7 @@ def build(model_type, task="causal LM", attn_implementation=None, **config):
             tiny_config.num_labels = 3
         model = kind.from_config(tiny_config, attn_implementation=implementation)
     randomize(model, 0)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            # heads have some of their own, which would draw other numbers in each run
-            module.p = 0.0
-    return model.train()
+    return without_dropout(model).train()
 
 
 def twins(model):

@@ -3,16 +3,15 @@
 import torch
 
 from autopack import tiny
-from tests.engine import in_rows
+from tests.engine import padded_batch
 from tests.support.padded import unpredicted
 
 
 def padded(rows, side="right", labels=False):
     """Rows of tokens as a padded batch with its mask, and labels for every token where wanted."""
-    ids, mask = in_rows(rows, side), in_rows([torch.ones_like(row) for row in rows], side)
-    found = {"input_ids": ids, "attention_mask": mask}
+    found = padded_batch(rows, side)
     if labels:
-        found["labels"] = ids.masked_fill(unpredicted(mask), -100)
+        found["labels"] = found["input_ids"].masked_fill(unpredicted(found["attention_mask"]), -100)
     return found
 
 

@@ -10,9 +10,9 @@ from transformers import LlamaForCausalLM
 import autopack
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
 from tests.engine import WHEN, Call, errors
-from tests.subjects import build, crossed
+from tests.subjects import build, crossed, layers_of
 from tests.support.refusals import refused
-from tests.unfamiliar.parts import layers_of, mixer_name
+from tests.unfamiliar.parts import mixer_name
 from tests.unfamiliar.properties import Property, table
 
 CALL = Call()

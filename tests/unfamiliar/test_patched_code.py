@@ -17,7 +17,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import autopack
 from tests.engine import Call, must_be_exact
-from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
+from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, layers_of
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import (
     as_they_are,
@@ -25,7 +25,6 @@ from tests.unfamiliar.parts import (
     averaged,
     changed,
     get,
-    layers_of,
     place,
     shifted,
 )

@@ -10,7 +10,16 @@ from torch import nn
 
 import autopack
 from tests.engine import WHEN, Call, leaks
-from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, turned
+from tests.subjects import (
+    ATTENDING,
+    DECODERS,
+    ENCODERS,
+    alternating,
+    build,
+    crossed,
+    layers_of,
+    turned,
+)
 from tests.unfamiliar import parts
 from tests.unfamiliar.parts import (
     HARMLESS,
@@ -19,7 +28,6 @@ from tests.unfamiliar.parts import (
     averaged,
     changed,
     get,
-    layers_of,
     mixer_name,
     place,
     put,
