@@ -104,6 +104,12 @@ def mean_loss(losses, counts, reduction="mean"):
     return sum(one * weight for one, weight in zip(losses, weights, strict=True))
 
 
+def next_token_loss(logits, labels, **options):
+    """The cross-entropy of what each token predicts of the next one."""
+    targets = labels[:, 1:].flatten()
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, **options)
+
+
 def errors(found: Result, expected: Result):
     """The errors of states, of the loss and of gradients, each on the scale of `Limits`."""
     deviation = torch.cat([part.flatten() for part in expected.documents]).std()

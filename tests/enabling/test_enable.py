@@ -19,7 +19,7 @@ from tests.conftest import (
     same,
 )
 from tests.subjects import WithoutTwin, rebuilt
-from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
+from tests.support.one_llama import IDS, WHERE, is_exact, logits, users_hook
 from tests.support.refusals import refused, refused_by_its_first_call
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -232,16 +232,6 @@ class TestSeveralModels:
         model = llama()
         with autopack.enable(model.model), refused("part-enabled"):
             autopack.enable(model)
-
-    @pytest.mark.parametrize("first", [0, 1])
-    def test_disabling_one_leaves_the_other_enabled(self, stock, first):
-        models = [llama(), llama()]
-        for model in models:
-            autopack.enable(model)
-        autopack.disable(models[first])
-        assert leaks(models[first], stock)
-        assert is_exact(models[1 - first], stock)
-        autopack.disable(models[1 - first])
 
     @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
     def test_a_model_that_is_not_enabled_gives_the_same_bits_throughout(self, implementation):

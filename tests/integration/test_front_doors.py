@@ -27,6 +27,7 @@ from autopack.runtime.padding_read import LOOKS
 from tests.integration.sentences import folder, sentences
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
+from tests.support.trained import QUIET, losses_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
@@ -252,9 +253,7 @@ def test_a_lightning_module_and_its_trainer():
 def _losses(trainer):
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
-    return torch.tensor(
-        [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    )
+    return torch.tensor(losses_of(trainer), dtype=torch.float32)
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -265,10 +264,8 @@ def _trained(path, trainer, arguments, model, loss, second, **columns):
         "per_device_train_batch_size": 8,
         "learning_rate": 1e-3,
         "logging_steps": 1,
-        "report_to": [],
     }
-    quiet = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
-    args = arguments(output_dir=str(path), max_steps=6, **settings, **quiet)
+    args = arguments(output_dir=str(path), max_steps=6, **settings, **QUIET)
     data = Dataset.from_dict({"anchor": sentences(48), second: sentences(48, seed=1), **columns})
     return trainer(model=model, args=args, train_dataset=data, loss=loss(model))
 

@@ -15,6 +15,7 @@ from tests.engine import Call, check, leaks
 from tests.integration.documents import LEAK
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
+from tests.support.trained import checkpointed, with_lora
 
 peft = pytest.importorskip("peft")
 
@@ -74,17 +75,11 @@ def _mixed(model):
     return perturb(model)
 
 
-def _checkpointed(model, reentrant):
-    model.train().enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    return model
-
-
 AFTERWARDS = {
     "merged": lambda model: model.merge_and_unload().requires_grad_(True),
     "copied": copy.deepcopy,
-    "checkpointed": partial(_checkpointed, reentrant=False),
-    "checkpointed, reentrant": partial(_checkpointed, reentrant=True),
+    "checkpointed": checkpointed,
+    "checkpointed, reentrant": partial(checkpointed, reentrant=True),
 }
 EXACT = {
     **{method: _put_on_by_peft(make) for method, make in METHODS.items()},
@@ -181,9 +176,7 @@ def _rows():
 
 
 def _named():
-    model = peft.get_peft_model(
-        llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)
-    ).eval()
+    model = with_lora(llama(), task_type="CAUSAL_LM").eval()
     model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
     return model, {"adapter_names": ["default", "other", "__base__"]}
 

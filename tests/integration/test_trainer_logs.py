@@ -14,6 +14,7 @@ import autopack
 from autopack import tiny
 from tests.engine import padded_batch
 from tests.integration.documents import documents, with_labels
+from tests.support.trained import QUIET
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10)
@@ -65,11 +66,8 @@ def trainer(
         "logging_steps": 2,
         "learning_rate": 0.1,
         "optim": "sgd",  # Adam would blow rounding up where a gradient is nearly zero
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
         "train_sampling_strategy": "sequential",
+        **QUIET,
         **settings,
     }
     if "train_sampling_strategy" not in transformers.TrainingArguments.__dataclass_fields__:

@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 import autopack
 from autopack.enabling.trainer_logs import numbers
 from autopack.runtime.tally import Volume
+from tests.engine import next_token_loss
 from tests.support.padded import (
     FLOAT32,
     agree,
@@ -22,6 +23,7 @@ from tests.support.padded import (
     twins,
 )
 from tests.support.prefixes import group, padded, tree
+from tests.support.trained import checkpointed, with_lora
 
 
 def _scored(model, batch, **options):
@@ -174,36 +176,20 @@ class TestSaid:
         assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
 
 
-def _checkpointed(reentrant):
-    def change(model):
-        model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
-        return model
-
-    return change
-
-
 def _with_lora(model):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False
-    )
-    torch.manual_seed(0)
-    return peft.get_peft_model(model, config)
+    return with_lora(model, ["q_proj", "v_proj", "up_proj"], r=2)
 
 
 def _with_a_loss_of_ones_own(model):
-    model.loss_function = lambda logits, labels, vocab_size, **_: torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1),
-        labels[:, 1:].flatten(),
-        ignore_index=-100,
-        label_smoothing=0.1,
+    model.loss_function = lambda logits, labels, vocab_size, **_: next_token_loss(
+        logits, labels, label_smoothing=0.1
     )
     return model
 
 
 CHANGES = {
-    "checkpoints": (_checkpointed(False), False),
-    "reentrant checkpoints": (_checkpointed(True), False),
+    "checkpoints": (checkpointed, False),
+    "reentrant checkpoints": (partial(checkpointed, reentrant=True), False),
     "LoRA": (_with_lora, False),
     "a loss of one's own": (_with_a_loss_of_ones_own, True),
 }

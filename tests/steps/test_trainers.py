@@ -9,6 +9,7 @@ import autopack
 from autopack.errors import InvalidPacking, UnsupportedModel
 from tests.steps.steps_of import MOST, classes, on_the_left, packed, pairs, texts, trained, trainer
 from tests.support.dpo import preferences
+from tests.support.trained import losses_of
 
 _TOLERANCE = 1e-5
 """Of float32: sums in another order; norms of gradients of a few numbers are rounded more than
@@ -211,8 +212,7 @@ def test_training_resumes_in_the_middle_of_an_epoch(tmp_path):
     again = trainer("llama", texts, **settings)
     autopack.enable(again, max_tokens=MOST)
     again.train(resume_from_checkpoint=f"{made.args.output_dir}/checkpoint-2")
-    found = [each["loss"] for each in again.state.log_history if "loss" in each]
-    assert found == pytest.approx(wanted[:, 0].tolist(), rel=_TOLERANCE)
+    assert losses_of(again) == pytest.approx(wanted[:, 0].tolist(), rel=_TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])

@@ -10,7 +10,7 @@ import autopack
 from autopack import tiny
 from autopack.calls.rows import Unpadded
 from autopack.tiny.models import randomize
-from tests.engine import Limits, Result, check
+from tests.engine import Limits, Result, check, next_token_loss
 from tests.subjects import without_dropout
 
 PADDED = (24, 5, 11, 1)
@@ -129,10 +129,10 @@ def trained(model, inputs, **options):
     its logits; without gradients where none are computed."""
     output = model(**inputs, **options)
     logits, loss, real = output.logits, output.loss, inputs["attention_mask"].bool()
-    if loss is None:
-        loss = loss_of_logits(logits, inputs)
     parts = [logits[real] if logits.shape[:2] == real.shape else logits]
-    return Result.of(model, parts, loss if torch.is_grad_enabled() else None, LIMITS)
+    if not torch.is_grad_enabled():
+        return Result(parts, limits=LIMITS)
+    return Result.of(model, parts, loss_of_logits(logits, inputs) if loss is None else loss, LIMITS)
 
 
 def agree(model, stock, inputs, **options):
@@ -143,10 +143,8 @@ def agree(model, stock, inputs, **options):
 def loss_of_logits(logits, batch):
     """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the
     model."""
-    labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)[:, 1:]
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=-100
-    )
+    labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)
+    return next_token_loss(logits.float(), labels)
 
 
 def tally_of(model):
