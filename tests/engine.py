@@ -26,6 +26,7 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
+from tests.conftest import weights_like
 from tests.subjects import build
 
 LENGTHS = (5, 7, 4)
@@ -136,6 +137,12 @@ def check(found: Result, expected: Result, what=""):
     wrong = {name: value for name, value in measured.items() if not value <= limits[name]}
     shown = ", ".join(f"{name} {value:.1e}" for name, value in measured.items())
     assert not wrong, f"silently wrong{what and ' (' + what + ')'}: {shown}"
+
+
+def weighted(model, logits, **limits) -> Result:
+    """The result whose loss is a sum of all logits, in which each counts otherwise."""
+    loss = (logits * weights_like(logits)).sum()
+    return Result.of(model, [logits], loss, limits_of(model)._replace(**limits))
 
 
 def leaks(found: Result, expected: Result):

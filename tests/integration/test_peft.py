@@ -10,9 +10,9 @@ import torch
 import autopack
 from autopack import tiny
 from compat.neighbours.adapters import _adapters
-from compat.neighbours.measure import AFTER, BEFORE, Scenario, llama, measure, perturb, wrapping
+from compat.neighbours.measure import AFTER, BEFORE, Scenario, llama, perturb, wrapping
 from tests.engine import Call, check, leaks
-from tests.integration.documents import LEAK
+from tests.integration.documents import measured_exact
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
 from tests.support.trained import checkpointed, with_lora
@@ -94,10 +94,8 @@ in_both_orders = pytest.mark.parametrize("order", [BEFORE, AFTER])
 @in_both_orders
 @pytest.mark.parametrize("name", EXACT)
 def test_packed_rows_and_padded_batches_are_exact(name, order):
-    found = measure(Scenario("peft", name, wrapping(EXACT[name])), order)
-    assert found["packed"]["status"] == "exact", found
-    assert found["padded"]["status"] in ("exact", "left as it came"), found
-    assert found["stock"] > LEAK
+    scenario = Scenario("peft", name, wrapping(EXACT[name]))
+    measured_exact(scenario, order, padded=("exact", "left as it came"))
 
 
 @in_both_orders
