@@ -192,7 +192,7 @@ def form_of(model):
 
 
 def declared(model, form="", lengths=LENGTHS):
-    """The arguments that declare the documents of the row, in a form or in several joined by `+`."""
+    """The arguments that declare the documents of the row, in a form or several (`one+other`)."""
     form = form or form_of(model)
     if "+" in form:
         parts = [declared(model, part, lengths) for part in form.split("+")]

@@ -60,7 +60,7 @@ def labels_without_images(call, *_):
 
 
 def tokens_of_the_encoder(*labels):
-    """PP-FormulaNet shifts `input_ids`, or labels, over the row where it gets no decoder's tokens."""
+    """PP-FormulaNet shifts `input_ids`, or labels, over a row without tokens for its decoder."""
 
     def change(call, *_):
         ids, mask = call["decoder_input_ids"], call["decoder_attention_mask"]
@@ -74,7 +74,7 @@ def tokens_of_the_encoder(*labels):
 
 
 def numbers_from_0(call, model, found):
-    """Molmo2 counts the patches of all images of a call: those of each document would pool the first's."""
+    """Molmo2 counts the patches of all images of a call: numbers from 0 would pool the first's."""
     rows = [media_rows.row(model, [document]) for document in found if document.images]
     return {"image_token_pooling": torch.cat([row["image_token_pooling"] for row in rows])}
 

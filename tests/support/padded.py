@@ -125,8 +125,8 @@ def model_gradient_error(found, expected):
 
 
 def trained(model, inputs, **options):
-    """What a call gives at real tokens, or for whole rows, with the gradients of its loss, or of one of
-    its logits; without gradients where none are computed."""
+    """What a call gives at real tokens, or for whole rows, with the gradients of its loss, or of a
+    loss of its logits; without gradients where none are computed."""
     output = model(**inputs, **options)
     logits, loss, real = output.logits, output.loss, inputs["attention_mask"].bool()
     parts = [logits[real] if logits.shape[:2] == real.shape else logits]

@@ -21,8 +21,9 @@ def refused(*codes, match=None):
 
 @contextmanager
 def refused_before_any_token(model, code):
-    """Want a call of a model to be refused before it has computed anything; it is not audited, for that
-    would compute tokens itself."""
+    """Want a call of a model to be refused before it has computed anything.
+
+    It is not audited, for that would compute tokens itself."""
     computed = []
     model.get_input_embeddings().register_forward_pre_hook(lambda *given: computed.append(given))
     with autopack.enable(model, verify=False), refused(code):

@@ -13,7 +13,7 @@ def losses_of(trainer):
 
 
 def with_lora(model, targets=("q_proj", "v_proj"), **options):
-    """The model with low-rank adapters whose weights are drawn at random, the same ones every time."""
+    """The model with low-rank adapters, whose weights are drawn at random, always the same."""
     peft = pytest.importorskip("peft")
     options = {"r": 4, "init_lora_weights": False, **options}
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Tables of what users do: a `Property` is written once and held for many subjects of `tests.engine`."""
+"""Tables of what users do: a `Property` is written once, and held for many subjects."""
 
 from __future__ import annotations
 
