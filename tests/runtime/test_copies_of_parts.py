@@ -7,8 +7,6 @@ few kilobytes, a whole tiny model more than 100."""
 import copy
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -49,12 +47,6 @@ COPIES = {
     "pickle": lambda part: pickle.loads(pickle.dumps(part)),
     "torch": through_torch,
 }
-
-
-def run_elsewhere(code):
-    """Run code in a process of its own, which has to succeed."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def first_layer(model):
