@@ -23,7 +23,7 @@ from tests.conftest import (
     llama,
     same,
 )
-from tests.runtime.test_copies_of_parts import COPIES
+from tests.runtime.test_copies_of_parts import every_copy
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits
 from tests.support.processes import python
 from tests.support.refusals import refused
@@ -34,7 +34,7 @@ def stock():
     return llama()
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@every_copy
 @pytest.mark.parametrize("disabled_first", ["original", "copy"])
 def test_a_copy_is_enabled_on_its_own(stock, duplicate, disabled_first):
     model = llama()

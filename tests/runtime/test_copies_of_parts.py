@@ -49,6 +49,9 @@ COPIES = {
 }
 
 
+every_copy = pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+
+
 def first_layer(model):
     return layers_of(model)[0]
 
@@ -85,7 +88,7 @@ def test_a_part_is_saved_without_its_model(model_type):
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@every_copy
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "mamba", "bloom"])
 def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
@@ -111,7 +114,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+@every_copy
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "mamba"])
 def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
