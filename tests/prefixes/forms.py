@@ -34,7 +34,7 @@ def parts(batch):
             yield row, int(first), int(end)
 
 
-def as_alone(stock, model, batch, labels=True, **options):
+def agree(stock, model, batch, labels=True, **options):
     """Logits, loss and gradients of a call against those of each document alone in stock."""
     model.zero_grad()
     output = model(**(batch if labels else without_labels(batch)), use_cache=False, **options)

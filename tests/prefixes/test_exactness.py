@@ -11,8 +11,9 @@ from autopack.attention import prefixes
 from autopack.proving import kept
 from compat.exactness import built, stand_in
 from compat.standins import taken_for_kernels
-from tests.prefixes.forms import FORMS, as_alone, parts, without_labels
-from tests.support.padded import GRADIENT, agree, build, packs_at_once, twins
+from tests.prefixes.forms import FORMS, agree, parts, without_labels
+from tests.support.padded import GRADIENT, build, packs_at_once, twins
+from tests.support.padded import agree as as_padded
 from tests.support.prefixes import group, padded, tree
 
 TYPES = [
@@ -44,7 +45,7 @@ class TestAgreement:
             build(model_type, attn_implementation="eager" if model_type in EAGER else "sdpa").eval()
         )
         with packs_at_once(model) as handle:
-            as_alone(stock, model, FORMS[form](tree()), labels)
+            agree(stock, model, FORMS[form](tree()), labels)
             volume = handle.tally.training
             assert volume.shared > 40
             assert volume.columns + volume.shared == volume.tokens == sum(map(len, tree()))
@@ -84,7 +85,7 @@ class TestAgreement:
             stock.load_state_dict(model.state_dict())
             with packs_at_once(model, verify=False) as handle:
                 taken_for_kernels(handle)
-                as_alone(stock, model, FORMS[form](tree()))
+                agree(stock, model, FORMS[form](tree()))
                 assert handle.tally.training.shared > 40
 
     @pytest.mark.parametrize(
@@ -110,13 +111,13 @@ class TestAgreement:
         stock, model = twins(build("llama", task).eval())
         batch = padded(tree())
         with autopack.enable(model) as handle, torch.no_grad():
-            agree(model, stock, batch, use_cache=False)
+            as_padded(model, stock, batch, use_cache=False)
             assert handle.tally.evaluation.shared > 40
 
     def test_left_padding(self, pair):
         rows = [torch.cat([row[:30], row[-6:]]) for row in group(24, (12, 12, 12))]
         with packs_at_once(pair[1]) as handle:
-            as_alone(*pair, padded([*rows, rows[0][:9]], "left", labels=True))
+            agree(*pair, padded([*rows, rows[0][:9]], "left", labels=True))
             assert handle.tally.training.shared == 48
 
     @in_both_forms
@@ -136,7 +137,7 @@ class TestAgreement:
                 for row in group(18 + number, rests, seed + number):
                     rows += [row, row[: len(row) // 2 + 1]] if len(rows) % 3 == 0 else [row]
             before = handle.tally.training.shared
-            as_alone(stock, model, FORMS[form]([*rows, rows[0]], **options))
+            agree(stock, model, FORMS[form]([*rows, rows[0]], **options))
             assert handle.tally.training.shared > before
 
         with packs_at_once(model) as handle:
@@ -168,7 +169,7 @@ class TestLeaks:
         kept.forget()
         batch = padded(group())
         with autopack.enable(model) as handle, torch.no_grad():
-            agree(model, stock, batch, use_cache=False)
+            as_padded(model, stock, batch, use_cache=False)
             assert handle.tally.evaluation.shared == 0
             assert "its twin gives something else" in repr(handle)
         with autopack.enable(model, share=False):

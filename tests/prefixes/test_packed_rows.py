@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, LlamaModel
 from transformers.utils import ModelOutput
 
 import autopack
-from tests.prefixes.forms import as_alone, packed
+from tests.prefixes.forms import agree, packed
 from tests.support.padded import build, twins
 from tests.support.prefixes import group, tree
 
@@ -21,14 +21,14 @@ class TestAgreement:
         batch = packed(tree(), max_length=100)
         assert batch["attention_mask"].shape[0] > 1
         with autopack.enable(model) as handle:
-            as_alone(stock, model, batch, labels)
+            agree(stock, model, batch, labels)
             assert handle.tally.training.shared > 40
 
     @pytest.mark.parametrize("how", ["cu_seq_lens", "seq_idx"])
     def test_documents_declared_in_other_ways(self, pair, how):
         stock, model = pair
         with autopack.enable(model) as handle:
-            as_alone(stock, model, packed(tree(), declare=("attention_mask", how)))
+            agree(stock, model, packed(tree(), declare=("attention_mask", how)))
             assert handle.tally.training.shared > 40
 
 
