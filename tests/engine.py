@@ -4,8 +4,7 @@ transformers gives.
 A *subject* is a model type, or a function that makes a model, and a change that a user makes to it:
 code of the user's, or a setting (PEFT, checkpointing, compilation, hooks). A `Call` gives its
 documents alone, as one packed row, or as a padded batch, each as a `Result`. `verdict` says whether
-an enabled model is exact on such calls, or by which code it is refused; anything else fails. A
-`Property` is a row of a table: it is written once and held for many subjects.
+an enabled model is exact on such calls, or by which code it is refused; anything else fails.
 
 The reference is stock with the very same change. The control is a packed row of which nothing is
 said: it has to leak."""
@@ -27,6 +26,7 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
+from tests.conftest import weights_like
 from tests.subjects import build
 
 LENGTHS = (5, 7, 4)
@@ -61,8 +61,6 @@ FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4
 
 WHEN = ("before", "after")
 """When a model is changed: before it is enabled, or after it has been (and was called once)."""
-STALE = (*WHEN, "stale")
-"""The same, and before it is enabled but after another model of its type was."""
 
 
 @dataclass
@@ -107,6 +105,12 @@ def mean_loss(losses, counts, reduction="mean"):
     return sum(one * weight for one, weight in zip(losses, weights, strict=True))
 
 
+def next_token_loss(logits, labels, **options):
+    """The cross-entropy of what each token predicts of the next one."""
+    targets = labels[:, 1:].flatten()
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, **options)
+
+
 def errors(found: Result, expected: Result):
     """The errors of states, of the loss and of gradients, each on the scale of `Limits`."""
     deviation = torch.cat([part.flatten() for part in expected.documents]).std()
@@ -133,6 +137,12 @@ def check(found: Result, expected: Result, what=""):
     wrong = {name: value for name, value in measured.items() if not value <= limits[name]}
     shown = ", ".join(f"{name} {value:.1e}" for name, value in measured.items())
     assert not wrong, f"silently wrong{what and ' (' + what + ')'}: {shown}"
+
+
+def weighted(model, logits, **limits) -> Result:
+    """The result whose loss is a sum of all logits, in which each counts otherwise."""
+    loss = (logits * weights_like(logits)).sum()
+    return Result.of(model, [logits], loss, limits_of(model)._replace(**limits))
 
 
 def leaks(found: Result, expected: Result):
@@ -166,6 +176,12 @@ def in_rows(parts, side="right", value=0):
     return nn.utils.rnn.pad_sequence([*parts], batch_first=True, padding_value=value)
 
 
+def padded_batch(parts, side="right"):
+    """A batch with a row for each of these, and its mask."""
+    mask = in_rows([torch.ones_like(part) for part in parts], side)
+    return {"input_ids": in_rows(parts, side), "attention_mask": mask}
+
+
 def form_of(model):
     """The form in which a model can be told of documents: positions, or segments where it takes
     none."""
@@ -176,8 +192,11 @@ def form_of(model):
 
 
 def declared(model, form="", lengths=LENGTHS):
-    """The arguments that declare the documents of the row."""
+    """The arguments that declare the documents of the row, in a form or several (`one+other`)."""
     form = form or form_of(model)
+    if "+" in form:
+        parts = [declared(model, part, lengths) for part in form.split("+")]
+        return {name: value for part in parts for name, value in part.items()}
     if form == "position_ids":
         return {"position_ids": counted(lengths, autopack.registry.first_position(model.config))}
     if form == "seq_idx":
@@ -273,18 +292,17 @@ class Call:
     def _row(self, model, declaration) -> Result:
         tokens = ids(lengths=self.lengths)
         output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
+        assert torch.equal(tokens, ids(lengths=self.lengths)), "the caller's stay as they are"
         states = states_of(output)[0, : tokens.shape[1]]  # a call may put padding behind
         return Result.of(model, states.split(tuple(self.lengths)), loss_of(output))
 
     def padded(self, model, side="right") -> Result:
         """The documents as a padded batch with a mask, one per row."""
         parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
-        tokens, real = (
-            in_rows(parts, side),
-            in_rows([torch.ones_like(part) for part in parts], side),
-        )
+        batch = padded_batch(parts, side)
+        tokens, real = batch.values()
         labels = self.labelled(tokens.masked_fill(real == 0, IGNORED))
-        output = self.run(model, {"input_ids": tokens, "attention_mask": real, **labels})
+        output = self.run(model, {**batch, **labels})
         states = [row[m.bool()] for row, m in zip(states_of(output), real, strict=True)]
         return Result.of(model, states, loss_of(output))
 
@@ -380,55 +398,3 @@ def _disable(model):
 def must_be_exact(*args, **options):
     """For what users have every day: refusing it is a failure."""
     assert (found := verdict(*args, **options)) == "exact", found
-
-
-@dataclass(frozen=True)
-class Property:
-    """A row of a table of what users do: exact or refused, never silently wrong, for each of many
-    models.
-
-    `over` holds a model type for each case, what else `change`, `patch` and `make` are given, and
-    at last when the model is changed, if not before it is enabled. Where `exact` holds that time,
-    refusing the model is a failure. By default so many cases run as `usual` says, evenly spread;
-    the others are exhaustive."""
-
-    name: str
-    over: Sequence[Any]
-    change: Callable[..., Any] | None = None
-    calls: Calls | Callable[..., Calls] = Call().both
-    exact: Sequence[str] = ()
-    usual: int = 0
-    patch: Callable[..., None] | None = None
-    make: Callable[..., Any] | None = None
-
-    def cases(self):
-        kept = {len(self.over) * place // self.usual for place in range(self.usual)}
-        for place, case in enumerate(self.over):
-            marks = () if place in kept else (pytest.mark.exhaustive,)
-            values = case if isinstance(case, tuple) else (case,)
-            yield pytest.param(self, values, marks=marks, id=shown((self.name, *values)))
-
-    def hold(self, model_type, *others):
-        *others, when = others if others and others[-1] in STALE else (*others, "before")
-
-        def bound(function: Callable[..., Any] | None, *first):
-            return function and (lambda each: function(each, *first, *others))
-
-        calls = self.calls(model_type, *others) if callable(self.calls) else self.calls
-        make = partial(self.make or (lambda one, *_: build(one)), model_type, *others)
-        found = verdict(make, calls, bound(self.change), when, patch=bound(self.patch, model_type))
-        assert when not in self.exact or found == "exact", found
-
-
-def shown(value):
-    """A short name of a value, for the name of a case."""
-    if isinstance(value, tuple | Mapping):
-        return "-".join(map(shown, value))
-    return str(getattr(value, "__name__", value))
-
-
-def table(properties):
-    """Parametrize a test over all cases of these properties; it calls `subject.hold(*case)`."""
-    return pytest.mark.parametrize(
-        ("subject", "case"), [each for one in properties for each in one.cases()]
-    )

@@ -5,6 +5,8 @@ import copy
 from functools import cache
 
 import torch
+from torch import nn
+from transformers import LlamaForCausalLM
 
 from autopack import tiny
 
@@ -115,3 +117,45 @@ def rebuilt(model, cls):
     other = cls(copy.deepcopy(model.config)).to(model.dtype)
     other.load_state_dict(model.state_dict())
     return other.eval()
+
+
+def layers_of(model):
+    """The layers of a model, or of a half of it."""
+    return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m))
+
+
+def without_dropout(model):
+    """The model, whose heads may have modules of dropout that draw other numbers in each run."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+class WithoutTwin(LlamaForCausalLM):
+    """A class that nothing but its author can make, so there is no twin of it."""
+
+    def __init__(self, config, wanted):
+        super().__init__(config)
+
+
+class OwnLinear(nn.Linear):
+    """A layer of the user's, which no record covers, so that a proof is needed."""
+
+    def forward(self, states):
+        return super().forward(states) * 1.0
+
+
+class Mixes(nn.Module):
+    """Hands every token something of those before it."""
+
+    def forward(self, x):
+        return x + x.cumsum(1)
+
+
+def put_own_layer(model):
+    """Put a layer of the user's into a Llama, which computes the same."""
+    mlp = model.model.layers[0].mlp
+    mine = OwnLinear(mlp.gate_proj.in_features, mlp.gate_proj.out_features, bias=False)
+    mine.load_state_dict(mlp.gate_proj.state_dict())
+    mlp.gate_proj = mine

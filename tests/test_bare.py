@@ -80,7 +80,6 @@ def test_a_model_is_enabled_audited_and_called(bare):
     bare("-c", script)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -96,7 +95,6 @@ def test_commands_work(bare, arguments):
     assert bare("-m", "autopack", *arguments).stdout
 
 
-@pytest.mark.exhaustive
 def test_the_doctor_finds_nothing_broken(bare):
     printed = bare("-m", "autopack", "doctor").stdout
     assert "matplotlib    not installed" in printed

@@ -108,7 +108,6 @@ def test_imports_go_downward():
     assert wrong_imports(sources()) == []
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("module", "planted"),
     [

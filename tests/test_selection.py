@@ -1,12 +1,9 @@
 """Which tests run: a sample by default, everything when it is asked for, nothing never."""
 
-import pytest
-
 from tests import conftest
 from tests.support.processes import python
 
 
-@pytest.mark.exhaustive
 def test_every_line_of_the_table_names_a_test():
     done = python("-m", "pytest", "--collect-only", "--all", "-p", "no:cacheprovider", "tests")
     assert (

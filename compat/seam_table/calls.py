@@ -87,8 +87,8 @@ SEAMS = (
         "test_labels_at_padding_of_a_model_that_leaves_it_out[xlnet-causal-lm]",
         "multimodal/test_sounds.py",
         "test_where_padding_would_tell_sounds_have_one_length[granite_speech]",
-        "multimodal/test_image_of_each.py",
-        "test_as_many_images_as_documents[1-blip]",
+        "multimodal/test_refused.py",
+        "test_what_does_not_fit_the_documents[1 images, blip]",
     ),
     seam(
         "refusals: a prepared mask over documents",
@@ -112,8 +112,8 @@ SEAMS = (
         "test_a_classification_head_refuses_packed_rows_with_tokens_of_a_decoder",
         "encoder_decoder/test_hidden_labels.py",
         "test_packed_rows_with_such_a_label_are_refused",
-        "multimodal/test_image_encoders.py",
-        "TestPPFormulaNet::test_tokens_that_it_would_shift",
+        "multimodal/test_refused.py",
+        "test_what_does_not_fit_the_documents[tokens and labels]",
     ),
     seam(
         "prefixes: dropout and noise are drawn once",

@@ -43,7 +43,6 @@ def _types(names):
     return [name for name in names if name in AVAILABLE]
 
 
-@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("model_type", "backend"),
     [(name, BACKENDS[i % len(BACKENDS)]) for i, name in enumerate(_types(SERVED))],
@@ -58,7 +57,6 @@ def test_packed_equals_alone(model_type, backend):
     _check(model_type, backend, **some)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("model_type", _types(DOZEN))
 def test_packed_equals_alone_in_float64(model_type, backend):

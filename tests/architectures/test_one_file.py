@@ -1,5 +1,5 @@
-"""An architecture costs one file: two toys, each known by what one new file in
-autopack/architectures says of it."""
+"""An architecture costs one family: two toys, each known by what one new file in
+autopack/architectures says of it, or a package from elsewhere by a call."""
 
 import shutil
 import sys
@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 import autopack
 from autopack import architectures, registry, tiny
 from tests.engine import Call, must_be_exact
+from tests.support.refusals import refused
 
 WARMING = '''
 """Toys whose queries grow with the column of a row, and whose first position is 2."""
@@ -206,19 +207,55 @@ def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
     )
 
 
-@every_toy
-def test_packed_equals_alone_and_without_autopack_it_leaks(folder, model_type):
-    make = partial(tiny.build, model_type, dtype=torch.float64)
-    call = Call(labels=None, form="position_ids" if model_type == "warming" else "segments")
-    must_be_exact(make, call.row)
+def register(text):
+    names = {}
+    exec(text, names)
+    autopack.registry.register(names["FAMILY"])
+
+
+def is_exact(make, forms):
+    """Exact in all call modes, after an audit on enable; what stock gives leaks."""
+    for form in forms:
+        must_be_exact(make, Call(labels=None, form=form).row)
     with autopack.enable(make()) as handle:
+        assert "on a tiny copy of " in str(handle)
         report = autopack.audit(handle.model)
         assert report.exact, str(report)
 
 
-@every_toy
-def test_without_its_file_it_is_refused(folder, model_type):
+@pytest.fixture
+def without_its_file(folder, model_type, monkeypatch):
+    """What makes a toy of which no file says anything."""
+    monkeypatch.setattr(registry, "_registered", [])
     (folder / f"{model_type}.py").unlink()
     registry._own.cache_clear()
+    return partial(tiny.build, model_type, dtype=torch.float64)
+
+
+FORMS = {"warming": ["position_ids"], "fading": ["segments", "position_ids"]}
+
+
+@every_toy
+def test_packed_equals_alone_and_without_autopack_it_leaks(folder, model_type):
+    is_exact(partial(tiny.build, model_type, dtype=torch.float64), FORMS[model_type])
+
+
+@every_toy
+def test_without_its_file_it_is_refused_until_a_call_registers_it(without_its_file, model_type):
     with pytest.raises(autopack.UnsupportedModel):
-        autopack.enable(tiny.build(model_type, dtype=torch.float64))
+        autopack.enable(without_its_file())
+    register(TOYS[model_type][0])
+    is_exact(without_its_file, FORMS[model_type])
+
+
+@pytest.mark.parametrize("model_type", ["warming"])
+def test_a_way_too_little_is_found_by_the_audit(without_its_file, model_type):
+    """Without its adjustment the family leaks, and enable says so instead of training on it."""
+    register(WARMING.replace('adjustments={"WarmingAttention": _warmth_of_position},', ""))
+    with refused("not-exact"):
+        autopack.enable(without_its_file())
+
+
+def test_what_is_registered_by_a_call_is_a_family():
+    with pytest.raises(TypeError, match=r"takes an autopack\.registry\.Family; found str"):
+        autopack.registry.register("toy")

@@ -52,7 +52,6 @@ def _distance(*results):
     return error(*logits), float((slopes[0] - slopes[1]).norm() / slopes[1].norm())
 
 
-@pytest.mark.sampled(6)
 @LOWERED
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("model_type", TYPES)

@@ -80,7 +80,6 @@ def _fixed_batches(model, steps):
         yield collate([{"input_ids": each.tolist()} for each in ids]), ids
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model_type", "by_layer"),
     [
@@ -110,7 +109,6 @@ def test_training_steps_of_one_shape_compile_once(model_type, by_layer):
     assert _breaks() == 0
 
 
-@pytest.mark.exhaustive
 def test_padded_batches_of_any_lengths_take_two_graphs():
     model, stock = llama().train(), llama().train()
     counter = CompileCounterWithBackend("eager")
@@ -130,7 +128,6 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     assert counter.frame_count <= 2
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
 def test_training_is_exact(checkpointing):
     model, stock = llama().train(), llama()
@@ -152,7 +149,6 @@ def test_training_is_exact(checkpointing):
         assert _breaks() == 0
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("how", "another_enabled"),
     [("torch.compile", True), ("model.compile", False), ("layers", True)],
@@ -187,7 +183,6 @@ class TestErrorsInCompiledCode:
     """Inside compiled code torch runs no exit hooks after an error: what such a forward leaves is
     never used."""
 
-    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
     @pytest.mark.parametrize(
         "whole", [True, False], ids=["the model", "the backbone under an eager top"]
@@ -241,7 +236,6 @@ MORE = {name: each for name, each in PATTERNS.items() if each.chunk is None} | {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pattern", MORE.values(), ids=[*MORE])
 def test_the_operator_has_the_gradients_of_attention_written_out(pattern):
     given = states(6, 8)
@@ -255,7 +249,6 @@ def test_the_operator_has_the_gradients_of_attention_written_out(pattern):
     assert gradient_error(*grads) <= FLOAT64
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "qwen3", "gemma2", "bart", "t5"])
 def test_a_decoding_step_is_one_graph(model_type):
     """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two

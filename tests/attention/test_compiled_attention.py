@@ -26,7 +26,6 @@ def _itself(layer, backend):
     layer.self_attn.compile(backend=backend)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("compile_attention", [_forward, _in_its_place, _itself])
@@ -51,7 +50,8 @@ def test_it_is_stocks_own_code_whose_calls_need_no_checks():
         assert not handle.enabled.is_checked_closely
 
 
-def test_a_compiled_forward_of_other_code_has_to_arrive():
+def _past_its_attention():
+    """A compiled forward of other code has to arrive."""
     model = llama()
     attention = model.model.layers[0].self_attn
 
@@ -59,20 +59,18 @@ def test_a_compiled_forward_of_other_code_has_to_arrive():
         return attention.o_proj(hidden_states.cumsum(1)), None
 
     attention.forward = torch.compile(past_it, backend="eager")
-    with (
-        autopack.enable(model, verify=False),
-        refused("other-code"),
-    ):
-        model(input_ids=token_ids(), position_ids=positions(LENGTHS))
+    return model
 
 
-def test_a_compiled_mixer_is_refused():
+def _of_a_mixer():
     """Its own forward is the site, which what was compiled before goes past."""
     model = tiny.build("gptj")
     for block in model.transformer.h:
         block.attn.forward = torch.compile(block.attn.forward, backend="eager")
-    with (
-        autopack.enable(model, verify=False),
-        refused("other-code"),
-    ):
-        model(input_ids=token_ids(), position_ids=positions(LENGTHS))
+    return model
+
+
+@pytest.mark.parametrize("make", [_past_its_attention, _of_a_mixer])
+def test_a_compiled_forward_that_goes_past_the_site_is_refused(make):
+    with autopack.enable(make(), verify=False) as handle, refused("other-code"):
+        handle.model(input_ids=token_ids(), position_ids=positions(LENGTHS))

@@ -85,7 +85,6 @@ def _compiled():
     return model
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("when", WHEN)
 def test_compiled_it_is_refused_or_as_stock(when):
     """A graph that was made before the change follows the mask, as stock does beside padding."""

@@ -14,7 +14,6 @@ KNOWN = {*modeling_utils.ALL_ATTENTION_FUNCTIONS}
 VERSIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", VERSIONS)
 @pytest.mark.parametrize(
     "model_type", ["llama", "mistral", "gemma2", "deepseek_v3", "gpt2", "bert"]

@@ -14,18 +14,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.sampled(1)
+def is_exact(model, **options):
+    """Want an exact model, which leaks in stock."""
+    assert not autopack.audit(model, modes=("default",), gradients=False).exact, "negative control"
+    autopack.enable(model, **options)
+    report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
+    assert report.exact, str(report)
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "llama4_text"])
 def test_packed_equals_alone(model_type):
     model = tiny.build(model_type)
     set_implementation(model, "flex_attention")
     with flex_standin():
-        assert not autopack.audit(model, modes=("default",), gradients=False).exact, (
-            "negative control: stock leaks"
-        )
-        autopack.enable(model, backend="flex")
-        report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
-    assert report.exact, str(report)
+        is_exact(model, backend="flex")
 
 
 OWN_RULES = {
@@ -68,13 +70,7 @@ def own(request, monkeypatch):
 @pytest.mark.parametrize("own", ["causal", "window"], indirect=True)
 def test_a_block_mask_of_the_models_own_is_cut_by_documents(own):
     model, made = own
-    assert not autopack.audit(model, modes=("default",), gradients=False).exact, (
-        "negative control: stock leaks"
-    )
-    autopack.enable(model)
-    made.clear()
-    report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
-    assert report.exact, str(report)
+    is_exact(model)
     assert made
 
 

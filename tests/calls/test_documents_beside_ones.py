@@ -28,24 +28,19 @@ def ones(batch):
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
-def test_they_are_kept_apart_and_it_is_said_once(caplog):
-    model = tiny.build("llama", attn_implementation="sdpa")
+@pytest.mark.parametrize("pad", [0, 1, 2, 9])
+def test_they_are_kept_apart_which_is_said_once_and_padding_that_nothing_marks_is_none(pad, caplog):
+    model, batch = tiny.build("llama", attn_implementation="sdpa"), ones(rows(pad))
     expected = float(alone_loss(model, rows()["input_ids"], LENGTHS))
-    assert abs(float(model(**ones(rows())).loss) - expected) > LEAK, (
+    assert abs(float(model(**batch).loss) - expected) > LEAK, (
         "the control: stock lets them see each other"
     )
-    with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model):
+    with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model) as handle:
         for _ in range(3):
-            assert abs(float(model(**ones(rows())).loss) - expected) <= FLOAT32
+            assert abs(float(model(**batch).loss) - expected) <= FLOAT32
     assert [WARNING in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize("pad", [0, 1, 2, 9])
-def test_padding_that_nothing_marks_is_not_counted_as_documents(pad):
-    model = tiny.build("llama", attn_implementation="sdpa")
-    handle = autopack.enable(model)
-    model(**ones(rows(pad)))
     volume = handle.tally.training
     counted = pad if pad < 2 else 0  # one may be a document
     found = (volume.columns, volume.tokens, volume.documents)
-    assert found == (sum(LENGTHS) + pad, sum(LENGTHS) + counted, len(LENGTHS) + counted)
+    each = (sum(LENGTHS) + pad, sum(LENGTHS) + counted, len(LENGTHS) + counted)
+    assert found == tuple(3 * number for number in each)

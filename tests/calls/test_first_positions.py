@@ -13,7 +13,7 @@ import autopack
 from autopack import tiny
 from autopack.registry import first_position
 from tests.conftest import FLOAT64, LEAK, LENGTHS, alone, error, positions, spans, token_ids
-from tests.engine import Call, in_rows, must_be_exact, numbered
+from tests.engine import Call, must_be_exact, numbered, padded_batch
 from tests.support.refusals import refused
 
 IDS, NUMBER = token_ids(), numbered(LENGTHS)
@@ -50,17 +50,9 @@ def test_positions_that_restart_at_0_are_refused(model_type):
 
 def test_positions_of_padded_batches_are_what_stock_makes_of_them():
     """They may begin at 0."""
-    stock, model = build("roberta"), build("roberta")
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    batch = {
-        "input_ids": IDS[:, :12].view(2, 6),
-        "attention_mask": mask,
-        "position_ids": torch.arange(6)[None],
-    }
-    with autopack.enable(model):
-        assert (
-            error(model(**batch).logits[mask.bool()], stock(**batch).logits[mask.bool()]) <= FLOAT64
-        )
+    where = torch.arange(max(LENGTHS))[None]
+    call = Call(given={"position_ids": where}, shifts=False, lengths=LENGTHS)
+    must_be_exact(partial(build, "roberta"), call.batch)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +79,7 @@ def test_a_padding_token_inside_a_document_is_numbered_as_alone(model_type, plac
     for first, end in spans(LENGTHS)[1:]:
         ids[0, range(first, end)[place]] = model.config.pad_token_id
     expected = alone(model, ids, LENGTHS)
-    parts = ids[0].split(LENGTHS)
-    batch = {
-        "input_ids": in_rows(parts),
-        "attention_mask": in_rows([torch.ones_like(part) for part in parts]),
-    }
+    batch = padded_batch(ids[0].split(LENGTHS))
     real = batch["attention_mask"].bool()
     stock = model(**batch).logits[real]
     with autopack.enable(model):

@@ -15,6 +15,7 @@ from autopack.calls import hooks
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
 from tests.engine import Call, must_be_exact
 from tests.support.refusals import refused
+from tests.support.trained import checkpointed
 
 PACKED = {"input_ids": token_ids(), "position_ids": positions(LENGTHS)}
 TYPES = ["llama", "gpt2", "mamba", "bloom", "qwen3_moe", "bert", "recurrent_gemma", "opt"]
@@ -32,10 +33,6 @@ class Forwarded(Call):
         )
 
 
-def _checkpointed(model):
-    model.train().gradient_checkpointing_enable({"use_reentrant": False})
-
-
 @pytest.mark.parametrize("model_type", TYPES)
 def test_packed_rows_and_padded_batches(model_type):
     must_be_exact(model_type, Forwarded(given={"use_cache": False}).both)
@@ -47,7 +44,7 @@ def test_documents_of_the_backbone(implementation):
 
 
 def test_checkpointing():
-    must_be_exact("llama", Forwarded().row, _checkpointed)
+    must_be_exact("llama", Forwarded().row, checkpointed)
 
 
 def test_an_encoder_decoder_and_its_halves():

@@ -56,7 +56,6 @@ def _generated(model, prompts, **options):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("model_type", TASKS)
 def test_the_same_tokens(model_type, unpad):

@@ -3,9 +3,8 @@
 import pytest
 
 import autopack
-from tests.calls.agreement import agree
 from tests.engine import Call, ids, must_be_exact
-from tests.support.padded import PADDED, batch, build, mask_of, twins, unpredicted
+from tests.support.padded import PADDED, agree, batch, build, mask_of, twins, unpredicted
 
 KINDS = ["llama", "gpt2", "qwen3_moe"]
 IGNORED = 3

@@ -7,6 +7,7 @@ from torch import nn
 
 import autopack
 from autopack import tiny
+from tests.subjects import put_own_layer
 
 MASKS = {
     "right": [[1] * 9, [1] * 5 + [0] * 4, [1] * 7 + [0] * 2],
@@ -18,18 +19,10 @@ BOUND = 1e-5
 5e-3 or more."""
 
 
-class Mine(nn.Linear):
-    def forward(self, states):
-        return super().forward(states) * 1.0
-
-
 def build(own_layer=False):
     model = tiny.build("llama").train()
     if own_layer:
-        held = model.model.layers[0].mlp
-        mine = Mine(held.gate_proj.in_features, held.gate_proj.out_features, bias=False)
-        mine.load_state_dict(held.gate_proj.state_dict())
-        held.gate_proj = mine
+        put_own_layer(model)
     return model
 
 

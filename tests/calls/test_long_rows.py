@@ -33,12 +33,22 @@ def build(model_type, task="masked-lm"):
     return tiny.build(model_type, task=task, max_position_embeddings=most, **landmarks).double()
 
 
-@pytest.mark.parametrize("form", ["position_ids", "seq_idx", "segments"])
-@pytest.mark.parametrize("model_type", TYPES)
-def test_documents_that_fit_are_exact_in_rows_that_do_not(model_type, form):
-    call = Call(shifts=False, form=form, lengths=LENGTHS)
+@pytest.mark.parametrize(
+    ("model_type", "task", "form"),
+    [
+        *(
+            (t, "masked-lm", form)
+            for t in TYPES
+            for form in ("position_ids", "seq_idx", "segments")
+        ),
+        *((t, "causal-lm", "segments") for t in ("big_bird", "roformer")),
+    ],
+)
+def test_documents_that_fit_are_exact_in_rows_that_do_not(model_type, task, form):
+    given = {"use_cache": False} if task == "causal-lm" else {}
+    call = Call(shifts=task == "causal-lm", form=form, lengths=LENGTHS, given=given)
     must_be_exact(
-        partial(build, model_type), ((call.packed, call.alone), *call.batch), verify=False
+        partial(build, model_type, task), ((call.packed, call.alone), *call.batch), verify=False
     )
 
 
@@ -53,12 +63,4 @@ def test_several_rows_with_padding_behind_them(model_type):
         found = model(**{name: row.expand(2, -1) for name, row in call.items()}).logits
     assert (
         error(found[:, : IDS.shape[1]], expected.expand_as(found[:, : IDS.shape[1]])) <= IN_FLOAT32
-    )
-
-
-@pytest.mark.parametrize("model_type", ["big_bird", "roformer"])
-def test_decoders(model_type):
-    call = Call(form="segments", lengths=LENGTHS, given={"use_cache": False})
-    must_be_exact(
-        partial(build, model_type, "causal-lm"), ((call.packed, call.alone),), verify=False
     )

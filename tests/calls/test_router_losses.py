@@ -16,8 +16,8 @@ from autopack import tiny
 from autopack.registry import first_position
 from tests.conftest import positions
 from tests.encoder_decoder.pairs import Pairs
-from tests.engine import in_rows
-from tests.integration.documents import with_mask
+from tests.engine import in_rows, padded_batch
+from tests.integration.documents import with_labels
 from tests.subjects import subclass
 from tests.support.padded import model_gradient_error, tally_of
 from tests.support.refusals import refused
@@ -43,7 +43,11 @@ def wider(tensor, value=0):
 
 
 def padded():
-    return with_mask(in_rows(DOCUMENTS), in_rows(NUMBERS).clip(max=1))
+    return with_labels(padded_batch(DOCUMENTS))
+
+
+def declared(ids, mask):
+    return with_labels({"input_ids": ids, "attention_mask": mask})
 
 
 def build(model_type, task="causal-lm"):
@@ -62,11 +66,11 @@ def calls(base=0):
     ]
     return {
         "padded": padded(),
-        "segments with padding": with_mask(wider(ROW), wider(NUMBER)),
-        "two rows with padding": with_mask(*map(wider, halves)),
+        "segments with padding": declared(wider(ROW), wider(NUMBER)),
+        "two rows with padding": declared(*map(wider, halves)),
         "packed": {"input_ids": ROW, "position_ids": WHERE + base, "labels": ROW},
         "positions with padding": {
-            **with_mask(wider(ROW), wider(ONES)),
+            **declared(wider(ROW), wider(ONES)),
             "position_ids": wider(WHERE + base),
         },
     }

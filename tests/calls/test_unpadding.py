@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from tests.calls.agreement import agree
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
     PADDED,
+    agree,
     batch,
     build,
     logit_error,

@@ -148,18 +148,6 @@ class TestFurtherIn:
         assert model_gradient_error(model, stock) < GRADIENT
         autopack.disable(model)
 
-    @pytest.mark.parametrize("options", [{}, {"return_dict": False}], ids=str)
-    @pytest.mark.parametrize("pair", [("llama",), ("bert", "backbone")], indirect=True)
-    @torch.no_grad()
-    def test_the_backbone_called_by_itself(self, pair, options):
-        """That of BERT has a pooler, whose results are of whole rows."""
-        expected, found = (
-            which.base_model(**TOKENS, use_cache=False, **options)[:2] for which in pair
-        )
-        for part, wanted in zip(found, expected, strict=True):
-            assert logit_error(part, wanted, MASK) < FLOAT32
-        assert tally_of(pair[1]).batches == 1
-
 
 @pytest.mark.parametrize(
     ("make", "mask", "of"),

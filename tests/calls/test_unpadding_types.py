@@ -34,7 +34,6 @@ def padded_alone(model, ids, mask):
     return found
 
 
-@pytest.mark.sampled(36)
 @pytest.mark.parametrize(
     ("task", "model_type"), [(task, name) for task in LABELS for name in _types(task)]
 )

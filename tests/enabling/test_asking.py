@@ -15,6 +15,7 @@ from autopack.auditing.asking import first_label_counts
 from autopack.runtime.scope import stock
 from tests.conftest import attributes, same
 from tests.encoder_decoder.test_recordings import with_recordings
+from tests.engine import next_token_loss
 from tests.proving.untouched import Mine
 
 
@@ -38,9 +39,7 @@ class InColumn(LlamaForCausalLM):
 class Smoothed(LlamaForCausalLM):
     def forward(self, input_ids, labels=None, **kwargs):
         logits = super().forward(input_ids, **kwargs).logits
-        loss = cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1
-        )
+        loss = next_token_loss(logits, labels, label_smoothing=0.1)
         return (loss, logits) if labels is not None else (logits,)
 
     # Without labels it crashes, and it returns a tuple.

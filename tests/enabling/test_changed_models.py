@@ -3,42 +3,22 @@ torch.func."""
 
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
 from tests.conftest import positions
 from tests.engine import Call, check, ids
+from tests.subjects import WithoutTwin, put_own_layer
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (5, 7)
 
 
-class WithoutTwin(LlamaForCausalLM):
-    """A class that nothing but its author can make, so there is no twin of it."""
-
-    def __init__(self, config, more, other):
-        super().__init__(config)
-
-
-class Mine(nn.Linear):
-    def forward(self, states):
-        return super().forward(states) * 1.0
-
-
 def without_twin():
     model = tiny.build("llama")
     model.__class__ = WithoutTwin
     return model
-
-
-def replace_layer(model):
-    mlp = model.model.layers[0].mlp
-    mine = Mine(mlp.gate_proj.in_features, mlp.gate_proj.out_features, bias=False)
-    mine.load_state_dict(mlp.gate_proj.state_dict())
-    mlp.gate_proj = mine
 
 
 def generate(model, ids):
@@ -63,7 +43,7 @@ def test_calls_after_it_are_exact(build, first, packed):
     model = build().eval()
     call = Call(labels=None, lengths=LENGTHS, given={"use_cache": False})
     with autopack.enable(model) as handle:
-        replace_layer(model)
+        put_own_layer(model)
         first(model, ids(lengths=LENGTHS))
         with torch.no_grad():
             found = (call.packed if packed else call.padded)(model)
@@ -77,7 +57,7 @@ def test_a_packed_call_that_cannot_be_checked_here_is_refused_and_only_that_one(
     model = without_twin().eval()
     tokens, where = ids(lengths=LENGTHS), positions(LENGTHS)
     with autopack.enable(model):
-        replace_layer(model)
+        put_own_layer(model)
         with refused("recorded-call", match="Call it once outside"):
             differentiate(model, tokens, position_ids=where)
         assert model(input_ids=tokens, position_ids=where, use_cache=False).logits.isfinite().all()

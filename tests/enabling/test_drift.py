@@ -202,7 +202,6 @@ DRIFTS = [
 ]
 
 
-@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("address", "model_type", "parameter", "change"),
     DRIFTS,
@@ -248,7 +247,6 @@ DECORATORS = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("decorate", DECORATORS.values(), ids=DECORATORS)
 @pytest.mark.parametrize("address", FORWARDS, ids=[address.split(":")[1] for address in FORWARDS])
 def test_a_decorated_forward_is_exact_or_refused(monkeypatch, address, decorate):

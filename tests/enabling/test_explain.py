@@ -97,7 +97,6 @@ def enabled(kind, **options):
     return model, autopack.enable(model, **options)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kind", "options", "batch", "what", "reason"),
     [

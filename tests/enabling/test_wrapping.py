@@ -1,5 +1,6 @@
 """What `enable` finds: models inside modules of the user's, and the models of trainers."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -64,30 +65,6 @@ def test_the_one_model_of_what_holds_it_is_found(hold):
     assert not autopack.is_enabled(model)
 
 
-@pytest.mark.parametrize("kind", [Holder, SimpleNamespace])
-def test_what_holds_several_models_is_refused_and_names_them(kind):
-    with refused(
-        "which-model", match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"
-    ):
-        autopack.enable(kind(one=llama(), other=tiny.build("gpt2")))
-
-
-@pytest.mark.parametrize(
-    "subject",
-    [
-        nn.Linear(2, 2),
-        object,
-        None,
-        "meta-llama/Llama-3.2-1B",
-        SimpleNamespace(head=nn.Linear(2, 2)),
-        tiny,
-    ],
-)
-def test_what_holds_no_model_is_refused(subject):
-    with refused("which-model"):
-        autopack.enable(subject)
-
-
 def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     policy = trainer(
         tmp_path, ref_model=Holder(inside=llama()), reward_funcs=[len, tiny.build("gpt2")]
@@ -136,16 +113,23 @@ def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path)
         assert "  reward_funcs[0]: left alone: FalconForCausalLM" in repr(handle)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value", "said"),
-    [
-        ("model_init", llama, "in your model_init"),
-        ("model", nn.Linear(2, 2), "holds no transformers model in its attribute 'model'"),
-    ],
-)
-def test_a_trainer_without_a_model_is_refused_with_the_way_out(tmp_path, attribute, value, said):
+SEVERAL = r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"
+UNFIT = [
+    *((lambda _, kind=kind: kind(one=llama(), other=tiny.build("gpt2")), SEVERAL)
+      for kind in (Holder, SimpleNamespace)),
+    *((lambda _, subject=subject: subject, None)
+      for subject in (nn.Linear(2, 2), object, None, "meta-llama/Llama-3.2-1B",
+                      SimpleNamespace(head=nn.Linear(2, 2)), tiny)),
+    (partial(trainer, model_init=llama), "in your model_init"),
+    (partial(trainer, model=nn.Linear(2, 2)), "holds no transformers model in its attribute 'model'"),
+]  # fmt: skip
+"""What holds several models, or none."""
+
+
+@pytest.mark.parametrize(("make", "said"), UNFIT)
+def test_what_holds_no_model_or_several_is_refused_with_the_way_out(make, said, tmp_path):
     with refused("which-model", match=said):
-        autopack.enable(trainer(tmp_path, **{attribute: value}))
+        autopack.enable(make(tmp_path))
 
 
 class Pools(nn.Module):

@@ -74,7 +74,6 @@ IN_TRAINING = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("model_type", "options", "reentrant"), IN_TRAINING)
 def test_every_form_in_training_with_checkpointing(model_type, options, reentrant):
     """Without checkpointing where it is None; `enable` proves the others, whose code runs documents
@@ -165,7 +164,6 @@ WAYS = [
 ]
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("model_type", "way"), WAYS)
 def test_other_ways_to_give_a_row(model_type, way):
     model = build(model_type)
@@ -175,7 +173,6 @@ def test_other_ways_to_give_a_row(model_type, way):
     check(result(model, pairs, "one_row", model(**way(model, pairs))), expected)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["fsmt", *WHOLE_HALVES])
 @torch.no_grad()
 def test_outputs_besides_the_logits(model_type):
@@ -200,7 +197,6 @@ def test_outputs_besides_the_logits(model_type):
             assert worst([states[0]], [wanted]) < LOGITS, (name, number)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["t5", "fsmt", *WHOLE_HALVES])
 def test_it_generates_as_before_and_is_left_as_it_was(model_type):
     model = build(model_type)
@@ -267,7 +263,6 @@ def test_the_bias_is_that_of_the_longest_document():
     assert [bias.shape[-2:] for bias in seen] == [(16, 16)]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_compiled(model_type):
     model = build(model_type, attn_implementation="sdpa")

@@ -21,17 +21,6 @@ from tests.encoder_decoder.pairs import (
 pytestmark = covered
 
 
-@pytest.mark.parametrize("model_type", ["t5", "mbart"])
-def test_decoder_tokens_that_a_collator_made(model_type):
-    pairs, model = Pairs.draw(), build(model_type)
-    expected = alone(model, pairs)
-    handle = autopack.enable(model, verify=False)
-    batch = pairs.padded()
-    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    check(result(model, pairs, "padded", model(**batch)), expected)
-    assert "1 padded batch packed inside" in repr(handle)
-
-
 @torch.no_grad()
 def test_outputs_have_the_shape_of_the_batch():
     pairs, model = Pairs.draw(), build("t5")
@@ -59,19 +48,38 @@ def test_unpad_never_leaves_padded_batches_and_serves_packed_rows():
     hold(model, pairs, expected, "one_row")
 
 
-@pytest.mark.parametrize("change", ["masked", "left"])
-def test_padded_batches_of_other_forms(change):
-    pairs, model = Pairs.draw(), build("t5")
-    expected = alone(model, pairs)
+def _with_decoder_tokens(model, batch):
+    """Tokens that a collator made."""
+    return {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"])}
+
+
+def _masked(_, batch):
+    return {"decoder_attention_mask": (batch["labels"] != -100).long()}
+
+
+def _on_the_left(_, batch):
+    def rolled(name):
+        rows = zip(batch[name], SOURCES, strict=True)
+        return torch.stack([row.roll(max(SOURCES) - n) for row, n in rows])
+
+    return {name: rolled(name) for name in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change"),
+    [
+        ("t5", _with_decoder_tokens),
+        ("mbart", _with_decoder_tokens),
+        ("t5", _masked),
+        ("t5", _on_the_left),
+    ],
+)
+def test_padded_batches_of_other_forms(model_type, change):
+    pairs, model = Pairs.draw(), build(model_type)
+    expected, batch = alone(model, pairs), pairs.padded()
     handle = autopack.enable(model, verify=False)
-    batch = pairs.padded()
-    if change == "masked":
-        batch["decoder_attention_mask"] = (batch["labels"] != -100).long()
-    else:
-        for name in ("input_ids", "attention_mask"):
-            rows = [row.roll(max(SOURCES) - n) for row, n in zip(batch[name], SOURCES, strict=True)]
-            batch[name] = torch.stack(rows)
-    check(result(model, pairs, "padded", model(**batch)), expected)
+    found = model(**{**batch, **change(model, batch)})
+    check(result(model, pairs, "padded", found), expected)
     assert "1 padded batch packed inside" in repr(handle)
 
 

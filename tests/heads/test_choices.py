@@ -1,8 +1,6 @@
 """Padded batches of choices run without their padding: the model in the head gets its rows, and
 gives them back."""
 
-import copy
-
 import pytest
 import torch
 import transformers
@@ -10,8 +8,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 
 import autopack
 from autopack import tiny
-from tests.calls.agreement import agree
-from tests.support.padded import loss_error, mask_of, tally_of
+from tests.subjects import without_dropout
+from tests.support.padded import agree, loss_error, mask_of, tally_of, twins
 from tests.support.refusals import refused
 
 STAYS = {
@@ -33,11 +31,9 @@ alone."""
 def pair(model_type, **options):
     torch.manual_seed(0)
     config = tiny.config(model_type, task="multiple-choice", **options)
-    stock = transformers.AutoModelForMultipleChoice.from_config(config).train()
-    for module in stock.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return stock, copy.deepcopy(stock)
+    return twins(
+        without_dropout(transformers.AutoModelForMultipleChoice.from_config(config).train())
+    )
 
 
 def choices(config, side="right"):
@@ -48,7 +44,6 @@ def choices(config, side="right"):
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([1, 0])}
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("model_type", sorted(set(HEADS) - NOT_HERE))
 def test_every_type(model_type):
     stock, model = pair(model_type)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import autopack
-from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, token_ids
+from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, token_ids
 from tests.engine import Call, must_be_exact
 from tests.heads.models import (
     CLASSES,
@@ -97,16 +97,6 @@ def test_problem_types(model_type, problem_type):
     _, loss = each_alone(stock, [documents[i] for i in counted], {"labels": labels[counted]})
     assert abs(output.loss - loss) < FLOAT64
     assert problem_type in (None, model.config.problem_type)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_stock_has_one_result_for_all_documents_of_a_row(model_type):
-    """Llama's is that of the last document, since its mask is split."""
-    model = with_head(model_type)
-    logits, documents = packed(model, use_cache=False).logits, IDS.split(LENGTHS, 1)
-    assert logits.shape == (1, 3)
-    read = documents[-1] if model_type == "llama" else documents[0]
-    assert (error(logits, model(input_ids=read).logits) > LEAK) == (model_type == "bert")
 
 
 def test_two_rows_and_padding_between_documents():

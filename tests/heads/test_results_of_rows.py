@@ -142,18 +142,15 @@ def serves(stock, calls):
 
 @pytest.mark.parametrize("tower", TOWERS)
 def test_padded_batches_stay_as_they_came(tower):
-    stock, name = build(TOWERS[tower]), name_of(tower)
-    model, first, second = copy.deepcopy(stock), padded(), padded(1)
-    assert len(stock(**packed())[name]) == 1  # what the forward makes of a row of all documents
+    stock, name, batch = build(TOWERS[tower]), name_of(tower), padded(1)
+    model = copy.deepcopy(stock)
     with packs_at_once(model, verify=False) as handle:
-        for batch in (first, second, {key: value[1:2] for key, value in first.items()}):
-            assert error(model(**batch)[name], stock(**batch)[name]) <= FLOAT64
+        for given in (batch, {key: value[1:2] for key, value in batch.items()}):
+            wanted = stock(**given)[name]
+            found = model(**given, return_dict=False)
+            assert any(torch.is_tensor(part) and torch.equal(part, wanted) for part in found)
         assert handle.tally.batches == 0
-        assert handle.tally.left[ONE_PER_ROW] == 3
-        as_tuple = model(**second, return_dict=False)
-        assert any(
-            torch.is_tensor(part) and torch.equal(part, stock(**second)[name]) for part in as_tuple
-        )
+        assert handle.tally.left[ONE_PER_ROW] == 2
 
 
 EVERY = {
@@ -166,7 +163,6 @@ EVERY = {
 """Towers, and models with poolers of other kinds, or with none."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tower", EVERY)
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_by_default_states_and_vectors_are_those_of_stock(tower, mode):

@@ -9,9 +9,10 @@ import transformers
 
 import autopack
 from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
-from tests.engine import in_rows
+from tests.engine import padded_batch
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, serves, with_head
 from tests.support.padded import build
+from tests.support.trained import QUIET, losses_of, with_lora
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
@@ -22,7 +23,6 @@ def test_checkpointed_layers_know_their_documents(model_type):
     serves(stock, {"labels": CLASSES})
 
 
-@pytest.mark.exhaustive
 def test_compiled():
     stock = with_head("llama", "question-answering", num_hidden_layers=1)
     model = copy.deepcopy(stock)
@@ -43,17 +43,12 @@ def test_compiled():
 @pytest.mark.parametrize("task", ["sequence-classification", "question-answering"])
 @pytest.mark.parametrize("enabled_first", [True, False])
 def test_peft_with_a_trained_head(task, enabled_first):
-    import peft
-
     kind = "SEQ_CLS" if task == "sequence-classification" else "QUESTION_ANS"
-    lora = peft.LoraConfig(task_type=kind, r=4, target_modules=["query"], init_lora_weights=False)
     base, labels = with_head("bert", task), TASKS[task]
-    torch.manual_seed(0)
-    stock = peft.get_peft_model(copy.deepcopy(base), lora).eval()
+    stock = with_lora(copy.deepcopy(base), ["query"], task_type=kind).eval()
     if enabled_first:
         autopack.enable(base)
-    torch.manual_seed(0)
-    model = peft.get_peft_model(base, lora).eval()
+    model = with_lora(base, ["query"], task_type=kind).eval()
     autopack.enable(model)
     agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
     autopack.disable(model)
@@ -89,7 +84,7 @@ def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_pa
     ]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.1, optim="sgd",
-        logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, seed=0, disable_tqdm=True,
+        logging_steps=1, seed=0, **QUIET,
     )  # fmt: skip
     weights, losses = [], []
     for packs in (False, True):
@@ -102,7 +97,7 @@ def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_pa
         if packs:
             autopack.enable(trainer)
         trainer.train()
-        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        losses.append(losses_of(trainer))
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
         autopack.disable(model)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
@@ -111,9 +106,7 @@ def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_pa
 
 def _pad(examples):
     rows = [torch.tensor(example["input_ids"]) for example in examples]
-    mask = in_rows([torch.ones_like(row) for row in rows])
-    labels = torch.tensor([example["label"] for example in examples])
-    return {"input_ids": in_rows(rows), "attention_mask": mask, "labels": labels}
+    return padded_batch(rows) | {"labels": torch.tensor([each["label"] for each in examples])}
 
 
 def test_the_collator_packs_spans():

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 import autopack
 from autopack import tiny
 from autopack.inspection.code import ModelCode
 from tests.engine import Call, check, leaks
+from tests.subjects import Mixes
 from tests.support.refusals import refused, refused_by_its_first_call
 
 CALL = Call(labels=None, given={"use_cache": False})
@@ -146,10 +146,10 @@ CHECKED = {
         lambda u, m: setattr(u.Meta, "act", lambda cls, x: u.mix(x)),
     ),
     "keywords of a partial": ("self.part(x)", lambda u, m: m.part.keywords.update(act=u.mix)),
-    "a module in a plain list": ("plain[0](x)", lambda u, m: u.plain.__setitem__(0, Mixing())),
+    "a module in a plain list": ("plain[0](x)", lambda u, m: u.plain.__setitem__(0, Mixes())),
     "a module in a list on the layer": (
         "self.hidden[0](x)",
-        lambda u, m: m.hidden.__setitem__(0, Mixing()),
+        lambda u, m: m.hidden.__setitem__(0, Mixes()),
     ),
     "a hook on a module in a list": (
         "self.hidden[0](x)",
@@ -174,11 +174,6 @@ CHECKED = {
 }
 """Values, what containers and objects hold, and members that were not there: a check of a call
 tells."""
-
-
-class Mixing(nn.Module):
-    def forward(self, x):
-        return x + x.cumsum(1)
 
 
 @pytest.fixture

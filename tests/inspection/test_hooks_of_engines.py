@@ -16,15 +16,15 @@ from autopack import tiny
 from autopack.launch import first_call
 from autopack.launch import session as sessions
 from autopack.launch.settings import RunSettings
+from tests.subjects import put_own_layer
 from tests.support.padded import (
     FLOAT32,
-    GRADIENT,
     PADDED,
+    agree,
     batch,
     build,
     loss_error,
     mask_of,
-    model_gradient_error,
     tally_of,
     twins,
 )
@@ -78,11 +78,7 @@ def projections(model):
 
 
 def compared(stock, model):
-    inputs = batch("causal LM", mask_of(PADDED))
-    found, expected = model(**inputs), stock(**inputs)
-    found.loss.backward(), expected.loss.backward()
-    assert loss_error(found.loss, expected.loss) < FLOAT32
-    assert model_gradient_error(model, stock) < GRADIENT
+    agree(model, stock, batch("causal LM", mask_of(PADDED)))
 
 
 @pytest.mark.parametrize(
@@ -165,13 +161,6 @@ def test_the_linear_layer_of_an_engine_is_torchs(library, monkeypatch):
         assert tally_of(model).batches == 1
 
 
-class Own(torch.nn.Linear):
-    """Code that no record covers, so that a proof is needed."""
-
-    def forward(self, states):
-        return super().forward(states) * 1.0
-
-
 class Asks(type(build("llama"))):
     """Its code names what a program leaves on models elsewhere."""
 
@@ -187,9 +176,7 @@ def test_what_programs_leave_on_models_keeps_none_from_having_a_twin(name):
     """But for one whose own code names it: its twin has no like of that, and the model itself is
     audited."""
     model = build("llama")
-    model.model.layers[0].mlp.up_proj = Own(
-        *model.model.layers[0].mlp.up_proj.weight.T.shape, bias=False
-    )
+    put_own_layer(model)
     setattr(model, name, object())
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source in ("twin", "part")

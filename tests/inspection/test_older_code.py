@@ -15,8 +15,8 @@ import autopack
 from autopack import registry
 from autopack.mixers import RELATIVE
 from autopack.registry import Family
-from tests.conftest import FLOAT64, alone, alone_loss, positions, token_ids, weights_like
-from tests.engine import Call, Limits, Result, check, leaks, must_be_exact
+from tests.conftest import FLOAT64, alone, alone_loss, positions, token_ids
+from tests.engine import Call, check, leaks, must_be_exact, weighted
 from tests.support.older_code import (
     Biased,
     ByColumns,
@@ -70,24 +70,19 @@ def build(kind):
     return model.eval()
 
 
-def weighted(model, logits):
-    """A result whose loss is a sum of all logits in which each counts otherwise."""
-    return Result.of(
-        model, [logits], (logits * weights_like(logits)).sum(), Limits(FLOAT64, FLOAT64, 1e-8)
-    )
-
-
 @pytest.mark.parametrize("kind", FORMS)
 def test_documents_of_packed_rows_get_what_they_get_alone(kind):
     model, ids = build(kind), token_ids(len(ROWS), sum(ROWS[0]))
     row = {"input_ids": ids, "position_ids": positions(*ROWS)}
-    expected, loss = weighted(model, alone(model, ids, *ROWS)), alone_loss(model, ids, *ROWS)
-    assert leaks(weighted(model, model(ids).logits), expected)
+    limits = {"states": FLOAT64, "loss": FLOAT64, "gradients": 1e-8}
+    result = partial(weighted, model, **limits)
+    expected, loss = result(alone(model, ids, *ROWS)), alone_loss(model, ids, *ROWS)
+    assert leaks(result(model(ids).logits), expected)
     with autopack.enable(model) as handle:
         assert "on a tiny copy of " in handle.verified
-        check(weighted(model, model(**row).logits), expected)
+        check(result(model(**row).logits), expected)
         assert abs(float(model(**row, labels=ids).loss / loss) - 1) < FLOAT64
-    assert leaks(weighted(model, model(ids).logits), expected)
+    assert leaks(result(model(ids).logits), expected)
 
 
 # which takes no padding mask

@@ -9,6 +9,7 @@ import autopack
 from autopack import tiny
 from tests.conftest import token_ids
 from tests.engine import Call, check
+from tests.subjects import Mixes
 from tests.support.refusals import refused, refused_by_its_first_call
 
 pytestmark = [
@@ -18,11 +19,6 @@ pytestmark = [
 ]
 WIDTH = 64
 CALL = Call(given={"use_cache": False})
-
-
-class Mixes(nn.Module):
-    def forward(self, x):
-        return x + x.cumsum(1)
 
 
 def linear():

@@ -156,7 +156,6 @@ def test_what_mixes_tokens_is_refused_before(name):
             assert leaks(CALL.packed(model), expected), "the control shows no leak"
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
@@ -179,7 +178,6 @@ def test_what_changes_beside_a_new_hook_is_noticed_where_no_call_is_checked():
             CALL.packed(model)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served(name):
     model = tiny.build("llama")
@@ -192,7 +190,6 @@ def test_what_mixes_none_is_served(name):
             assert own == (name == "a softmax over the tokens"), handle.verified
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served_after(name):
     model = tiny.build("llama")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autopack import tiny
+from compat.neighbours.measure import measure
 
 LENGTHS = (7, 12, 5, 9)
 
@@ -21,6 +22,14 @@ LEAK = 0.1
 def exact(found):
     """Whether what a rank found is an error of rounding alone; a text is what was raised."""
     return isinstance(found, float) and found < FLOAT32
+
+
+def measured_exact(scenario, order, padded=("exact",)):
+    """Want packed rows and padded batches of a neighbour to be exact, where stock leaks."""
+    found = measure(scenario, order)
+    assert found["packed"]["status"] == "exact", found
+    assert found["padded"]["status"] in padded, found
+    assert found["stock"] > LEAK
 
 
 def holds(found):
@@ -92,9 +101,9 @@ def run_alone(model, documents, shifts=True):
     )
 
 
-def with_mask(ids, mask):
+def with_labels(batch):
     """A padded batch whose labels are its real tokens."""
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return batch | {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
 
 
 def _run(model, calls, count, shifts=True):

@@ -14,7 +14,8 @@ from autopack import tiny
 from autopack.runtime.runs import RankRuns
 from tests.encoder_decoder.pairs import GRADIENTS, Pairs, alone
 from tests.integration.documents import documents, exact, packed, run_alone, says
-from tests.integration.ranks import SHARES, fsdp2, layers_of, padded
+from tests.integration.ranks import SHARES, fsdp2, padded
+from tests.subjects import layers_of
 
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
 

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
-from tests.engine import in_rows
+from tests.engine import next_token_loss, padded_batch
 from tests.integration.documents import (
     documents,
     exact,
@@ -25,8 +25,10 @@ from tests.integration.documents import (
     packed,
     run_alone,
     targets,
-    with_mask,
+    with_labels,
 )
+from tests.subjects import layers_of
+from tests.support.trained import checkpointed, with_lora
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -45,10 +47,6 @@ def _llama():
 
 def _ddp(model):
     return DistributedDataParallel(model)
-
-
-def layers_of(model):
-    return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
 def fsdp2(model, parts=layers_of, mesh=None):
@@ -83,15 +81,7 @@ def _accelerate(model):
 
 
 def _lora(model):
-    import peft
-
-    torch.manual_seed(0)
-    return _ddp(
-        peft.get_peft_model(
-            model,
-            peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]),
-        )
-    )
+    return _ddp(with_lora(model))
 
 
 def _prepared(wrap, order, model=None, **options):
@@ -111,8 +101,7 @@ def _case(wrap, order, checkpointing=None, build=_llama):
     def run_case(rank):
         model = build()
         if checkpointing is not None:
-            model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
-            model.enable_input_require_grads()
+            checkpointed(model, checkpointing)
         wrapped, _, texts = _prepared(wrap, order, model)
         return _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
 
@@ -270,8 +259,7 @@ def _packed_beside_padded(rank):
 
 
 def padded(texts):
-    texts = [text[0] for text in texts]
-    return with_mask(in_rows(texts), in_rows([torch.ones_like(text) for text in texts]))
+    return with_labels(padded_batch([text[0] for text in texts]))
 
 
 def _unpadded(wrap, order, read):
@@ -287,10 +275,8 @@ def _unpadded(wrap, order, read):
         labels = batch.pop("labels") if read else None
         for _ in range(3 if read else 0):
             wrapped.zero_grad()
-            logits = wrapped(**batch, use_cache=False).logits[:, :-1].flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(
-                logits, labels[:, 1:].flatten(), reduction="sum"
-            )
+            logits = wrapped(**batch, use_cache=False).logits
+            loss = next_token_loss(logits, labels, reduction="sum")
             (WORLD * loss / targets(texts)).backward()
         assert handle.tally.batches == int(read)
         error = _error_of_gradients(wrapped, texts, [] if read else [batch])

@@ -15,14 +15,14 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import autopack
 from autopack import tiny
 from tests.integration.documents import holds
+from tests.support.trained import QUIET
 
 DOCUMENTS = 203
 CAPACITY = 60
 STEPS = 40
 """Of streams: Trainer takes all of them for its first epoch, so a stream that ends is resumed
 elsewhere."""
-QUIET = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
-QUIET |= {"remove_unused_columns": False, "logging_strategy": "no"}
+SETTINGS = {**QUIET, "remove_unused_columns": False, "logging_strategy": "no"}
 
 
 class Documents(Dataset):
@@ -71,7 +71,7 @@ class _Stops(TrainerCallback):
 
 def _run(kind, rows, directory, stops=None, resume=None, **settings):
     model = tiny.build("llama", attn_implementation="sdpa").train()
-    arguments = TrainingArguments(output_dir=directory, **settings, **QUIET)
+    arguments = TrainingArguments(output_dir=directory, **settings, **SETTINGS)
     trainer = kind(model, arguments, train_dataset=rows, data_collator=autopack.PackingCollator())
     trainer.seen = []
     if stops is not None:

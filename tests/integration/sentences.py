@@ -16,6 +16,10 @@ def folder(path, model_type, task, backbone=False, **overrides):
         return shutil.copytree(made, str(path), dirs_exist_ok=True)
 
 
+def words(draw, known, least, most):
+    return " ".join(draw.choices(known, k=draw.randint(least, most)))
+
+
 def sentences(count, seed=0):
     chosen = random.Random(seed)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randint(1, 20))) for _ in range(count)]
+    return [words(chosen, WORDS, 1, 20) for _ in range(count)]

@@ -5,16 +5,17 @@ import copy
 import pickle
 from functools import partial
 
-import pytest
 import torch
 import torch.distributed as dist
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack.inspection import sharding
+from tests.engine import padded_batch
 from tests.integration import alst, own_code
-from tests.integration.documents import documents, exact, holds, leaks, run_alone, says, with_mask
+from tests.integration.documents import documents, exact, holds, leaks, run_alone, says, with_labels
 from tests.integration.row_parts import LENGTHS, error, model_of, rows_of, shared
+from tests.support.trained import checkpointed, with_lora
 
 OURS = "autopack_original"
 """An attribute of functions that autopack has put somewhere."""
@@ -55,29 +56,10 @@ def _of_any_length(config):
     return rows_of(config, ((7, 12, 5), (3, 19, 2)))
 
 
-def _checkpointed(reentrant):
-    def change(model):
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model.enable_input_require_grads()
-        return model
-
-    return change
-
-
 def _compiled(model):
     for layer in model.model.layers:
         layer.compile(backend="eager")
     return model
-
-
-def _adapted(kind):
-    """A model with LoRA."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    return peft.get_peft_model(
-        model_of(kind),
-        peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]),
-    )
 
 
 def declared_otherwise(config):
@@ -234,11 +216,7 @@ def _padded_on_the_left(config):
     """Rows of one document each, of which nothing says positions: no label is compared with what
     padding predicts."""
     texts = documents(config, [24, 17], 0)
-    short = torch.nn.functional.pad(texts[1], (7, 0))
-    mask = torch.ones(2, 24, dtype=torch.long)
-    mask[1, :7] = 0
-    ids = torch.cat([texts[0], short])
-    return texts, with_mask(ids, mask)
+    return texts, with_labels(padded_batch([text[0] for text in texts], "left"))
 
 
 EXACT = {
@@ -253,12 +231,12 @@ EXACT = {
     "segments": partial(error, "mistral", _segments),
     "whole rows": partial(error, "llama", _whole_rows),
     "padded on the left": partial(error, "llama", _padded_on_the_left),
-    "reentrant": partial(error, "llama", change=_checkpointed(True)),
-    "checkpointing": partial(error, "llama", change=_checkpointed(False)),
+    "reentrant": partial(error, "llama", change=partial(checkpointed, reentrant=True)),
+    "checkpointing": partial(error, "llama", change=checkpointed),
     "copy": partial(error, "llama", change=copy.deepcopy),
     "compiled": partial(error, "llama", change=_compiled),
     "evaluated": partial(error, "mistral", change=lambda model: model.eval()),
-    "adapted": partial(error, "llama", make=_adapted),
+    "adapted": partial(error, "llama", make=lambda kind: with_lora(model_of(kind))),
     **{
         name: partial(error, name, make=lambda _, make=make: make())
         for name, make in own_code.SERVED.items()

@@ -23,6 +23,7 @@ from tests.integration.test_trainer_logs import trainer
 from tests.support import padded
 from tests.support.dpo import preferences
 from tests.support.refusals import refused
+from tests.support.trained import losses_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -300,7 +301,7 @@ def test_the_reference_of_a_dpo_trainer_is_enabled_with_the_model(session, tmp_p
         ]
         run = preferences(tmp_path, *made)
         run.train()
-        found.append([entry["loss"] for entry in run.state.log_history if "loss" in entry])
+        found.append(losses_of(run))
         if enabled:
             assert packed(made[0]) == packed(made[1]) == 10
         autopack.disable(made)

@@ -27,6 +27,7 @@ from autopack.runtime.padding_read import LOOKS
 from tests.integration.sentences import folder, sentences
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
+from tests.support.trained import QUIET, losses_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
@@ -60,6 +61,23 @@ def classifying(task, model_type, kind):
         auto = getattr(transformers, f"AutoModelFor{heads[task.partition('-')[0]]}")
         pipe = piped(path, task, auto, model_type, kind)
         return pipe, lambda: pipe(sentences(16), batch_size=8)
+
+    return made
+
+
+def features(model_type, kind):
+    """A pipeline that gives the states of all tokens; at padding stock gives some, too."""
+
+    def made(path):
+        pipe = piped(path, "feature-extraction", transformers.AutoModel, model_type, kind)
+        texts = sentences(16)
+        lengths = [len(ids) for ids in pipe.tokenizer(texts)["input_ids"]]
+
+        def call():
+            found = pipe(texts, batch_size=8, return_tensors=True)
+            return [each[0, :length] for each, length in zip(found, lengths, strict=True)]
+
+        return pipe, call
 
     return made
 
@@ -156,6 +174,8 @@ DOORS = {
     "texts, qwen3": classifying("text-classification", "qwen3", "sequence-classification"),
     "tokens, bert": classifying("token-classification", "bert", "masked-lm"),
     "tokens, qwen3": classifying("token-classification", "qwen3", "causal-lm"),
+    "features, bert": features("bert", "masked-lm"),
+    "features, llama": features("llama", "causal-lm"),
     "a score": scorer(1),
     "scores": scorer(3),
     "reranker by logits": reranker(cache=False),
@@ -166,7 +186,6 @@ DOORS = {
 }
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 def test_results_are_as_ever_without_padding(tmp_path, door):
     subject, call = door(tmp_path)
@@ -176,21 +195,6 @@ def test_results_are_as_ever_without_padding(tmp_path, door):
         assert handle.tally.padding > 0
         assert not handle.tally.left
     assert torch.equal(numbers(call()), expected)
-
-
-@pytest.mark.parametrize(("model_type", "kind"), [("bert", "masked-lm"), ("llama", "causal-lm")])
-def test_features_of_tokens(tmp_path, model_type, kind):
-    pipe = piped(tmp_path, "feature-extraction", transformers.AutoModel, model_type, kind)
-    texts = sentences(16)
-    expected = pipe(texts, batch_size=8, return_tensors=True)
-    with autopack.enable(pipe) as handle:
-        found = pipe(texts, batch_size=8, return_tensors=True)
-        assert handle.tally.padding > 0
-        assert not handle.tally.left
-    for text, one, other in zip(texts, found, expected, strict=True):
-        tokens = len(pipe.tokenizer(text)["input_ids"])
-        assert (one[:, :tokens] - other[:, :tokens]).abs().max() < 4 * NEAR * other.abs().max()
-        assert not one[:, tokens:].any()
 
 
 def test_a_model_that_is_called_beside_its_pipeline_keeps_its_cache(tmp_path):
@@ -249,9 +253,7 @@ def test_a_lightning_module_and_its_trainer():
 def _losses(trainer):
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
-    return torch.tensor(
-        [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    )
+    return torch.tensor(losses_of(trainer), dtype=torch.float32)
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -262,10 +264,8 @@ def _trained(path, trainer, arguments, model, loss, second, **columns):
         "per_device_train_batch_size": 8,
         "learning_rate": 1e-3,
         "logging_steps": 1,
-        "report_to": [],
     }
-    quiet = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
-    args = arguments(output_dir=str(path), max_steps=6, **settings, **quiet)
+    args = arguments(output_dir=str(path), max_steps=6, **settings, **QUIET)
     data = Dataset.from_dict({"anchor": sentences(48), second: sentences(48, seed=1), **columns})
     return trainer(model=model, args=args, train_dataset=data, loss=loss(model))
 

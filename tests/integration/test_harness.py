@@ -13,7 +13,7 @@ import transformers
 
 import autopack
 from autopack import tiny
-from tests.integration.sentences import WORDS, folder, sentences
+from tests.integration.sentences import WORDS, folder, sentences, words
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -125,16 +125,12 @@ def test_what_it_pads_with_is_given_back(harness):
     assert inspect.getsource(huggingface.pad_and_concat) == before
 
 
-def words(draw, least, most):
-    return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
-
-
 def choices(least, most, before=""):
     """Eight questions after the same text, with four choices of so many words each."""
     draw, found = random.Random(0), []
     for number in range(8):
-        question = before + words(draw, 32, 48)
-        answered = [f" {words(draw, least, most)}" for _ in range(4)]
+        question = before + words(draw, WORDS, 32, 48)
+        answered = [f" {words(draw, WORDS, least, most)}" for _ in range(4)]
         found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
     return found
 
@@ -164,6 +160,8 @@ def test_what_choices_of_a_question_begin_with_is_computed_once(
 def test_examples_before_every_question(harness):
     """lm-eval runs a question once for all choices of one token; what stands before all of them is
     shared."""
-    ran = counted(harness(max_length=128), choices(1, 1, words(random.Random(1), 60, 60) + " "))
+    ran = counted(
+        harness(max_length=128), choices(1, 1, words(random.Random(1), WORDS, 60, 60) + " ")
+    )
     assert ran.documents == 8
     assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind

@@ -7,6 +7,7 @@ import pytest
 import autopack
 from autopack import tiny
 from tests.support.dpo import tiny_tokenizer
+from tests.support.trained import QUIET
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -24,16 +25,15 @@ def packing(path, strategy, **settings):
     """TRL's SFTTrainer, which packs texts of uneven length by a strategy of its own."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     texts = [" ".join(f"w{number}" for number in range(count)) for count in range(3, 27)]
-    options = {
-        "output_dir": str(path),
-        "max_steps": 4,
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
     settings = {"packing": True, **settings}
     args = trl.SFTConfig(
-        **options, packing_strategy=strategy, max_length=32, bf16=False, **settings
+        str(path),
+        max_steps=4,
+        packing_strategy=strategy,
+        max_length=32,
+        bf16=False,
+        **QUIET,
+        **settings,
     )
     data = datasets.Dataset.from_dict({"text": texts})
     return trl.SFTTrainer(

@@ -7,7 +7,6 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.integration.test_run import start
 
@@ -48,7 +47,6 @@ def started(directory, *arguments, path=""):
     return start.__wrapped__(*arguments, cwd=directory, PYTHONPATH=found)
 
 
-@pytest.mark.exhaustive
 def test_no_file_beside_the_script_is_executed_that_the_script_does_not_import(tmp_path):
     (tmp_path / "train.py").write_text(TRAINS)
     plain = started(tmp_path, "train.py")
@@ -101,7 +99,6 @@ print("done")
 """
 
 
-@pytest.mark.exhaustive
 def test_the_network_is_never_asked_for(tmp_path):
     asked = tmp_path / "asked"
     (tmp_path / "blocked").mkdir()

@@ -10,11 +10,12 @@ import torch
 import autopack
 from autopack import tiny
 from compat.neighbours.adapters import _adapters
-from compat.neighbours.measure import AFTER, BEFORE, Scenario, llama, measure, perturb, wrapping
+from compat.neighbours.measure import AFTER, BEFORE, Scenario, llama, perturb, wrapping
 from tests.engine import Call, check, leaks
-from tests.integration.documents import LEAK
+from tests.integration.documents import measured_exact
 from tests.support.padded import batch, mask_of
 from tests.support.refusals import refused
+from tests.support.trained import checkpointed, with_lora
 
 peft = pytest.importorskip("peft")
 
@@ -74,17 +75,11 @@ def _mixed(model):
     return perturb(model)
 
 
-def _checkpointed(model, reentrant):
-    model.train().enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    return model
-
-
 AFTERWARDS = {
     "merged": lambda model: model.merge_and_unload().requires_grad_(True),
     "copied": copy.deepcopy,
-    "checkpointed": partial(_checkpointed, reentrant=False),
-    "checkpointed, reentrant": partial(_checkpointed, reentrant=True),
+    "checkpointed": checkpointed,
+    "checkpointed, reentrant": partial(checkpointed, reentrant=True),
 }
 EXACT = {
     **{method: _put_on_by_peft(make) for method, make in METHODS.items()},
@@ -96,14 +91,11 @@ EXACT = {
 in_both_orders = pytest.mark.parametrize("order", [BEFORE, AFTER])
 
 
-@pytest.mark.sampled(12)
 @in_both_orders
 @pytest.mark.parametrize("name", EXACT)
 def test_packed_rows_and_padded_batches_are_exact(name, order):
-    found = measure(Scenario("peft", name, wrapping(EXACT[name])), order)
-    assert found["packed"]["status"] == "exact", found
-    assert found["padded"]["status"] in ("exact", "left as it came"), found
-    assert found["stock"] > LEAK
+    scenario = Scenario("peft", name, wrapping(EXACT[name]))
+    measured_exact(scenario, order, padded=("exact", "left as it came"))
 
 
 @in_both_orders
@@ -182,9 +174,7 @@ def _rows():
 
 
 def _named():
-    model = peft.get_peft_model(
-        llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)
-    ).eval()
+    model = with_lora(llama(), task_type="CAUSAL_LM").eval()
     model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
     return model, {"adapter_names": ["default", "other", "__base__"]}
 

@@ -14,6 +14,8 @@ import pytest
 
 import autopack
 from compat.programs._words import WORDS, save_model
+from tests.integration.sentences import words
+from tests.support.trained import QUIET
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 NEAR = 1e-6
@@ -23,17 +25,13 @@ _NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies"
 first, but for rounding."""
 
 
-def words(draw, least, most):
-    return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
-
-
 def pairs():
     draw = random.Random(0)
     return [
         {
-            "prompt": f"{words(draw, 32, 48)} ",
-            "chosen": words(draw, 3, 8),
-            "rejected": words(draw, 3, 8),
+            "prompt": f"{words(draw, WORDS, 32, 48)} ",
+            "chosen": words(draw, WORDS, 3, 8),
+            "rejected": words(draw, WORDS, 3, 8),
         }
         for _ in range(PROMPTS)
     ]
@@ -155,11 +153,8 @@ def made(folder, case):
         max_steps=STEPS,
         logging_steps=1,
         learning_rate=1e-3,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
         bf16=False,
-        disable_tqdm=True,
+        **QUIET,
         **case.options,
     )
     return getattr(trl, f"{case.kind}Trainer")(

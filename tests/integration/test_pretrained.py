@@ -18,7 +18,7 @@ from autopack.demo import LOSS_TOLERANCE, collect_documents
 from examples.pretrained import language_model, sentences
 from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
 from tests.conftest import LEAK
-from tests.engine import counted, in_rows
+from tests.engine import counted, padded_batch
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behind")]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,14 +72,6 @@ def model_in(name, dtype):
     return copy.deepcopy(stock(name)[0]).to(dtype)
 
 
-def padded(texts):
-    """A batch, a row each; made anew for each call, as loaders do."""
-    return {
-        "input_ids": in_rows(texts),
-        "attention_mask": in_rows([torch.ones_like(text) for text in texts]),
-    }
-
-
 def outputs(way, model, texts, **more):
     """States, or logits, of each text: (tokens, width) each."""
     lengths = [len(text) for text in texts]
@@ -88,7 +80,7 @@ def outputs(way, model, texts, **more):
     if way == "padded":
         if model.config.model_type == "llama":
             more["use_cache"] = False  # an evaluation that may want the cache keeps its padding
-        found = _of(model(**padded(texts), **more))
+        found = _of(model(**padded_batch(texts), **more))
         return [row[:length] for row, length in zip(found, lengths, strict=True)]
     row = {"input_ids": torch.cat(texts)[None], "position_ids": counted(lengths)}
     return list(_of(model(**row, **more))[0].split(lengths))

@@ -119,7 +119,6 @@ def same_losses(found, expected):
     )
 
 
-@pytest.mark.exhaustive
 def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
     """It sees what it sees under Python; its model is enabled by the first call in training, its
     reference never."""
@@ -159,7 +158,6 @@ def free_port():
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
-@pytest.mark.exhaustive
 def test_processes_of_torchrun_are_reached_and_one_line_counts_them_all():
     options = ("--nproc-per-node", "2", "--master-port", free_port(), "trainer.py")
     stock = start("-m", "torch.distributed.run", *options)
@@ -175,7 +173,6 @@ def test_processes_of_torchrun_are_reached_and_one_line_counts_them_all():
         assert packed.lines == [line_of(*packed.told)]
 
 
-@pytest.mark.exhaustive
 def test_processes_that_the_script_starts():
     reached, kept_out = start(*RUN, "parent.py"), start(*RUN, "--no-subprocesses", "parent.py")
     assert reached.lines == [line_of(reached.told[0])]
@@ -185,7 +182,6 @@ def test_processes_that_the_script_starts():
     assert same_losses(kept_out, reached)
 
 
-@pytest.mark.exhaustive
 def test_one_summary_of_all_processes_also_of_one_that_is_killed_and_each_warning_once(tmp_path):
     found = start(*RUN, "several.py", TMPDIR=str(tmp_path))
     warning, trained, left = found.lines
@@ -197,7 +193,6 @@ def test_one_summary_of_all_processes_also_of_one_that_is_killed_and_each_warnin
     assert not list(tmp_path.glob("autopack-*")), "nothing stays on the disk"
 
 
-@pytest.mark.exhaustive
 def test_where_a_shell_script_starts_python_each_of_those_speaks_for_what_it_starts():
     script = directory() / "launch.sh"
     script.write_text(f"#!/bin/sh\n{sys.executable} parent.py\n{sys.executable} crash.py 0\n")
@@ -206,7 +201,6 @@ def test_where_a_shell_script_starts_python_each_of_those_speaks_for_what_it_sta
     assert found.lines == [line_of(found.told[0])]
 
 
-@pytest.mark.exhaustive
 def test_a_forked_process_reports_although_it_leaves_past_atexit():
     lines = start(*RUN, "forked.py").lines
     assert (
@@ -218,7 +212,6 @@ def test_a_forked_process_reports_although_it_leaves_past_atexit():
     )
 
 
-@pytest.mark.exhaustive
 def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
     stock, packed = both("unsupported.py")
     assert packed.told == stock.told
@@ -313,7 +306,6 @@ def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
     assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
 
 
-@pytest.mark.exhaustive
 def test_variables_and_options_reach_the_model_and_an_option_overrides_a_variable():
     options = ("--no-quiet", "--check-every", "2")
     (line,) = start(*RUN, *options, "loop.py", AUTOPACK_UNPAD="no", AUTOPACK_QUIET="1").lines

@@ -9,6 +9,7 @@ from autopack import tiny
 from tests.integration.documents import FLOAT32
 from tests.integration.test_trainer_logs import pad
 from tests.integration.test_trainer_logs import trainer as trainer_of
+from tests.support.trained import losses_of, with_lora
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -78,8 +79,7 @@ def _train(model, collate, directory, **settings):
         for name in ("eval_loss", "eval_accuracy")
         if name in each
     ]
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return losses, evaluated, {name: p.detach() for name, p in model.named_parameters()}
+    return losses_of(trainer), evaluated, {name: p.detach() for name, p in model.named_parameters()}
 
 
 def _assert_same_training(found, wanted):
@@ -96,11 +96,7 @@ def _assert_same_training(found, wanted):
 
 
 def _adapted(model_type):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    return peft.get_peft_model(
-        _build(model_type), peft.LoraConfig(r=4, target_modules="all-linear")
-    )
+    return with_lora(_build(model_type), "all-linear", init_lora_weights=True)
 
 
 def _flattening(**options):
@@ -141,7 +137,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("model_type", "rows", "settings", "build"),
     [(kind, rows, settings, build) for kind, rows, _, settings, build in CASES],

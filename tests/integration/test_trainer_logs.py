@@ -12,7 +12,9 @@ import transformers
 
 import autopack
 from autopack import tiny
-from tests.integration.documents import documents, with_mask
+from tests.engine import padded_batch
+from tests.integration.documents import documents, with_labels
+from tests.support.trained import QUIET
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS = (7, 12, 5, 9, 30, 3, 8, 6, 21, 14, 4, 11, 17, 5, 9, 10)
@@ -38,11 +40,7 @@ class Reporter(transformers.TrainerCallback):
 
 
 def pad(examples):
-    rows = [torch.tensor(example["input_ids"]) for example in examples]
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return with_mask(ids, mask)
+    return with_labels(padded_batch([torch.tensor(example["input_ids"]) for example in examples]))
 
 
 def share_of_padding(lengths, size):
@@ -68,11 +66,8 @@ def trainer(
         "logging_steps": 2,
         "learning_rate": 0.1,
         "optim": "sgd",  # Adam would blow rounding up where a gradient is nearly zero
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
         "train_sampling_strategy": "sequential",
+        **QUIET,
         **settings,
     }
     if "train_sampling_strategy" not in transformers.TrainingArguments.__dataclass_fields__:

@@ -27,7 +27,6 @@ OTHERS = {f"{part} of 4": _OTHERS[part::4] for part in range(4)}
 of an hour."""
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("group", [*WHOLE, *OTHERS])
 def test_packed_equals_alone(group):
     names = {**WHOLE, **OTHERS}[group]

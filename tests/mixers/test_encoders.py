@@ -13,8 +13,8 @@ import autopack
 from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.models import randomize
-from tests.conftest import FLOAT32, LEAK, error, positions, spans, weights_like
-from tests.engine import Result, check, leaks
+from tests.conftest import FLOAT32, LEAK, error, positions, spans
+from tests.engine import check, leaks, weighted
 from tests.support.refusals import refused
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))
@@ -83,14 +83,11 @@ def test_what_a_call_says_of_single_tokens(model_type):
         **OF_TOKENS[model_type](2, COLUMNS),
     }
 
-    def weighted(logits):
-        return Result.of(model, [logits], (logits * weights_like(logits)).sum())
-
-    expected = weighted(alone_by_fields(model, inputs))
+    expected = weighted(model, alone_by_fields(model, inputs))
     call = {**inputs, "position_ids": packed_positions(model)}
-    assert leaks(weighted(model(**call).logits), expected)
+    assert leaks(weighted(model, model(**call).logits), expected)
     with autopack.enable(model):
-        check(weighted(model(**call).logits), expected)
+        check(weighted(model, model(**call).logits), expected)
 
 
 def test_positions_of_a_table_are_those_of_its_cells_or_as_given():
@@ -135,7 +132,6 @@ def test_neighbours_of_embeddings_that_the_caller_made():
 
 @pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "electra", "luke", "mobilebert", "mpnet",
                          "longformer", "tapas", "roberta", "albert"])  # fmt: skip
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [AutoModel, AutoModelForPreTraining])
 def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
     config = tiny.config(model_type, task="masked-lm")

@@ -49,7 +49,6 @@ def measured(*options):
     return {found["type"]: found for found in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_bounds_arrive_in_every_layer(model_type):
     found = measured()[model_type]
@@ -76,7 +75,6 @@ def test_bounds_arrive_in_every_layer(model_type):
         assert scan in told or scan in BLIND
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", TYPES)
 def test_kernels_that_cannot_be_told_are_fed_one_document_per_row(model_type):
     found = measured("--without-bounds")[model_type]

@@ -5,6 +5,7 @@ Without them transformers' MRA attends to nothing (modeling_mra.py, `mra2_attent
 show little. They are enabled with `verify=False`: an audit's documents are no multiples of 32
 tokens, so by default a model with kernels is refused."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,9 @@ from transformers.models.mra import modeling_mra
 import autopack
 from autopack import tiny
 from tests.conftest import positions
-from tests.engine import Limits, Result, check, leaks
+from tests.engine import check, leaks, weighted
 from tests.support.padded import batch, mask_of
 
-LIMITS = Limits(1e-5)
-"""Of a standard deviation of the logits: the same sums in another order, over two layers."""
 LENGTHS = (128, 96)
 
 
@@ -62,10 +61,8 @@ def _model(task="masked-lm"):
     return tiny.build("mra", task=task, attention_probs_dropout_prob=0.0, **sizes).train()
 
 
-def _weighted(model, logits):
-    return Result.of(
-        model, [logits[0]], (logits * torch.linspace(0.5, 1.5, logits.shape[-1])).sum(), LIMITS
-    )
+_weighted = partial(weighted, states=1e-5)
+"""Of a standard deviation of the logits: the same sums in another order, over two layers."""
 
 
 def test_packed_documents_are_as_alone(kernels):

@@ -2,6 +2,7 @@
 could go wrong."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 import autopack
 from autopack import registry, tiny
 from autopack.registry import first_position
-from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions, spans
-from tests.engine import mean_loss
+from tests.conftest import FLOAT32, LEAK, alone_loss, positions, spans
+from tests.engine import Call, mean_loss, must_be_exact
+from tests.subjects import build
 from tests.support.refusals import refused
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))
@@ -26,15 +28,12 @@ DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position
 @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("model_type", "options"), DISTANCES)
 def test_distances_restart(model_type, options, attn_implementation):
+    make = partial(build, model_type, attn_implementation=attn_implementation, **options)
     try:
-        model = tiny.build(model_type, attn_implementation=attn_implementation, **options)
+        make()
     except tiny.CannotBuild:
         pytest.skip(f"{model_type} has no {attn_implementation}")
-    ids = tiny.tokens(model.config, 2, 20)
-    expected = alone(model, ids, *ROWS)
-    with autopack.enable(model):
-        assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
-    assert error(model(input_ids=ids, use_cache=False).logits, expected) > LEAK
+    must_be_exact(make, Call(lengths=ROWS[0]).row)
 
 
 NO_TOKENS_MEET = {"perceiver", "mra"}
@@ -42,7 +41,6 @@ NO_TOKENS_MEET = {"perceiver", "mra"}
 sums in their place."""
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model_type", sorted(set(ENCODERS) - NO_TOKENS_MEET))
 def test_masked_language_models(model_type):
     """Of every covered type; autopack.audit holds logits, influence and gradients in all call
@@ -60,7 +58,6 @@ def test_masked_language_models(model_type):
         assert report.exact, str(report)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model_type", "options"), [("deberta-v2", DEBERTA), ("deberta", {"relative_attention": True,
                          "pos_att_type": ["c2p", "p2c"]})])  # fmt: skip
 def test_disentangled_attention_and_its_convolution(model_type, options):

@@ -1,6 +1,8 @@
 """Mixers on documents as rows: what each document gets alone, at every length that could go
 wrong."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,7 +28,7 @@ from tests.conftest import (
     same,
     weights_like,
 )
-from tests.engine import Limits, Result, check, leaks, limits_of
+from tests.engine import Limits, check, leaks, weighted
 from tests.support.refusals import refused, refused_by_its_first_call
 
 CONVOLUTION, CHUNK = 4, 8
@@ -42,14 +44,10 @@ TYPES = sorted(
 MIXERS = {"lfm2": "Lfm2ShortConv", "mamba2": "Mamba2Mixer", "minimax": "MiniMaxLightningAttention"}
 
 
-def _weighted(model, logits):
-    """A result whose loss is a sum of all logits in which each counts otherwise; what cancels in it
-    rounds."""
-    limits = limits_of(model)._replace(loss=1e-3)
-    return Result.of(model, [logits], (logits * weights_like(logits)).sum(), limits)
+_weighted = partial(weighted, loss=1e-3)
+"""What cancels in its loss rounds."""
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
     model, rows = tiny.build(model_type).train(), (AROUND_CHUNKS, OTHERS)
@@ -65,7 +63,6 @@ def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_typ
         check(_weighted(model, model(**call).logits), expected)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_float64(model_type):
     model = tiny.build(model_type).double()

@@ -6,10 +6,9 @@ import torch
 
 import autopack
 from autopack.tiny.images import IMAGE
-from compat.images import alone, documents, packed, spans
+from compat.images import alone, documents
 from tests.conftest import FLOAT32, error
 from tests.multimodal.models import PARTS, padded, rows_as_alone, twins_with_images, with_images
-from tests.support.refusals import refused
 
 
 def padded_with_images(model, side):
@@ -69,15 +68,3 @@ def test_generation_is_stocks():
     expected = stock.generate(**call)
     with autopack.enable(model):
         assert torch.equal(model.generate(**call), expected)
-
-
-@pytest.mark.parametrize("change", ["fewer", "in another order"])
-def test_grids_that_are_not_those_of_the_documents(change):
-    model = with_images("hunyuan_vl")
-    found = documents(model)
-    call = packed(model, [found])
-    grids = call["image_grid_thw"]
-    call["image_grid_thw"] = grids[:-1] if change == "fewer" else grids.roll(1, 0)
-    assert len(spans([found])) > 2
-    with autopack.enable(model), refused("media-positions"):
-        model(**call)

@@ -6,10 +6,9 @@ import copy
 import pytest
 import transformers
 
-import autopack
 from autopack import tiny
 from autopack.tiny.models import randomize
-from compat.images import documents, packed
+from compat.images import documents
 from tests.conftest import FLOAT32
 from tests.multimodal.models import (
     agrees,
@@ -17,10 +16,8 @@ from tests.multimodal.models import (
     serves,
     twins_with_images,
     unpadded_as_stock,
-    with_images,
     worst,
 )
-from tests.support.refusals import refused
 
 TYPES = ["pix2struct", "pp_formulanet", "vision-encoder-decoder"]
 
@@ -66,38 +63,3 @@ def test_padded_batches_give_what_they_gave(model_type):
         model, stock, padded(stock, found), verify=False
     )  # which has seen no padding beside images
     assert worst(output.logits, stock, [[document] for document in found]) <= FLOAT32
-
-
-@pytest.mark.parametrize("model_type", TYPES)
-def test_as_many_images_as_documents(model_type):
-    model = with_images(model_type)
-    found = documents(model)
-    call = packed(model, [found])
-    fewer = {name: call[name][:2] for name in found[0].images[0]}
-    with (
-        autopack.enable(model),
-        refused("halves-disagree"),
-    ):
-        model(**{**call, **fewer})
-
-
-class TestPPFormulaNet:
-    """It shifts `input_ids` over the row where it gets no tokens for its decoder."""
-
-    def test_tokens_that_it_would_shift(self):
-        model = with_images("pp_formulanet")
-        call = packed(model, [documents(model)])
-        ids, mask = call.pop("decoder_input_ids"), call.pop("decoder_attention_mask")
-        with autopack.enable(model):
-            with refused("halves-disagree"):
-                model(**call, input_ids=ids, attention_mask=mask)
-            with refused("decoder-tokens"):
-                model(
-                    **call,
-                    input_ids=ids,
-                    attention_mask=mask,
-                    labels=ids,
-                    decoder_attention_mask=mask,
-                )
-            with refused("decoder-tokens"):
-                model(**call, labels=ids, decoder_attention_mask=mask)

@@ -10,10 +10,8 @@ from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.multimodal.models import (
     padded,
     twins_with_images,
-    with_images,
     worst,
 )
-from tests.support.refusals import refused
 
 TYPES = ["blip", "git"]
 
@@ -42,16 +40,6 @@ def test_stock_lets_documents_of_a_row_share_an_image(model_type):
     assert worst(turned, stock, [found]) > (LEAK if model_type in TYPES else 20 * FLOAT32)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_as_many_images_as_documents(model_type, count):
-    model = with_images(model_type, "eager")
-    call = packed(model, [documents(model)])
-    pixels = torch.cat([call["pixel_values"]] * 2)[:count]
-    with autopack.enable(model), refused("media-of-others"):
-        model(**{**call, "pixel_values": pixels})
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model_type", TYPES)
 def test_padded_batches_give_what_they_gave(model_type, side):
@@ -77,11 +65,3 @@ def test_hidden_states_of_git_are_those_of_its_text():
         own = alone(stock, document, output_hidden_states=True).hidden_states
         for mine, theirs in zip(states, own, strict=True):
             assert error(mine[row, a:b], theirs[0, -len(document) :]) <= FLOAT32
-
-
-def test_labels_of_git_need_images():
-    """Its loss leaves out as many tokens as an image has, whether there is one or not."""
-    _, model = twins("git")
-    call = packed(model, [documents(model)])
-    with autopack.enable(model), refused("argument-of-no-document"):
-        model(**{**call, "pixel_values": None}, labels=call["input_ids"])

@@ -16,8 +16,6 @@ from autopack.tiny.sounds import SOUND
 from tests.conftest import FLOAT32, LEAK, error
 from tests.support.refusals import refused
 
-REFUSED = "documents with {}s are not proven to be kept apart"
-
 
 def features_of(output):
     return output.pooler_output if hasattr(output, "pooler_output") else output
@@ -78,6 +76,11 @@ def not_proven(model, found, match):
                 model(**media_rows.packed(model, found))
 
 
+def leaks_and_is_not_proven(model, found, kind="image"):
+    assert apart(model, found, verify=False) > LEAK
+    not_proven(model, found, f"documents with {kind}s are not proven to be kept apart")
+
+
 def inner_of(model_type, task="image-text-to-text"):
     return type(tiny.build(model_type, task=task).model)
 
@@ -92,8 +95,7 @@ def test_a_class_of_ones_own_that_keeps_images_apart_is_served(model_type):
 def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_type):
     model = written(model_type, inner_of(model_type), "get_image_features", mixes=True)
     found = documents(model)
-    assert apart(model, found, verify=False) > LEAK
-    not_proven(model, found, REFUSED.format("image"))
+    leaks_and_is_not_proven(model, found)
     text = [images.document(model, (5,), seed=4), images.document(model, (8,), seed=5)]
     assert apart(model, text) <= FLOAT32
 
@@ -108,8 +110,7 @@ def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
     )
     if beyond == 12:
         assert apart(model, few) <= FLOAT32
-    assert apart(model, many, verify=False) > LEAK
-    not_proven(model, many, REFUSED.format("image"))
+    leaks_and_is_not_proven(model, many)
 
 
 def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
@@ -125,8 +126,7 @@ def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence(
     do not arrive."""
     model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
     found = documents(model)
-    assert apart(model, found, verify=False) > LEAK
-    not_proven(model, found, REFUSED.format("image"))
+    leaks_and_is_not_proven(model, found)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -170,5 +170,4 @@ def test_sounds(mixes):
     if not mixes:
         assert apart(model, found) <= FLOAT32
         return
-    assert apart(model, found, verify=False) > LEAK
-    not_proven(model, found, REFUSED.format("sound"))
+    leaks_and_is_not_proven(model, found, "sound")

@@ -52,7 +52,6 @@ kosmos-2.5 granite_docling minicpmv4_7 t5gemma2 unlimited_ocr florence2 molmo2 e
 patches, norms."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [*ALONE, *((name, EAGER) for name in FORMS)],
@@ -124,19 +123,25 @@ def test_image_blocks_that_touch_are_not_one(model_type):
         assert (before - after)[0, : len(touching[0])].abs().max() > LEAK
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
-def test_equally_long_documents_have_their_images_where_they_have_them(model_type, implementation):
-    stock, model = twins_with_images(model_type, attn_implementation=implementation)
-    found = documents(stock, [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)])
-    serves(model, stock, [found])
+EQUALLY_LONG = [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)]
+OF_PARTS = [
+    *(("gemma3", options, EQUALLY_LONG) for options in ({}, EAGER)),
+    *(
+        pytest.param("gemma4", options, EQUALLY_LONG, marks=pytest.mark.exhaustive)
+        for options in ({}, EAGER)
+    ),
+    *(
+        ("qwen2_vl", {}, parts)
+        for parts in ([(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)])
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "parts", [[(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)]]
-)
-def test_documents_of_one_token_and_of_an_image_alone(parts):
-    stock, model = twins_with_images("qwen2_vl")
+@pytest.mark.parametrize(("model_type", "options", "parts"), OF_PARTS)
+def test_equally_long_documents_those_of_one_token_and_of_an_image_alone(
+    model_type, options, parts
+):
+    stock, model = twins_with_images(model_type, **options)
     with torch.no_grad():
         serves(model, stock, [documents(stock, parts)])
 

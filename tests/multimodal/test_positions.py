@@ -34,7 +34,6 @@ M_ROPE = (
 )
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", [*M_ROPE, "qwen3_omni_moe_thinker"])
 def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
     """As the model's own function gives them; Qwen3-Omni numbers tokens by floats."""

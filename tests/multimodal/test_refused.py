@@ -18,97 +18,136 @@ from tests.engine import counted
 from tests.multimodal.models import with_images
 from tests.support.refusals import refused
 
-
-def call_with(model, **others):
-    return model(**{**packed(model, [documents(model)]), **others})
+EAGER = {"attn_implementation": "eager"}
 
 
+def fewer_grids(call, *_):
+    return {"image_grid_thw": call["image_grid_thw"][:-1]}
+
+
+def turned_grids(call, *_):
+    return {"image_grid_thw": call["image_grid_thw"].roll(1, 0)}
+
+
+def later(call, *_):
+    """Positions of a document that goes on."""
+    return {"position_ids": call["position_ids"] + 5 * (call["position_ids"].cumsum(1) < 5)}
+
+
+def embedded(call, model, _):
+    return {"inputs_embeds": model.get_input_embeddings()(call["input_ids"]), "input_ids": None}
+
+
+def without(name):
+    return lambda *_: {name: None}
+
+
+def fewer(name):
+    return lambda call, *_: {name: call[name][:-1]}
+
+
+def two_images(call, _, found):
+    return {name: call[name][:2] for name in found[0].images[0]}
+
+
+def images(count):
+    return lambda call, *_: {"pixel_values": torch.cat([call["pixel_values"]] * 2)[:count]}
+
+
+def labels_without_images(call, *_):
+    """GIT's loss leaves out as many tokens as an image has, whether there is one or not."""
+    return {"pixel_values": None, "labels": call["input_ids"]}
+
+
+def tokens_of_the_encoder(*labels):
+    """PP-FormulaNet shifts `input_ids`, or labels, over a row without tokens for its decoder."""
+
+    def change(call, *_):
+        ids, mask = call["decoder_input_ids"], call["decoder_attention_mask"]
+        given = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+        left = {name: value for name, value in given.items() if name in labels}
+        return {"decoder_input_ids": None, "decoder_attention_mask": None, **left} | (
+            {"decoder_attention_mask": mask} if "labels" in labels else {}
+        )
+
+    return change
+
+
+def numbers_from_0(call, model, found):
+    """Molmo2 counts the patches of all images of a call: numbers from 0 would pool the first's."""
+    rows = [media_rows.row(model, [document]) for document in found if document.images]
+    return {"image_token_pooling": torch.cat([row["image_token_pooling"] for row in rows])}
+
+
+def patch_of_the_image_before(call, *_):
+    numbers, crops = call["image_token_pooling"].clone(), call["image_num_crops"]
+    third = int(crops[:2].sum()) * call["pixel_values"].shape[1]
+    numbers[numbers == third] -= 1
+    return {"image_token_pooling": numbers}
+
+
+POSITIONS, OTHERS = "media-positions", "media-of-others"
+PATCHES = ("image_token_pooling", "image_grids", "image_num_crops")
 BAD = {
-    "fewer grids than images": (lambda call: {"image_grid_thw": call["image_grid_thw"][:-1]}, None),
-    "grids in another order": (
-        lambda call: {"image_grid_thw": call["image_grid_thw"].roll(1, 0)},
+    "fewer grids": ("qwen2_vl", fewer_grids, POSITIONS),
+    "turned grids": (
+        "qwen2_vl",
+        turned_grids,
+        POSITIONS,
         "image_grid_thw must hold the media of all documents",
     ),
-    "no token types": (lambda call: {"mm_token_type_ids": None}, "mm_token_type_ids"),
-    "a document that goes on": (
-        lambda call: {
-            "position_ids": call["position_ids"] + 5 * (call["position_ids"].cumsum(1) < 5)
-        },
-        "document 0 begins at position 5",
+    "no token types": ("qwen2_vl", without("mm_token_type_ids"), POSITIONS, "mm_token_type_ids"),
+    "a document that goes on": ("qwen2_vl", later, POSITIONS, "document 0 begins at position 5"),
+    "embeddings without tokens": ("qwen2_vl", embedded, POSITIONS),
+    "fewer grids, numbered": ("hunyuan_vl", fewer_grids, POSITIONS),
+    "turned grids, numbered": ("hunyuan_vl", turned_grids, POSITIONS),
+    **{
+        f"two images, {name}": (name, two_images, "halves-disagree")
+        for name in ("pix2struct", "pp_formulanet", "vision-encoder-decoder")
+    },
+    "tokens": (
+        "pp_formulanet",
+        tokens_of_the_encoder("input_ids", "attention_mask"),
+        "halves-disagree",
     ),
+    "tokens and labels": (
+        "pp_formulanet",
+        tokens_of_the_encoder("input_ids", "attention_mask", "labels"),
+        "decoder-tokens",
+    ),
+    "labels": ("pp_formulanet", tokens_of_the_encoder("labels"), "decoder-tokens"),
+    **{
+        f"{count} images, {name}": (name, images(count), OTHERS)
+        for name in ("blip", "git")
+        for count in (1, 2, 4)
+    },
+    "labels without images": ("git", labels_without_images, "argument-of-no-document"),
+    "numbers from 0": ("molmo2", numbers_from_0, OTHERS),
+    "a patch of the image before": ("molmo2", patch_of_the_image_before, OTHERS),
+    **{f"without {name}": ("molmo2", without(name), OTHERS) for name in PATCHES},
+    **{f"fewer {name}": ("molmo2", fewer(name), OTHERS) for name in (*PATCHES, "pixel_values")},
 }
 
 
-class TestBadInput:
-    @pytest.fixture(scope="class")
-    def model(self):
-        model = with_images("qwen2_vl")
-        with autopack.enable(model):
-            yield model
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_the_documents(name):
+    """And the same call is served without the change."""
+    model_type, change, code, *match = BAD[name]
+    model = with_images(model_type, **(EAGER if model_type in ("blip", "git") else {}))
+    found = documents(model)
+    call = packed(model, [found])
+    with autopack.enable(model, verify=model_type != "molmo2"):
+        with refused(code, match=match[0] if match else None):
+            model(**{**call, **change(call, model, found)})
+        assert model(**call).logits.isfinite().all()
 
-    @pytest.mark.parametrize(("change", "match"), BAD.values(), ids=BAD)
-    def test_what_does_not_fit_the_documents(self, model, change, match):
-        call = packed(model, [documents(model)])
-        changed = change(call)
-        assert all(v is None or not torch.equal(v, call[n]) for n, v in changed.items())
-        with refused("media-positions", match=match):
-            model(**{**call, **changed})
 
-    def test_embeddings_without_tokens(self, model):
-        call = packed(model, [documents(model)])
-        embeds = model.get_input_embeddings()(call.pop("input_ids"))
+def test_an_error_leaves_what_the_model_keeps():
+    model = with_images("qwen2_vl")
+    with autopack.enable(model):
         with refused("media-positions"):
-            model(**call, inputs_embeds=embeds)
-
-    def test_an_error_leaves_what_the_model_keeps(self, model):
-        model.model.rope_deltas = None
-        with refused("media-positions"):
-            call_with(model, mm_token_type_ids=None)
+            model(**{**packed(model, [documents(model)]), "mm_token_type_ids": None})
         assert model.model.rope_deltas is None
-        assert call_with(model).logits.isfinite().all()
-
-
-class TestNumbersOfPatches:
-    """Molmo2 counts the patches of all images of a call: numbers that begin anew would pool the
-    first image's."""
-
-    @pytest.fixture(scope="class")
-    def model(self):
-        model = with_images("molmo2")
-        with autopack.enable(model, verify=False):
-            yield model
-
-    def test_those_of_each_document_from_0(self, model):
-        found = documents(model)
-        rows = [media_rows.row(model, [document]) for document in found if document.images]
-        numbers = torch.cat([row["image_token_pooling"] for row in rows])
-        assert numbers.shape == packed(model, [found])["image_token_pooling"].shape
-        with refused("media-of-others"):
-            call_with(model, image_token_pooling=numbers)
-
-    def test_one_patch_of_the_image_before(self, model):
-        call = packed(model, [documents(model)])
-        numbers, crops = call["image_token_pooling"].clone(), call["image_num_crops"]
-        third = int(crops[:2].sum()) * call["pixel_values"].shape[1]
-        numbers[numbers == third] -= 1
-        with refused("media-of-others"):
-            call_with(model, image_token_pooling=numbers)
-
-    @pytest.mark.parametrize(
-        ("name", "fewer"),
-        [
-            *(
-                (name, fewer)
-                for name in ("image_token_pooling", "image_grids", "image_num_crops")
-                for fewer in (0, 1)
-            ),
-            ("pixel_values", 1),
-        ],
-    )
-    def test_without_what_tells_whose_they_are_or_of_fewer_images(self, model, name, fewer):
-        value = packed(model, [documents(model)])[name][:-1] if fewer else None
-        with refused("media-of-others"):
-            call_with(model, **{name: value})
 
 
 REFUSED = {
@@ -122,7 +161,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("model_type", "name"), REFUSED)
 def test_media_that_are_not_served_are_refused_on_packed_rows_alone(model_type, name):
-    model = with_images(model_type, attn_implementation="eager")
+    model = with_images(model_type, **EAGER)
     ids, where = tiny.tokens(model.config, 1, 9), counted((4, 5))
     with autopack.enable(model, verify=False):
         with pytest.raises(autopack.UnsupportedModel, match=REFUSED[model_type, name]):
@@ -140,7 +179,7 @@ LINES = {
 @pytest.mark.parametrize("model_type", LINES)
 def test_types_whose_documents_have_no_result_of_their_own(model_type):
     """Each names the line of upstream by which that is so."""
-    model = with_images(model_type, attn_implementation="eager")
+    model = with_images(model_type, **EAGER)
     with refused("cannot-be-packed", match=r"\(5\.23\.0, modeling_\w+\.py:\d+\)") as raised:
         autopack.enable(model, verify=False)
     if transformers.__version__ == "5.23.0":
@@ -164,7 +203,7 @@ class TestNormsOverTheBatch:
 
     @pytest.fixture
     def model(self, model_type):
-        model = with_images(model_type, "eager")
+        model = with_images(model_type, **EAGER)
         with autopack.enable(model, verify=False):
             yield model.train()
 
@@ -177,7 +216,7 @@ class TestNormsOverTheBatch:
 
     def test_stock_mixes_documents_there(self, model_type):
         """Negative control: the first document sees nothing of the second but by the norms."""
-        stock = with_images(model_type, "eager")
+        stock = with_images(model_type, **EAGER)
         first, second = documents(stock)[:2]
         for train in (False, True):
             alone, beside = (

@@ -71,7 +71,6 @@ def twins_with_sounds(model_type):
     return with_sounds(model_type), with_sounds(model_type)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", types_of(TASKS))
 def test_documents_with_sounds_get_what_they_get_alone(model_type):
     stock, model = twins_with_sounds(model_type)
@@ -103,7 +102,6 @@ WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_aud
 """Types whose sounds are windows of one length, to which silence belongs."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", sorted({*types_of(TASKS)} - {*WINDOWS}))
 def test_sounds_of_any_lengths(model_type):
     """Frames are put together by eights: every remainder, beside a longer sound and one of several

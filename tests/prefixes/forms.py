@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from autopack import PackingCollator
+from tests.engine import next_token_loss
 from tests.support.padded import FLOAT32, GRADIENT, loss_error, model_gradient_error
 from tests.support.prefixes import padded
 
@@ -62,6 +63,4 @@ def agree(stock, model, batch, labels=True, **options):
 def _loss(logits, labels):
     if not (labels[:, 1:] != -100).any():
         return logits.sum() * 0.0
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
-    )
+    return next_token_loss(logits, labels)

@@ -12,17 +12,18 @@ from torch._subclasses import FakeTensorMode
 import autopack
 from autopack.enabling.trainer_logs import numbers
 from autopack.runtime.tally import Volume
+from tests.engine import next_token_loss
 from tests.support.padded import (
     FLOAT32,
-    GRADIENT,
+    agree,
     build,
     logit_error,
     loss_error,
-    model_gradient_error,
     packs_at_once,
     twins,
 )
-from tests.support.prefixes import group, loss_of_logits, padded, tree
+from tests.support.prefixes import group, padded, tree
+from tests.support.trained import checkpointed, with_lora
 
 
 def _scored(model, batch, **options):
@@ -32,22 +33,6 @@ def _scored(model, batch, **options):
 
 def _shared(handle):
     return handle.tally.training.shared + handle.tally.evaluation.shared
-
-
-def _agree(stock, model, batch):
-    """Logits without gradients, or the loss and gradients."""
-    if not torch.is_grad_enabled():
-        expected, found = (each(**batch, use_cache=False).logits for each in (stock, model))
-        assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
-        return
-    losses = []
-    for each in (stock, model):
-        each.zero_grad()
-        output = each(**batch, use_cache=False)
-        losses.append(loss_of_logits(output.logits, batch) if output.loss is None else output.loss)
-        losses[-1].backward()
-    assert loss_error(losses[1], losses[0]) < FLOAT32
-    assert model_gradient_error(model, stock) < GRADIENT
 
 
 def _dropping(model_type, **config):
@@ -191,36 +176,20 @@ class TestSaid:
         assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
 
 
-def _checkpointed(reentrant):
-    def change(model):
-        model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
-        return model
-
-    return change
-
-
 def _with_lora(model):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False
-    )
-    torch.manual_seed(0)
-    return peft.get_peft_model(model, config)
+    return with_lora(model, ["q_proj", "v_proj", "up_proj"], r=2)
 
 
 def _with_a_loss_of_ones_own(model):
-    model.loss_function = lambda logits, labels, vocab_size, **_: torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1),
-        labels[:, 1:].flatten(),
-        ignore_index=-100,
-        label_smoothing=0.1,
+    model.loss_function = lambda logits, labels, vocab_size, **_: next_token_loss(
+        logits, labels, label_smoothing=0.1
     )
     return model
 
 
 CHANGES = {
-    "checkpoints": (_checkpointed(False), False),
-    "reentrant checkpoints": (_checkpointed(True), False),
+    "checkpoints": (checkpointed, False),
+    "reentrant checkpoints": (partial(checkpointed, reentrant=True), False),
     "LoRA": (_with_lora, False),
     "a loss of one's own": (_with_a_loss_of_ones_own, True),
 }
@@ -233,7 +202,7 @@ class TestHowever:
     def test_training(self, pair, change, labels):
         stock, model = map(change, pair)
         with packs_at_once(model) as handle:
-            _agree(stock, model, padded(tree(), labels=labels))
+            agree(model, stock, padded(tree(), labels=labels), use_cache=False)
             assert labels or _shared(handle) > 40
 
     def test_autocast(self, pair):
@@ -249,7 +218,7 @@ class TestHowever:
         stock, model = pair
         with autopack.enable(model), torch.no_grad():
             copied = copy.deepcopy(model)
-            _agree(stock, copied, padded(tree()))
+            agree(copied, stock, padded(tree()), use_cache=False)
             assert copied.__dict__["_autopack_enabled"].tally.evaluation.shared > 40
             autopack.disable(copied)
 
@@ -274,7 +243,7 @@ class TestHowever:
             for each in pair:
                 each.model.layers[0].mlp = Columns(each.model.layers[0].mlp)
             with contextlib.suppress(autopack.AutopackError), torch.no_grad():  # or it is refused
-                _agree(stock, model, padded(tree()))
+                agree(model, stock, padded(tree()), use_cache=False)
             assert _shared(handle) == before
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
@@ -288,7 +257,7 @@ class TestHowever:
             for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
                 turn()
                 assert handle.enabled.fingerprint.changed() is None
-                _agree(pair[0].train(), model, padded(tree()))
+                agree(model, pair[0].train(), padded(tree()), use_cache=False)
             assert handle.enabled.said_by_twins is asked
             assert list(asked) == [("prefixes",)]
             model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: (

@@ -12,7 +12,8 @@ from autopack.proving import kept
 from compat.exactness import built, stand_in
 from compat.standins import taken_for_kernels
 from tests.prefixes.forms import FORMS, agree, parts, without_labels
-from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, packs_at_once, twins
+from tests.support.padded import GRADIENT, build, packs_at_once, twins
+from tests.support.padded import agree as as_padded
 from tests.support.prefixes import group, padded, tree
 
 TYPES = [
@@ -110,8 +111,7 @@ class TestAgreement:
         stock, model = twins(build("llama", task).eval())
         batch = padded(tree())
         with autopack.enable(model) as handle, torch.no_grad():
-            expected, found = (each(**batch, use_cache=False)[0] for each in (stock, model))
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            as_padded(model, stock, batch, use_cache=False)
             assert handle.tally.evaluation.shared > 40
 
     def test_left_padding(self, pair):
@@ -169,8 +169,7 @@ class TestLeaks:
         kept.forget()
         batch = padded(group())
         with autopack.enable(model) as handle, torch.no_grad():
-            found, expected = (each(**batch, use_cache=False).logits for each in (model, stock))
-            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            as_padded(model, stock, batch, use_cache=False)
             assert handle.tally.evaluation.shared == 0
             assert "its twin gives something else" in repr(handle)
         with autopack.enable(model, share=False):

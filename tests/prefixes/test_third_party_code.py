@@ -5,15 +5,10 @@ import copy
 import pytest
 import torch
 
+from tests.calls.test_state_over_padding import Around, InBuffer
 from tests.proving.untouched import Mine
-from tests.support.padded import FLOAT32, build, logit_error, model_gradient_error, packs_at_once
-from tests.support.prefixes import loss_of_logits, padded, tree
-
-
-class Around(torch.nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
+from tests.support.padded import agree, build, packs_at_once, trained
+from tests.support.prefixes import padded, tree
 
 
 class Halved(torch.autograd.Function):
@@ -31,19 +26,6 @@ class Normalised(Around):
 
     def forward(self, states):
         return Halved.apply(self.inner(states))
-
-
-class Averaged(Around):
-    """Keeps a running mean of its states in a buffer."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.register_buffer("mean", torch.zeros(inner.gate_proj.in_features))
-
-    def forward(self, states):
-        if self.training:
-            self.mean.mul_(0.9).add_(0.1 * states.detach().flatten(0, -2).mean(0))
-        return self.inner(states)
 
 
 def _replaced(kind):
@@ -77,19 +59,12 @@ def _subclass(model):
 
 CODE = {
     "a normalised gradient": _replaced(Normalised),
-    "a running mean": _replaced(Averaged),
+    "a running mean": _replaced(InBuffer),
     "a function on an instance": _on_an_instance,
     "a forward hook": _hooked,
     "a full backward hook": _hooked_backward,
     "a subclass": _subclass,
 }
-
-
-def _trained(model, batch):
-    model.zero_grad()
-    logits = model(**batch, use_cache=False).logits
-    loss_of_logits(logits, batch).backward()
-    return logits
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -103,11 +78,9 @@ def test_third_party_code_computes_every_row(change, when):
         change(model)
     with packs_at_once(model) as handle:
         if when == "after":
-            _trained(model, batch)
+            trained(model, batch, use_cache=False)
             assert handle.tally.training.shared > 40
             change(model)
         before = handle.tally.training.shared
-        found, wanted = _trained(model, batch), _trained(stock, batch)
+        agree(model, stock, batch, use_cache=False)
         assert handle.tally.training.shared == before
-        assert logit_error(found, wanted, batch["attention_mask"]) < FLOAT32
-        assert model_gradient_error(model, stock) < 10 * FLOAT32

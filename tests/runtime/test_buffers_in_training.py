@@ -48,17 +48,18 @@ def _row(model):
     }
 
 
+def _alone(stock, row):
+    parts = row["input_ids"].split(LENGTHS, dim=1)
+    return [copy.deepcopy(stock)(input_ids=part).logits for part in parts]
+
+
 def _error(model, **options):
     stock, row = copy.deepcopy(model), _row(model)
     with autopack.enable(model, **options):
         found = model(**row).logits
-    alone = [
-        copy.deepcopy(stock)(input_ids=part).logits
-        for part in row["input_ids"].split(LENGTHS, dim=1)
-    ]
     return max(
         float(((f - a).norm() / a.norm()).detach())
-        for f, a in zip(found.split(LENGTHS, dim=1), alone, strict=True)
+        for f, a in zip(found.split(LENGTHS, dim=1), _alone(stock, row), strict=True)
     )
 
 
@@ -163,8 +164,4 @@ def test_heads_that_run_documents_alone():
     stock, row = copy.deepcopy(model), _row(model)
     autopack.enable(model, verify=False)
     found = model(**row, output_attentions=True).logits  # for which its documents run alone
-    alone = [
-        copy.deepcopy(stock)(input_ids=part).logits
-        for part in row["input_ids"].split(LENGTHS, dim=1)
-    ]
-    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found, torch.cat(_alone(stock, row)), atol=1e-5, rtol=1e-4)

@@ -23,8 +23,9 @@ from tests.conftest import (
     llama,
     same,
 )
-from tests.runtime.test_copies_of_parts import COPIES, run_elsewhere
+from tests.runtime.test_copies_of_parts import every_copy
 from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits
+from tests.support.processes import python
 from tests.support.refusals import refused
 
 
@@ -33,7 +34,7 @@ def stock():
     return llama()
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@every_copy
 @pytest.mark.parametrize("disabled_first", ["original", "copy"])
 def test_a_copy_is_enabled_on_its_own(stock, duplicate, disabled_first):
     model = llama()
@@ -122,5 +123,5 @@ def test_a_checkpoint_holds_nothing_of_autopack(tmp_path):
         "assert not [name for name in sys.modules if name.startswith('autopack')]\n"
     )
     torch.save(IDS, tmp_path / "ids.pt")
-    run_elsewhere(code)
+    python("-c", code)
     assert error(torch.load(tmp_path / "logits.pt"), expected) <= FLOAT64

@@ -7,8 +7,6 @@ few kilobytes, a whole tiny model more than 100."""
 import copy
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from autopack import tiny
 from autopack.runtime.marks import holds_marks
 from autopack.runtime.scope import BoundCheckpoint
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
+from tests.subjects import layers_of
 from tests.support.refusals import refused
 
 IDS, WHERE = token_ids(), positions(LENGTHS)
@@ -51,14 +50,11 @@ COPIES = {
 }
 
 
-def run_elsewhere(code):
-    """Run code in a process of its own, which has to succeed."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+every_copy = pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
 
 
 def first_layer(model):
-    return next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))[0]
+    return layers_of(model)[0]
 
 
 def build(model_type):
@@ -93,7 +89,7 @@ def test_a_part_is_saved_without_its_model(model_type):
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@every_copy
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "mamba", "bloom"])
 def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
@@ -119,7 +115,7 @@ def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, du
     autopack.disable(model)
 
 
-@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+@every_copy
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "mamba"])
 def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
     stock, model = build(model_type), build(model_type)
@@ -140,7 +136,7 @@ def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(mo
     stock, model = build(model_type), build(model_type)
 
     def deepen(one):
-        layers = next(m for m in one.base_model.modules() if isinstance(m, torch.nn.ModuleList))
+        layers = layers_of(one)
         layers[1] = copy.deepcopy(layers[0])
 
     model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -40,6 +40,7 @@ FLOAT32_GRADIENT = 1e-3
 """Gradients sum over all tokens and layers, so they are held to ten times the tolerance of float32
 logits."""
 KINDS = {"reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(mode
     assert gradient_error(gradients(model), _expected(stock)) <= FLOAT64
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@every_kind
 def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch):
     monkeypatch.setattr("autopack.calls.hooks.bind_checkpointing", lambda modules: None)
     model.train().gradient_checkpointing_enable(kind)
@@ -159,7 +160,7 @@ def test_below_a_checkpoint_function_of_a_script_padded_batches_run_without_thei
     assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@every_kind
 def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
     model = llama().train()
     model.gradient_checkpointing_enable(kind)

@@ -6,8 +6,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import AutopackError, patching, tiny
@@ -27,6 +25,7 @@ from tests.conftest import (
     same,
     token_ids,
 )
+from tests.subjects import WithoutTwin, layers_of
 from tests.support.interrupted import Interrupter, events_of, spread
 from tests.support.one_llama import IDS, logits
 
@@ -101,13 +100,6 @@ def test_what_an_interrupt_leaves_of_a_mixer_s_call_is_not_of_the_next_one():
         train(model)
 
 
-class WantsMore(LlamaForCausalLM):
-    """Has no twin: its constructor takes more than a configuration."""
-
-    def __init__(self, config, wanted):
-        super().__init__(config)
-
-
 class TestAtAnyPoint:
     """A KeyboardInterrupt, which passes by every `except Exception`, torch's own among them."""
 
@@ -127,7 +119,7 @@ class TestAtAnyPoint:
     def test_of_enabling(self, has_twin, points):
         expected, model = Expected(), build()
         if not has_twin:
-            model.__class__ = WantsMore
+            model.__class__ = WithoutTwin
         before = pictures(model)
         events = events_of(lambda: autopack.enable(model))
         autopack.disable(model)
@@ -199,15 +191,7 @@ def events_of_all_but_the_last(model):
 
 
 def replace_a_layer(model, model_type):
-    layers = next(
-        module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)
-    )
-    other = next(
-        module
-        for module in build(model_type).base_model.modules()
-        if isinstance(module, nn.ModuleList)
-    )
-    layers[1] = other[1].train(model.training)
+    layers_of(model)[1] = layers_of(build(model_type))[1].train(model.training)
 
 
 class Planted(Exception):
@@ -238,7 +222,6 @@ def raising(module, kind, where):
 class TestRaisedBySomebody:
     """From inside a layer, a loss, a mask function, an audit, a check of the sentinel."""
 
-    @pytest.mark.sampled(15)
     @pytest.mark.parametrize("where", ["before", "after", "backward"])
     @pytest.mark.parametrize("reentrant", [None, False, True])
     def test_a_hook_on_a_layer(self, kind, where, reentrant):

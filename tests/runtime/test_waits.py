@@ -53,7 +53,6 @@ def _is_upstreams(error):
 TASKS = ("causal-lm", "masked-lm", "sequence-classification")
 
 
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize("form", [_row, _padded], ids=["packed row", "padded batch"])
 @pytest.mark.parametrize(
     ("model_type", "task"),

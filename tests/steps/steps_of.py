@@ -10,6 +10,8 @@ from transformers import Trainer, TrainingArguments
 
 import autopack
 from autopack import tiny
+from tests.support.trained import QUIET
+from tests.support.training_calls import noisy
 
 _DRAW = np.random.default_rng(0)
 LENGTHS = np.clip(_DRAW.lognormal(2.5, 0.8, 120), 3, 60).astype(int)
@@ -75,24 +77,17 @@ def trainer(
 ):
     """Return a trainer of a tiny model without dropout."""
     torch.manual_seed(0)
-    model = tiny.build(model_type, task=task)
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and (name == "p" or "dropout" in name):
-                setattr(module, name, 0.0)
+    model = noisy(tiny.build(model_type, task=task), 0.0)
     args = TrainingArguments(
         tempfile.mkdtemp(),
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulate,
         max_steps=steps,
-        report_to=[],
         logging_steps=1,
-        use_cpu=True,
-        disable_tqdm=True,
         remove_unused_columns=False,
         learning_rate=1e-3,
         include_num_input_tokens_seen="all",
-        **{"save_strategy": "no", **settings},
+        **{**QUIET, **settings},
     )
     return kind(model, args, data_collator=collate, train_dataset=DOCUMENTS)
 

@@ -9,6 +9,7 @@ import autopack
 from autopack.errors import InvalidPacking, UnsupportedModel
 from tests.steps.steps_of import MOST, classes, on_the_left, packed, pairs, texts, trained, trainer
 from tests.support.dpo import preferences
+from tests.support.trained import losses_of
 
 _TOLERANCE = 1e-5
 """Of float32: sums in another order; norms of gradients of a few numbers are rounded more than
@@ -211,8 +212,7 @@ def test_training_resumes_in_the_middle_of_an_epoch(tmp_path):
     again = trainer("llama", texts, **settings)
     autopack.enable(again, max_tokens=MOST)
     again.train(resume_from_checkpoint=f"{made.args.output_dir}/checkpoint-2")
-    found = [each["loss"] for each in again.state.log_history if "loss" in each]
-    assert found == pytest.approx(wanted[:, 0].tolist(), rel=_TOLERANCE)
+    assert losses_of(again) == pytest.approx(wanted[:, 0].tolist(), rel=_TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
@@ -253,17 +253,27 @@ def test_disable_gives_the_trainer_its_step_back():
     assert not {"training_step", "get_batch_samples", "compute_loss"} & vars(made).keys()
 
 
-@pytest.mark.parametrize("most", [0, -1, 2.0, True, "many"])
-def test_a_budget_is_a_number_of_tokens(most):
+def _itself(made):
+    return made
+
+
+def _model_of(made):
+    return made.model
+
+
+@pytest.mark.parametrize(
+    ("of", "most", "said"),
+    [
+        *((_itself, most, "max_tokens must be") for most in (0, -1, 2.0, True, "many")),
+        (_itself, "auto", "Give a number of tokens"),  # a CPU does not say what fits
+        (_model_of, MOST, "Pass the trainer"),
+    ],
+)
+def test_a_budget_is_a_number_of_tokens_for_a_trainer(of, most, said):
     made = trainer("llama", texts)
-    with pytest.raises(ValueError, match="max_tokens must be"):
-        autopack.enable(made, max_tokens=most)
+    with pytest.raises(ValueError, match=said):
+        autopack.enable(of(made), max_tokens=most)
     assert not autopack.is_enabled(made)
-
-
-def test_a_model_alone_has_no_steps():
-    with pytest.raises(ValueError, match="Pass the trainer"):
-        autopack.enable(trainer("llama", texts).model, max_tokens=MOST)
 
 
 @pytest.mark.parametrize("collate", [texts, packed])
@@ -352,10 +362,3 @@ def test_what_fits_is_measured_in_the_second_step(monkeypatch):
         > 100
     )
     assert "max_tokens=180 (auto)" in repr(cut)
-
-
-def test_a_cpu_does_not_say_what_fits():
-    made = trainer("llama", texts)
-    with pytest.raises(ValueError, match="Give a number of tokens"):
-        autopack.enable(made, max_tokens="auto")
-    assert not autopack.is_enabled(made)

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 
+from tests.support.trained import QUIET
+
 
 def preferences(path, model, reference=None, **settings):
     """Ten steps of pairs of uneven length; the reference is a copy of the model where none is
@@ -17,15 +19,8 @@ def preferences(path, model, reference=None, **settings):
         for first, count in zip(range(0, 40, 2), range(3, 23), strict=True)
     ]
     pairs = {"prompt": texts, "chosen": texts[::-1], "rejected": texts}
-    options = {
-        "output_dir": str(path),
-        "max_steps": 10,
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
     args = trl.DPOConfig(
-        **options, per_device_train_batch_size=2, save_strategy="no", bf16=False, **settings
+        str(path), max_steps=10, per_device_train_batch_size=2, bf16=False, **QUIET, **settings
     )
     data = datasets.Dataset.from_dict(pairs)
     reference = copy.deepcopy(model) if reference is None else reference

@@ -8,6 +8,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from tests.engine import next_token_loss
+
 HEADS, SIZE, COLUMNS = 2, 8, 64
 
 
@@ -172,11 +174,7 @@ class OldForCausalLM(PreTrainedModel):
         return self._output(self.head(hidden), labels)
 
     def _output(self, logits, labels):
-        loss = None
-        if labels is not None:
-            loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            )
+        loss = None if labels is None else next_token_loss(logits, labels)
         return CausalLMOutput(loss=loss, logits=logits)
 
     def forward(self, input_ids=None, attention_mask=None, labels=None, use_cache=None):

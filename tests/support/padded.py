@@ -10,6 +10,8 @@ import autopack
 from autopack import tiny
 from autopack.calls.unpadded import Unpadded
 from autopack.tiny.models import randomize
+from tests.engine import Limits, Result, check, next_token_loss
+from tests.subjects import without_dropout
 
 PADDED = (24, 5, 11, 1)
 """Documents of a padded batch of 24 columns: one fills its row, one is a single token."""
@@ -27,6 +29,7 @@ FLOAT32 = 1e-4
 leaves about 1e-6."""
 GRADIENT = 1e-3
 """The same for gradients of single parameters, in which sums over all tokens cancel."""
+LIMITS = Limits(FLOAT32, FLOAT32, GRADIENT)
 
 
 def mask_of(lengths, side="right", columns=None):
@@ -85,11 +88,7 @@ def build(model_type, task="causal LM", attn_implementation=None, **config):
             tiny_config.num_labels = 3
         model = kind.from_config(tiny_config, attn_implementation=implementation)
     randomize(model, 0)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            # heads have some of their own, which would draw other numbers in each run
-            module.p = 0.0
-    return model.train()
+    return without_dropout(model).train()
 
 
 def twins(model):
@@ -123,6 +122,29 @@ def model_gradient_error(found, expected):
     both = [(p, q) for p, q in pairs if p is not None and q is not None]
     least = 1e-2 * max(q.abs().max().item() for _, q in both)
     return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in both)
+
+
+def trained(model, inputs, **options):
+    """What a call gives at real tokens, or for whole rows, with the gradients of its loss, or of a
+    loss of its logits; without gradients where none are computed."""
+    output = model(**inputs, **options)
+    logits, loss, real = output.logits, output.loss, inputs["attention_mask"].bool()
+    parts = [logits[real] if logits.shape[:2] == real.shape else logits]
+    if not torch.is_grad_enabled():
+        return Result(parts, limits=LIMITS)
+    return Result.of(model, parts, loss_of_logits(logits, inputs) if loss is None else loss, LIMITS)
+
+
+def agree(model, stock, inputs, **options):
+    """Raise where a call of the enabled model gives anything else than the same call of stock."""
+    check(trained(model, inputs, **options), trained(stock, inputs, **options))
+
+
+def loss_of_logits(logits, batch):
+    """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the
+    model."""
+    labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)
+    return next_token_loss(logits.float(), labels)
 
 
 def tally_of(model):

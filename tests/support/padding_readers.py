@@ -3,9 +3,9 @@
 import copy
 
 import torch
-from torch import nn
 
 from autopack import tiny
+from tests.subjects import without_dropout
 
 EXACT, WRONG = 1e-5, 1e-3
 """Relative, of a loss in float32: rounding leaves about 1e-7, and zeros at padding change these by
@@ -21,10 +21,7 @@ def backbone(model_type="bert"):
 
 
 def twins(model):
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return copy.deepcopy(model), model
+    return copy.deepcopy(without_dropout(model)), model
 
 
 def batch(model, lengths=(11, 6, 4), seed=0):

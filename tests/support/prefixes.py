@@ -3,16 +3,15 @@
 import torch
 
 from autopack import tiny
-from tests.engine import in_rows
+from tests.engine import padded_batch
 from tests.support.padded import unpredicted
 
 
 def padded(rows, side="right", labels=False):
     """Rows of tokens as a padded batch with its mask, and labels for every token where wanted."""
-    ids, mask = in_rows(rows, side), in_rows([torch.ones_like(row) for row in rows], side)
-    found = {"input_ids": ids, "attention_mask": mask}
+    found = padded_batch(rows, side)
     if labels:
-        found["labels"] = ids.masked_fill(unpredicted(mask), -100)
+        found["labels"] = found["input_ids"].masked_fill(unpredicted(found["attention_mask"]), -100)
     return found
 
 
@@ -32,12 +31,3 @@ def tree(seed=0):
         rows += [torch.cat([prompt, turn, rests[0]]), torch.cat([prompt, turn, rests[1]])]
         rows.append(torch.cat([prompt, rests[2]]))
     return [*rows, rows[0].clone(), tiny.tokens(None, 1, 7, seed=seed + 9)[0]]
-
-
-def loss_of_logits(logits, batch):
-    """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the
-    model."""
-    labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)[:, 1:]
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=-100
-    )

@@ -19,6 +19,18 @@ def refused(*codes, match=None):
     assert caught.value.code in codes, str(caught.value)
 
 
+@contextmanager
+def refused_before_any_token(model, code):
+    """Want a call of a model to be refused before it has computed anything.
+
+    It is not audited, for that would compute tokens itself."""
+    computed = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda *given: computed.append(given))
+    with autopack.enable(model, verify=False), refused(code):
+        yield
+    assert not computed
+
+
 def refused_by_its_first_call(model, trains=False, lengths=(5, 9), **options):
     """Want a model to be refused when it is enabled, or by its first packed call; return the
     message."""

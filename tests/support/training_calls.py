@@ -13,12 +13,12 @@ RATE = 0.3
 """Probability of dropout."""
 
 
-def noisy(model):
-    """The model with dropout wherever it can have some."""
+def noisy(model, rate=RATE):
+    """The model with so much dropout wherever it can have some."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "dropout" in name or "jitter" in name):
-                setattr(module, name, RATE)
+                setattr(module, name, rate)
     return model
 
 

@@ -60,7 +60,6 @@ def positions(model, length):
     return counted([length], tiny.first_position(model.config))
 
 
-@pytest.mark.sampled(64)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_type_builds_and_runs(model_type):
     if model_type in BROKEN:

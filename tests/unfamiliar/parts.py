@@ -4,14 +4,9 @@ place."""
 import torch
 from torch import nn
 
+from tests.subjects import layers_of
+
 _MIXERS = ("self_attn", "attn", "attention", "self_attention", "mixer", "mamba")
-
-
-def layers_of(model):
-    """The layers of a model."""
-    return next(
-        m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) > 0
-    )
 
 
 def mixer_name(layer):

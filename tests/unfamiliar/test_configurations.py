@@ -9,10 +9,11 @@ from transformers import LlamaForCausalLM
 
 import autopack
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
-from tests.engine import WHEN, Call, Property, errors, table
-from tests.subjects import build, crossed
+from tests.engine import WHEN, Call, errors
+from tests.subjects import build, crossed, layers_of
 from tests.support.refusals import refused
-from tests.unfamiliar.parts import layers_of, mixer_name
+from tests.unfamiliar.parts import mixer_name
+from tests.unfamiliar.properties import Property, table
 
 CALL = Call()
 ROPE = {"rope_theta": 10000.0}
@@ -21,7 +22,6 @@ SHORT = 6
 row."""
 HALF = [1.0] * 8
 ORDINARY = [
-    ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     ("llama", {"num_key_value_heads": 4, "head_dim": 8, "hidden_act": "gelu"}),
     ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}}),
@@ -88,20 +88,12 @@ ORDINARY = [
     ("gpt_oss", {"sliding_window": 3}),
     ("llama4_text", {"attention_chunk_size": 4}),
     ("llama4_text", {"attn_temperature_tuning": True, "floor_scale": 3, "attn_scale": 0.5}),
-    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     ("opt", {"do_layer_norm_before": False}),
-    ("opt", {"word_embed_proj_dim": 32}),
-    ("bloom", {"apply_residual_connection_post_layernorm": True}),
     ("mamba", {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3}),
     ("mamba2", {"chunk_size": 3, "conv_kernel": 3, "use_bias": True}),
     ("bamba", {"mamba_chunk_size": 4, "mamba_d_conv": 3}),
-    ("phi", {"qk_layernorm": True}),
     ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True}),
-    ("olmo", {"clip_qkv": 0.5}),
-    ("qwen2_moe", {"norm_topk_prob": True, "decoder_sparse_step": 2}),
-    ("cohere", {"use_qk_norm": True}),
-    ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5}),
     ("gpt_bigcode", {"multi_query": False}),
     ("codegen", {"rotary_dim": 4}),
     ("gptj", {"rotary_dim": 4}),

@@ -2,12 +2,12 @@
 their own."""
 
 import pytest
-from torch import nn
 
 from tests.encoder_decoder.pairs import Pairs, alone, result
-from tests.engine import WHEN, Call, Property, table, verdict
-from tests.subjects import alternating, build, crossed, subclass
+from tests.engine import WHEN, Call, verdict
+from tests.subjects import alternating, build, crossed, layers_of, subclass
 from tests.unfamiliar import parts
+from tests.unfamiliar.properties import Property, table
 from tests.unfamiliar.test_subclasses import logged, names_some, passes_all_on
 
 TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "plbart", "mvp",
@@ -44,7 +44,7 @@ def in_half(model, place, kind):
     """Put a part of one half inside a module of the user's."""
     decodes, where = place
     half = model.get_decoder() if decodes else model.get_encoder()
-    stack = next(m for m in half.modules() if isinstance(m, nn.ModuleList))
+    stack = layers_of(half)
     if where == "layer":
         stack[0] = kind(stack[0])
         return

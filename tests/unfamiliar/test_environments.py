@@ -9,8 +9,10 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.enabling import prove
-from tests.engine import WHEN, Call, Property, check, form_of, table
+from tests.engine import WHEN, Call, check, form_of
 from tests.subjects import DECODERS, alternating, build, crossed, subclass
+from tests.support.trained import checkpointed, with_lora
+from tests.unfamiliar.properties import Property, table
 from tests.unfamiliar.test_subclasses import names_some
 
 EARLY_AND_LATE = ["before", "before", "after", "after"]
@@ -32,15 +34,9 @@ def thin(model_type, *_):
 
 
 def adapted(model):
-    """Low-rank adapters whose weights are drawn at random, the same ones every time."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
     # PEFT refuses the outputs of Mamba's mixers.
     targets = ["in_proj"] if model.config.model_type in ("mamba", "mamba2") else "all-linear"
-    config = peft.LoraConfig(
-        r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    return peft.get_peft_model(model, config)
+    return with_lora(model, targets, task_type="CAUSAL_LM")
 
 
 def hooked(model):
@@ -54,11 +50,6 @@ def hooked(model):
 def prepared(model):
     accelerate = pytest.importorskip("accelerate")
     return accelerate.Accelerator(cpu=True).prepare(model)
-
-
-def checkpointed(model, reentrant):
-    model.train()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
 
 def put(model, setting):

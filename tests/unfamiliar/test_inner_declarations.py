@@ -7,20 +7,10 @@ are everyday."""
 import pytest
 import torch
 
-from tests.engine import (
-    IGNORED,
-    LENGTHS,
-    WHEN,
-    Call,
-    Property,
-    Result,
-    counted,
-    ids,
-    numbered,
-    table,
-)
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, Result, counted, ids, numbered
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
 from tests.unfamiliar.parts import shifted
+from tests.unfamiliar.properties import Property, table
 
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
 """When a hook is added, and whether to the backbone or to the whole."""
@@ -178,7 +168,6 @@ def test_what_is_done_inside(subject, case):
     subject.hold(*case)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("forward", INSIDE)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom"])
 def test_what_is_done_inside_changes_the_result(model_type, forward):

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from tests.conftest import spans
-from tests.engine import IGNORED, LENGTHS, WHEN, Call, Property, errors, table, verdict
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, errors, verdict
 from tests.subjects import DECODERS, build, crossed, subclass, turned
+from tests.unfamiliar.properties import Property, table
 from tests.unfamiliar.test_subclasses import passes_all_on
 
 CALL = Call()

@@ -12,12 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import autopack
 from autopack import tiny
 from tests.engine import Call, check
+from tests.subjects import Mixes
 from tests.support.refusals import refused_by_its_first_call
-
-
-class Mixing(nn.Module):
-    def forward(self, x):
-        return x + x.cumsum(1)
 
 
 class Own(LlamaMLP):
@@ -106,7 +102,7 @@ def built(layer, mixes):
         mlp.load_state_dict(each.mlp.state_dict())
         each.mlp = mlp
         if mixes:
-            mlp.around = nn.Sequential(mlp.around, Mixing())
+            mlp.around = nn.Sequential(mlp.around, Mixes())
     return model
 
 

@@ -16,8 +16,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
-from tests.engine import STALE, Call, Property, must_be_exact, table
-from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed
+from tests.engine import Call, must_be_exact
+from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, layers_of
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import (
     as_they_are,
@@ -25,10 +25,10 @@ from tests.unfamiliar.parts import (
     averaged,
     changed,
     get,
-    layers_of,
     place,
     shifted,
 )
+from tests.unfamiliar.properties import STALE, Property, table
 
 CALL = Call()
 

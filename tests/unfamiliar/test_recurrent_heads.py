@@ -16,6 +16,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 import autopack
 from autopack import tiny
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, spans
+from tests.subjects import without_dropout
 from tests.support.padded import GRADIENT, batch, mask_of, model_gradient_error, packs_at_once
 from tests.support.refusals import refused, refused_by_its_first_call
 
@@ -76,10 +77,7 @@ class Careful(Tagger):
 def careful():
     torch.manual_seed(0)
     config = tiny.config("bert", task="masked-lm")
-    stock = Careful(config).train()
-    for module in stock.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    stock = without_dropout(Careful(config).train())
     return (
         stock,
         copy.deepcopy(stock),

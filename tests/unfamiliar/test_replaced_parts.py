@@ -9,8 +9,17 @@ import torch
 from torch import nn
 
 import autopack
-from tests.engine import WHEN, Call, Property, leaks, table
-from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, turned
+from tests.engine import WHEN, Call, leaks
+from tests.subjects import (
+    ATTENDING,
+    DECODERS,
+    ENCODERS,
+    alternating,
+    build,
+    crossed,
+    layers_of,
+    turned,
+)
 from tests.unfamiliar import parts
 from tests.unfamiliar.parts import (
     HARMLESS,
@@ -19,11 +28,11 @@ from tests.unfamiliar.parts import (
     averaged,
     changed,
     get,
-    layers_of,
     mixer_name,
     place,
     put,
 )
+from tests.unfamiliar.properties import Property, table
 
 CALL = Call()
 WITHOUT_CACHE = Call(given={"use_cache": False}).both
@@ -37,7 +46,6 @@ def wrap(model, part):
     put(holder, name, kind(get(holder, name)))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [*HARMLESS, *MIXING])
 def test_the_modules_of_the_user_do_what_they_say(kind):
     """The control: another document in front changes what the mixing ones give to a token, and no
@@ -48,7 +56,6 @@ def test_the_modules_of_the_user_do_what_they_say(kind):
     assert moves == (kind in MIXING)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("where", PLACES)
 def test_every_place_is_found(model_type, where):

@@ -6,20 +6,10 @@ import functools
 import torch
 
 from tests.conftest import spans
-from tests.engine import (
-    IGNORED,
-    LENGTHS,
-    WHEN,
-    Call,
-    Property,
-    Result,
-    counted,
-    ids,
-    states_of,
-    table,
-)
-from tests.subjects import DECODERS, crossed, rebuilt, subclass, turned
-from tests.unfamiliar.parts import averaged, changed, layers_of, shifted
+from tests.engine import IGNORED, LENGTHS, WHEN, Call, Result, counted, ids, states_of
+from tests.subjects import DECODERS, crossed, layers_of, rebuilt, subclass, turned
+from tests.unfamiliar.parts import averaged, changed, shifted
+from tests.unfamiliar.properties import Property, table
 
 CALL = Call()
 

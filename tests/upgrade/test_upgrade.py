@@ -33,6 +33,5 @@ def test_the_script_goes_on_where_0_2_left_off(tmp_path):
         assert now["losses"] == pytest.approx(THEN["losses"], rel=1e-5)
 
 
-@pytest.mark.exhaustive
 def test_what_it_keeps_now_is_what_0_2_kept(tmp_path):
     assert run(tmp_path, "write")["rows"] == THEN["rows"]

@@ -1,0 +1,27 @@
+"""What tests of training share: quiet trainers, what they have logged, adapters and checkpoints."""
+
+import pytest
+import torch
+
+QUIET = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+"""Arguments of trainers that write nothing."""
+
+
+def losses_of(trainer):
+    """The losses that a trainer has logged."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def with_lora(model, targets=("q_proj", "v_proj"), **options):
+    """The model with low-rank adapters, whose weights are drawn at random, always the same."""
+    peft = pytest.importorskip("peft")
+    options = {"r": 4, "init_lora_weights": False, **options}
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, **options))
+
+
+def checkpointed(model, reentrant=False):
+    """The model in training with checkpoints, whose first layer has something to differentiate."""
+    model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    return model
