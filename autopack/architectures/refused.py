@@ -16,7 +16,7 @@ _REASONS = {
         "gemma4_assistant gemma4_unified_assistant"
     ),
     "it refines one canvas per row over the cache of the whole row, and draws it at random, so a "
-    "document alone has no own result (modeling_diffusion_gemma.py:1552)": "diffusion_gemma",
+    "document alone has no result (5.23.0, modeling_diffusion_gemma.py:1552)": "diffusion_gemma",
     "it plans the actions of a row, from one state and over the cache of the whole row, and gives "
     "its tokens nothing (5.23.0, modeling_pi0.py:302)": "pi0",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": (

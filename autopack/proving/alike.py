@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -22,7 +22,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
     Each has fewer layers: of lists with one entry per layer, just enough for all pairs of
     neighbours of the whole. A class may still change the fields that it is given, so compare the
-    words of the results. Raises `tiny.CannotBuild` if the class refuses the first of them.
+    words of the results. Raises `tiny.CannotBuild` if the class refuses all of them.
     """
     text = vars(text_config(config, decoder=True))
     depth = next((n for name in rules.DEPTH if isinstance(n := text.get(name), int)), 8)
@@ -33,8 +33,15 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         *(value for value in vars(config).values() if isinstance(value, PretrainedConfig)),
     ]
     ends = any(_chosen(part, False) != _chosen(part, True) for part in parts)
-    for with_last in (False, True)[: 1 + ends]:
-        yield from (_shrunk(config, depth, with_last) for depth in depths)
+    refused, made = None, 0
+    for with_last, depth in product((False, True)[: 1 + ends], depths):
+        try:
+            yield _shrunk(config, depth, with_last)
+            made += 1
+        except configs.CannotBuild as error:
+            refused = refused or error
+    if refused is not None and not made:
+        raise refused
 
 
 def _shrunk(config: PretrainedConfig, depth: int, with_last: bool) -> PretrainedConfig:

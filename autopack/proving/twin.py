@@ -81,7 +81,11 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     try:
         for config in alike(model.config):
             _keep_vocabulary(config, model, whole.read)
-            twin = _built(cls, config, model, dtype).to(device)
+            try:
+                twin = _built(cls, config, model, dtype).to(device)
+            except tiny.CannotBuild as error:
+                why = why or error.reason
+                continue
             _pad_as(twin, model)
             missing = _missing(words, configuration.describe(twin.config))
             if missing is not None:

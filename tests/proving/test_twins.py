@@ -148,6 +148,16 @@ class TestAlike:
         assert found.layer_types[0] == kinds[0]
         assert set(pairwise(found.layer_types)) == set(pairwise(kinds))
 
+    def test_layers_that_take_over_keys_of_others(self):
+        """Gemma 4 refuses four layers of which the last two take over keys, and takes five."""
+        kinds = 2 * [*3 * ["sliding_attention"], "full_attention"]
+        config = tiny.config(
+            "gemma4_text", num_hidden_layers=8, layer_types=kinds, num_kv_shared_layers=4
+        )
+        found = apart(lambda: twin.of(AutoModelForCausalLM.from_config(config)))
+        assert not found.others
+        assert found.model.config.num_kv_shared_layers == 2
+
     def test_words_that_differ_leave_no_twin(self, monkeypatch):
         model = built()
         monkeypatch.setattr(
