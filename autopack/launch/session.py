@@ -1,28 +1,135 @@
-"""Autopack in one process under ``autopack run``: its settings, outcomes and reports.
+"""Autopack in one process under `autopack run`: its start, settings, outcomes and reports.
 
-This is part of every Python process that the script starts, so it imports neither torch nor
-transformers.
+This is imported before the script and in every Python process that the script starts, so it imports
+neither torch nor transformers.
+
+Each process keeps its outcomes in a file, while it runs and when it ends (a killed one leaves what
+it had). The first process makes the directory of these files, reads them all when it ends, and
+reports them.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import os
 import sys
 import time
 import weakref
-from contextlib import suppress
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopack.errors import in_a_line
 from autopack.launch import lines
-from autopack.launch.outcome import ProcessOutcome, is_first, keep, kept, summed
-from autopack.launch.settings import RunSettings
+from autopack.launch.settings import REPORTS, RUN, STARTED, RunSettings, without
+from autopack.options import BadSetting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from autopack.runtime.model import EnabledModel
+    from autopack.runtime.tally import Checked, Tally
+
+
+@dataclass(eq=False)
+class ProcessOutcome:
+    """Outcome of one model, in one process or in several.
+
+    It holds counts alone: a reference to the model would keep the model alive. `pads` says whether
+    padded batches may run without their padding.
+    """
+
+    text: str
+    tally: Tally | None = None
+    checked: Checked | None = None
+    pads: bool = True
+    process: int = field(default_factory=os.getpid)
+    rank: str = ""
+    processes: int = 1
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}: " if self.rank else ""
+        who = f"{self.processes} processes: " if self.processes > 1 else who
+        if self.tally is None:
+            return f"{who}{self.text}"
+        said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
+        batches = self.tally if said else "no padded batch came"
+        parts = [
+            f"{who}{self.text}",
+            str(batches) if self.pads else "padded batches stay as they come",
+        ]
+        parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
+        parts += (
+            [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
+        )
+        return "; ".join(parts)
+
+    def add(self, other: ProcessOutcome) -> None:
+        """Add the counts of the same model in another process."""
+        self.processes += other.processes
+        if self.tally is not None and other.tally is not None:
+            self.tally.add(other.tally)
+        if self.checked is not None and other.checked is not None:
+            self.checked.add(other.checked)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Kinds of calls are of this process.
+        return {**vars(self), "checked": self.checked and replace(self.checked, kinds=set())}
+
+
+def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
+    """Return one outcome per model: the n-th of a kind in one process is the n-th in another."""
+    found: dict[tuple[Any, ...], ProcessOutcome] = {}
+    times: Counter[tuple[Any, ...]] = Counter()
+    for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
+        same = (each.text, each.pads)
+        times[(each.process, same)] += 1
+        key = (same, times[(each.process, same)])
+        if key in found:
+            found[key].add(each)
+        else:
+            found[key] = each
+    return list(found.values())
+
+
+def keep(outcomes: Iterable[ProcessOutcome], directory: Path) -> bool:
+    """Write this process's outcomes for the first one; return False if that one has ended."""
+    import pickle
+
+    kept = directory / f"{os.getpid()}.outcomes"
+    part = kept.with_suffix(".part")
+    try:
+        part.write_bytes(pickle.dumps(list(outcomes)))
+        os.replace(part, kept)  # whoever is killed in between leaves the file as it was
+    except OSError:
+        return False
+    return True
+
+
+def kept(directory: Path) -> list[ProcessOutcome]:
+    """Return the outcomes that all processes have left in a directory."""
+    import pickle
+
+    return [
+        each
+        for file in sorted(directory.glob("*.outcomes"))
+        for each in pickle.loads(file.read_bytes())
+    ]
+
+
+def is_first(text: str, directory: Path) -> bool:
+    """Return True if no process has called this with the same text yet."""
+    said = directory / f"{zlib.crc32(text.encode()):08x}.said"
+    try:
+        said.open("x").close()
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True
 
 
 class Session:
@@ -149,3 +256,96 @@ def _write(text: str) -> None:
 def _name(model: PreTrainedModel) -> str:
     """Return a model's class and type, for messages."""
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', '') or 'no model type'})"
+
+
+def start() -> None:
+    """Start autopack in this process, if `autopack run` asks for it. Never raises."""
+    global current
+    if os.environ.get(RUN) != "1":
+        return
+    started = os.environ.pop(STARTED, "") == str(os.getpid())
+    try:
+        settings = RunSettings.read(os.environ)
+    except BadSetting as error:
+        warn_not_started(error)
+        return
+    if not settings.subprocesses:
+        del os.environ[RUN]
+        path = without(os.environ.pop("PYTHONPATH", ""))
+        os.environ |= {"PYTHONPATH": path} if path else {}
+    current = Session(settings, started, *_reports(settings.subprocesses))
+    atexit.register(current.report)
+    sys.meta_path.insert(0, _Transformers(_place_of_wrapt()))
+
+
+def _reports(shared: bool) -> tuple[Path, bool]:
+    """Return the directory for the outcomes of this process, and True if it reports for all.
+
+    The first process that comes here reports for all: the script, or the Python that a shell script
+    starts. Another program may have replaced it since, and have its process id.
+    """
+    process, _, directory = os.environ.get(REPORTS, "").partition(":")
+    if directory and shared:
+        return Path(directory), process == str(os.getpid())
+    import tempfile
+
+    directory = tempfile.mkdtemp(prefix="autopack-")
+    if shared:
+        os.environ[REPORTS] = f"{os.getpid()}:{directory}"
+    return Path(directory), True
+
+
+class _Transformers:
+    """Import finder that finds nothing, and prepares the models once transformers is imported.
+
+    Most processes that a script starts never import transformers; they are spared the import of
+    wrapt, and of asyncio with it.
+    """
+
+    asked = False
+
+    def __init__(self, wrapt: str | None):
+        self.wrapt = wrapt
+        """File of wrapt that was found before the script's own directory was searched."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Note the import of transformers, and find nothing: other finders do."""
+        # It stays where it is: who removes himself from the path here makes the import miss the
+        # finder after him.
+        if name == "transformers" and not self.asked:
+            self.asked = True
+            with _careful():
+                if _place_of_wrapt() != self.wrapt:
+                    raise ImportError(
+                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, "
+                        "which the script does not import by itself: rename that file"
+                    )
+                import wrapt
+
+                wrapt.register_post_import_hook(_prepare, "transformers.modeling_utils")
+
+
+def _place_of_wrapt() -> str | None:
+    """Return the file that an import of wrapt would run here, without running it."""
+    found = sys.modules.get("wrapt") or importlib.util.find_spec("wrapt")
+    return getattr(found, "__file__", None) or getattr(found, "origin", None)
+
+
+@contextmanager
+def _careful() -> Iterator[None]:
+    """Report an exception, which would make the script's import fail; raise it only with
+    `strict`."""
+    try:
+        yield
+    except Exception as error:
+        if current is not None and current.settings.strict:
+            raise
+        warn_not_started(error)
+
+
+@_careful()
+def _prepare(modeling_utils: Any) -> None:
+    """Hook every transformers model that the script makes, once transformers is imported."""
+    from autopack.launch import first_call
+
+    first_call.prepare(modeling_utils.PreTrainedModel)

@@ -87,8 +87,12 @@ def pack(
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     check_ints(buffer_size=buffer_size)
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
-    planned["max_documents"] = max_documents
+    planned = {
+        "strategy": strategy,
+        "seed": seed,
+        "overflow": overflow,
+        "max_documents": max_documents,
+    }
     columns = drop_columns, first_position, mask_first_label, groups
     packing = packing_of("autopack.pack")(max_length, planned, *columns)
     if not any(

@@ -19,9 +19,9 @@ from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, no_examples, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import bounds_of
-from autopack.packing.parts import NAME, Folder, Shards, edges_of, mark_of
 from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, WrittenRows
+from autopack.packing.shards import NAME, SET, Folder, Shards, edges_of, mark_of
 
 
 def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None) -> Shards:
@@ -168,7 +168,7 @@ def write_shard(
                 f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
                 f"{lengths[index]}; Ray made a block again, and it was another one"
             )
-        folder.write(WrittenRows(documents, plan, packing).tables(), marked, name)
+        folder.write(WrittenRows(documents, plan, packing), name, {SET: marked})
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

@@ -23,9 +23,9 @@ its name."""
 def stopping(stage):
     """A folder that stops at a stage; made in a function, so that workers of Ray get the class and
     not its name."""
-    from autopack.packing import parts
+    from autopack.packing import shards
 
-    class Stopping(parts.Folder):
+    class Stopping(shards.Folder):
         def wait(self, name):
             about = Path(self.base).parent
             flag = about / f"at-{name}"
@@ -36,7 +36,9 @@ def stopping(stage):
                 while not (about / "go").exists():
                     time.sleep(0.01)
 
-        def write(self, tables, marked, name, *metadata):
+        def write(self, rows, name, metadata):
+            tables = rows.tables()
+
             def with_a_stop():
                 for number, table in enumerate(tables):
                     yield table
@@ -45,9 +47,8 @@ def stopping(stage):
 
             if stage == "before":
                 self.wait(name)
-            return super().write(
-                with_a_stop() if stage == "within" else tables, marked, name, *metadata
-            )
+            rows.tables = with_a_stop if stage == "within" else lambda: tables
+            super().write(rows, name, metadata)
 
         def publish(self, hidden, name):
             if stage == "whole":
@@ -85,10 +86,10 @@ def drive(count, folder):
 
 def main(kind, *arguments):
     """Run a program, its folder one that stops where a stage is named."""
-    from autopack.packing import parts, rows
+    from autopack.packing import rows, shards
 
     if len(arguments) > 3:
-        parts.Folder = stopping(arguments[3])
+        shards.Folder = stopping(arguments[3])
     rows.BLOCK = 4 * MAX_LENGTH  # a few rows at a time, so that a file has a middle
     if kind == "job":
         job(int(arguments[0]), int(arguments[1]), arguments[2])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import autopack
-from autopack.packing import pack_shards, parts, shard_files
+from autopack.packing import pack_shards, shard_files, shards
 from tests.packing.engines import LENGTHS, dataset_of, load
 from tests.packing.test_pack import examples
 from tests.support.processes import python
@@ -86,7 +86,7 @@ def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     plan, numbers, folder = (
         autopack.packing.plan([3] * 2, 6),
         np.array([2, 3]),
-        parts.Folder(tmp_path),
+        shards.Folder(tmp_path),
     )
     tables = [pa.table({"input_ids": block}) for block in ([[2, 2, 2]], [[3]])]
     about = folder, b"", 0, tables[0].schema, "rows-00000-of-00001.parquet"
