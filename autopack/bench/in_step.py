@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopack.packing.balance import CostModel
+from autopack.packing.strategies import CostModel
 from autopack.steps.deal import deal
 
 _MOST = 500

@@ -6,11 +6,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
 from autopack.packing.dataset import pack
 from autopack.packing.plans import Plan, plan
 from autopack.packing.sampler import PackedBatchSampler
+from autopack.packing.strategies import CostModel
 
 if TYPE_CHECKING:
     from autopack.layout.host import HostBatch

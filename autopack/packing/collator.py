@@ -220,18 +220,16 @@ class PackingCollator:
             found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif "labels" in arguments and not shifts_labels(
-            model
-        ):  # a label and the logits of its column
-            found["labels"] = "unshifted"
+        elif "labels" in arguments and not shifts_labels(model):
+            found["labels"] = "unshifted"  # a label and the logits of its column
         made = cls(**(found | options))
-        forms = [item for family in families() for item in family.tiny.images.items()]
-        by_row = (
-            types for form, types in forms if form.startswith("nested") or form.endswith("by row")
+        by_row = any(
+            config.model_type in types
+            for family in families()
+            for form, types in family.tiny.images.items()
+            if form.startswith("nested") or form.endswith("by row")
         )
-        object.__setattr__(
-            made, "images_by_row", any(config.model_type in types for types in by_row)
-        )
+        object.__setattr__(made, "images_by_row", by_row)
         if config is not model:
             vars(made)[_MADE_FOR] = weakref.ref(model)
         return made
@@ -242,8 +240,7 @@ class PackingCollator:
     def __call__(
         self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt"
     ) -> dict[str, Any]:
-        """Return the packed batch of `examples`, of tensors (`"pt"`) or arrays of numpy
-        (`"np"`)."""
+        """Return the packed batch of `examples`, of tensors (`"pt"`) or of numpy (`"np"`)."""
         made_for = vars(self).pop(_MADE_FOR, None)
         if made_for is not None:
             _say_if_plain(made_for())

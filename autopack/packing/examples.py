@@ -150,9 +150,9 @@ def read_example(
         if key in (*LABEL_KEYS, *OF_EXAMPLES) or not is_text(value)
     }
     media = {
-        key: values
-        for key, values in arrays.items()
-        if key in SEEN or is_media(key, values, tokens)
+        key: arrays.pop(key)
+        for key in [*arrays]
+        if key in SEEN or is_media(key, arrays[key], tokens)
     }
     if is_row:
         arrays = {
@@ -173,14 +173,12 @@ def read_example(
         read.columns[POSITIONS] = declared[POSITIONS][real]
     if pictures:
         read.media["images"] = pictures
+    for key, values in media.items():
+        read.media[key] = of_tokens(key, values, tokens)[real] if key in SEEN else values
     documents, is_packed = len(starts), LENGTHS in declared
     for key, values in arrays.items():
         of_each = np.atleast_1d(values)
-        if key in media:
-            read.media[key] = (
-                of_tokens(key, media[key], tokens)[real] if key in SEEN else media[key]
-            )
-        elif key == LOSS_WEIGHTS and weighs:
+        if key == LOSS_WEIGHTS and weighs:
             raise unusable(
                 f"{key!r}: found beside the option loss_weights=; give one of them, or drop it"
             )

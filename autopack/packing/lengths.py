@@ -236,9 +236,6 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
     if is_split:
         return pieces, Counts(count, tokens, split=number)
-    of_over = int(lengths[over].sum())
-    if overflow == "drop":
-        return pieces, Counts(count, tokens, dropped=number, dropped_tokens=of_over)
-    return pieces, Counts(
-        count, tokens, truncated=number, truncated_tokens=of_over - number * max_length
-    )
+    done = "dropped" if overflow == "drop" else "truncated"
+    lost = {done: number, f"{done}_tokens": tokens - int(pieces.lengths.sum())}
+    return pieces, Counts(count, tokens, **lost)

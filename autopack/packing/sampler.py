@@ -15,12 +15,11 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import callers
-from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_ints, other_data
 from autopack.packing.groups import read_groups
 from autopack.packing.lengths import nothing_left, read
 from autopack.packing.plans import Strategy, plan
-from autopack.packing.strategies import permutation
+from autopack.packing.strategies import CostModel, permutation
 
 logger = logging.getLogger(__name__)
 _ACCELERATE = "accelerate.data_loader"

@@ -13,8 +13,7 @@ from transformers import LlamaConfig
 
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan
-from autopack.packing.balance import complete
-from autopack.packing.strategies import next_fit
+from autopack.packing.strategies import complete, next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused

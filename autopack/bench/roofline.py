@@ -1,0 +1,99 @@
+"""The time of an estimate's arms on a GPU by roofline: predicted from data sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from autopack.packing.strategies import CostModel
+
+if TYPE_CHECKING:
+    from autopack.bench.estimate import EstimatedArm
+
+
+class Accelerator(NamedTuple):
+    """Dense operations in bfloat16 and bytes of memory, per second, by a data sheet."""
+
+    operations: float
+    bandwidth: float
+
+
+# By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of
+# MI300X.
+DEVICES = {
+    "h100": Accelerator(989.4e12, 3.35e12),
+    "a100": Accelerator(312e12, 2.039e12),
+    "rtx4090": Accelerator(165.2e12, 1.008e12),
+    "mi300x": Accelerator(1307.4e12, 5.3e12),
+}
+LAUNCH = 4e-6
+"""Seconds in which the host starts an operation, assumed."""
+LAYER_OPERATIONS, LAYER_VALUES = 111, 240
+"""Operations that a layer of a Llama starts in a training step, without torch.compile; and values
+in bfloat16, per token and unit of the hidden size, that those move that are no matrix products
+(benchmarks/results/counted.txt)."""
+
+
+@dataclass(frozen=True)
+class PredictedArm:
+    """The time of an arm on a GPU by roofline: predicted, not measured.
+
+    Attributes:
+        name: of the arm.
+        bound_by: `"arithmetic"`, `"memory"` or `"launches"`, whichever takes longest.
+        seconds: of forward and backward of all documents, without an optimizer or other GPUs.
+        tokens_per_second: real tokens.
+        speedup: the seconds of the baseline over these.
+    """
+
+    name: str
+    bound_by: str
+    seconds: float
+    tokens_per_second: float
+    speedup: float
+
+
+def hidden_size(cost: CostModel) -> int:
+    if not cost.linear or not cost.quadratic:
+        raise ValueError(
+            f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}"
+        )
+    return round(cost.linear / (12 * cost.quadratic))
+
+
+def layers_of(hidden: int) -> int:
+    """Return the number of layers of a Llama of a hidden size, about."""
+    return max(1, hidden // 128)
+
+
+def predict(
+    arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int
+) -> tuple[PredictedArm, ...]:
+    """Return what arms with `real` tokens take on a GPU, by roofline; the first is the baseline.
+
+    A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward
+    and backward. Every call reads the weights twice and writes their gradients once. Matrix
+    products take as long as their operations or these bytes, whichever is longer, and the rest as
+    long as the bytes that it moves. Nothing is faster than the host starts it.
+    """
+    device, hidden = DEVICES[on], hidden_size(cost)
+    layers = layers_of(hidden)
+    seconds, bounds = [], []
+    for arm in arms:
+        calls = -(-arm.rows // arm.batch_size) if arm.order and arm.batch_size else arm.rows
+        step = 72 * hidden**2 * layers
+        arithmetic = step * arm.cost / cost.linear / device.operations
+        weights = step * calls / device.bandwidth
+        moved = 2 * LAYER_VALUES * hidden * layers * arm.tokens / device.bandwidth
+        of_kind = {
+            "arithmetic": arithmetic + moved,
+            "memory": weights + moved,
+            "launches": LAYER_OPERATIONS * layers * calls * LAUNCH,
+        }
+        bounds.append(max(of_kind, key=of_kind.__getitem__))
+        seconds.append(max(of_kind.values()))
+    return tuple(
+        PredictedArm(arm.label, bound, took, real / took, seconds[0] / took)
+        for arm, bound, took in zip(arms, bounds, seconds, strict=True)
+    )
