@@ -149,16 +149,6 @@ def test_peak_memory_is_of_what_stays_and_the_most_that_a_step_adds():
 # Documents
 
 
-def test_the_grammar_is_of_its_seed_and_lengths_are_kept():
-    lengths = draw(DISTRIBUTIONS["flan"], 50, 40, 0, scale=16)
-    first, again, other = (paper_arms.write_grammar(lengths, seed) for seed in (0, 0, 1))
-    assert all(map(np.array_equal, first, again))
-    assert not all(map(np.array_equal, first, other))
-    assert [len(document) for document in first] == lengths.tolist()
-    assert all(document[-1] == paper_arms.END and document[:-1].all() for document in first)
-    assert max(document.max() for document in first) <= paper_arms.SYMBOLS
-
-
 @pytest.mark.parametrize(("name", "ratio"), [("flan", 2.0), ("orcamath", 1.45)])
 def test_lengths_are_like_those_of_the_paper(name, ratio):
     lengths = draw(DISTRIBUTIONS[name], 20_000, 4096, 0)

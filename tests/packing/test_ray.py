@@ -58,27 +58,14 @@ def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
     unlike = [pa.table({"input_ids": [[1]], "a": [1]}), pa.table({"input_ids": [[1]], "a": ["b"]})]
     with refused("unusable-data", match="blocks have unlike values in a column: .*'?a'?"):
         pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "b")
+    with refused("no-examples", match="empty dataset"):
+        pack_shards(ray.data.from_arrow(tables[0].slice(4)), 4, tmp_path / "d")
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
     with refused(
         "unusable-data",
         match="column 'object': found values that make no column .*name it in drop_columns",
     ):
         pack_shards(objects, 2, tmp_path / "c")
-
-
-def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
-    def fail(batch):
-        raise AssertionError("read")
-
-    data = ray.data.range(3).map_batches(fail)
-    (tmp_path / "file").touch()
-    for options, words in (({}, "found 'file' in it"), ({"overflow": "best"}, "overflow='best'")):
-        with pytest.raises(ValueError, match=words):
-            pack_shards(data, 4, tmp_path, **options)
-    with refused("no-examples", match="empty dataset"):
-        pack_shards(
-            ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows"
-        )
 
 
 def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
