@@ -25,7 +25,6 @@ from autopack.packing.checks import (
     LOSS_WEIGHTS,
     MASK,
     POSITIONS,
-    WEIGHINGS,
     Weighing,
     check_in,
     check_ints,
@@ -55,7 +54,7 @@ Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
 _CHOICES = {
     "labels": get_args(Labels),
     "overflow": ("error", "truncate"),
-    "loss_weights": WEIGHINGS,
+    "loss_weights": (*get_args(Weighing), None),
 }
 
 _MADE_FOR = "_made_for"

@@ -161,7 +161,7 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.planned, packing.options))
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, repr(packing)))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.

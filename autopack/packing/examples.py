@@ -21,7 +21,6 @@ from autopack.packing.checks import (
     LOSS_WEIGHTS,
     MASK,
     POSITIONS,
-    are_weights,
     check_columns,
     invalid,
     refuse_unlike,
@@ -183,7 +182,7 @@ def read_example(
                 f"{key!r}: found beside the option loss_weights=; give one of them, or drop it"
             )
         elif key == DOCUMENT_WEIGHT and weighs:
-            if not are_weights(of_each, documents):
+            if of_each.shape != starts.shape or not 0 <= of_each.min() <= of_each.max() < np.inf:
                 raise unusable(
                     f"{key!r}: found {of_each.tolist()}, wanted a finite number of at least 0 for "
                     f"each of {documents} document(s)"

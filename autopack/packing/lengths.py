@@ -90,7 +90,8 @@ class Pieces(NamedTuple):
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the pieces of `chosen` rows, by the `bounds` of all rows, and the bounds of those
         rows."""
-        return self.take(members(bounds, chosen)), bounds_of(np.diff(bounds)[chosen])
+        sizes = np.diff(bounds)[chosen]
+        return self.take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
 
 
 def to_numpy(value: Any) -> Any:
@@ -148,12 +149,6 @@ def numbered(sizes: np.ndarray) -> np.ndarray:
     again."""
     ends = np.cumsum(sizes)
     return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
-
-
-def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the numbers of the pieces of these rows."""
-    sizes = np.diff(bounds)[rows]
-    return np.repeat(bounds[rows], sizes) + numbered(sizes)
 
 
 def zeros(count: int) -> np.ndarray:

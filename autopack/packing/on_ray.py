@@ -78,7 +78,7 @@ def _result(task: Any, before: int = 0) -> Any:
 def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
     """Return the blocks that have documents, the lengths of those, and the schema of all."""
     task = ray.remote(measure)
-    blocks, lengths, schemas, before = [], [], [], 0
+    every, before = [], 0
     try:
         with ExitStack() as stack:
             # Blocks in order, also of files, by which documents always get the same numbers: asked
@@ -92,14 +92,11 @@ def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray],
         for block, measured in zip(
             given, [task.remote(block, packing) for block in given], strict=True
         ):
-            found, schema = _result(measured, before)
-            if len(found):
-                blocks.append(block)
-                lengths.append(found)
-                schemas.append(schema)
-                before += len(found)
-        if not blocks:
+            every.append((block, *_result(measured, before)))
+            before += len(every[-1][1])
+        if not before:
             raise no_examples("wanted at least one example, found an empty dataset")
+        blocks, lengths, schemas = map(list, zip(*(e for e in every if len(e[1])), strict=True))
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         raise unusable(

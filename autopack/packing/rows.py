@@ -6,7 +6,7 @@ import logging
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -148,7 +148,10 @@ def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
 
 @dataclass
 class Packing:
-    """Options of `autopack.pack`; `planned` holds the options of `autopack.packing.plan`."""
+    """Options of `autopack.pack`, all of which are in its `repr`.
+
+    `planned` holds the options of `autopack.packing.plan`.
+    """
 
     max_length: int
     planned: dict[str, Any]
@@ -156,7 +159,7 @@ class Packing:
     first_position: int
     mask_first_label: bool
     groups: str | bool = False
-    warned: bool = False
+    warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ints(first_position=self.first_position)
@@ -167,12 +170,6 @@ class Packing:
         plan([1], self.max_length, **self.planned)  # checks them
         self.max_length, self.first_position = int(self.max_length), int(self.first_position)
         self.drop_columns = sorted(self.drop_columns, key=str)
-
-    @property
-    def options(self) -> tuple[Any, ...]:
-        """All that determines rows beside their plan."""
-        columns = self.drop_columns, self.first_position, self.mask_first_label, self.groups
-        return self.max_length, *columns
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""

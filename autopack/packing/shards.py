@@ -166,7 +166,7 @@ class Folder:
 
 def mark_of(packing: Packing, count: int, plan: Plan) -> bytes:
     """Return a digest of everything that determines the contents of a set of so many shards."""
-    found = hashlib.sha256(repr((__version__, count, packing.options)).encode())
+    found = hashlib.sha256(repr((__version__, count, packing)).encode())
     for array in (plan.documents, plan.offsets, plan.lengths, plan.bounds):
         found.update(np.ascontiguousarray(array).data)
     return found.hexdigest().encode()

@@ -54,6 +54,27 @@ COLLATED = [
         {"position_ids": [[5, 6, 7, 0, 1, 0, 1]], "labels": [[-100, 2, 3, -100, 5, -100, 7]]},
     ),
     # Labels per document, of other names, left out.
+    *(
+        (
+            {"max_length": 5},
+            [{**example, key: value} for example, value in zip(ABC, values, strict=True)],
+            {"labels": wanted, "input_ids": [[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]]},
+        )
+        for key, values, wanted in (
+            ("labels", [torch.tensor(1), torch.tensor(0), torch.tensor(2)], [1, 0, 2]),
+            ("label", [1.5, 0.0, -2.0], [1.5, 0.0, -2.0]),
+            (
+                "label_ids",
+                [[1.0, 0.0], [0.0, 0.5], (1.0, 1.0)],
+                [[1.0, 0.0], [0.0, 0.5], [1.0, 1.0]],
+            ),
+            (
+                "label",
+                [np.ones(1), np.zeros(1, np.float32), torch.ones(1, dtype=torch.bfloat16)],
+                [[1.0], [0.0], [1.0]],
+            ),
+        )
+    ),
     ({}, [ROW | {"labels": [7, 8]}, OWN | {"labels": 9}], {"labels": [7, 8, 9]}),
     (
         {},

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan
-from autopack.packing.strategies import complete, next_fit
+from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused
@@ -161,21 +161,6 @@ def test_eight_ranks_have_like_work_in_every_step():
     # Control: without a cost the slowest rank of a random step has more than twice the mean.
     drawn = plan(lengths, 4096, "sequential", ranks=8)
     assert imbalance(drawn.costs(ATTENTION), 8).mean() > 2
-
-
-@pytest.mark.parametrize(
-    ("bounds", "ranks", "wanted"),
-    [
-        ([0, 2, 6], 3, [0, 2, 4, 6]),
-        ([0, 3, 6, 9, 12], 3, [0, 3, 6, 9, 10, 11, 12]),
-        ([0, 4, 8, 9], 2, [0, 4, 6, 8, 9]),
-        ([0, 9, 10, 11, 12], 3, [0, 3, 5, 9, 10, 11, 12]),
-        ([0, 1, 2], 3, [0, 1, 2]),
-        ([0, 2, 4], 2, [0, 2, 4]),
-    ],
-)
-def test_the_last_rows_of_most_documents_are_halved(bounds, ranks, wanted):
-    assert complete(np.array(bounds), ranks).tolist() == wanted
 
 
 def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
