@@ -12,8 +12,15 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.bench.in_step import EstimatedSteps, in_step
-from autopack.bench.roofline import DEVICES, PredictedArm, hidden_size, layers_of, predict
+from autopack.bench.predicted import (
+    DEVICES,
+    EstimatedSteps,
+    PredictedArm,
+    hidden_size,
+    in_step,
+    layers_of,
+    predict,
+)
 from autopack.bench.sources import documents_of, lengths_of
 from autopack.packing.checks import check_in, check_ints
 from autopack.packing.groups import groups_of

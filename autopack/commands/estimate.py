@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from autopack.bench.roofline import DEVICES
+from autopack.bench.predicted import DEVICES
 from autopack.commands import add_data_options, add_outputs, check_outputs, show
 from autopack.packing.checks import check_ints
 from autopack.packing.lengths import Overflow

@@ -46,7 +46,7 @@ from autopack.packing.examples import (
 )
 from autopack.packing.lengths import bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
-from autopack.packing.places import Places, place
+from autopack.packing.strategies import Places, place
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]

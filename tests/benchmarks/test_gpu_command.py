@@ -8,17 +8,14 @@ import sys
 import pytest
 import torch
 
-from autopack.bench.contest import ROW, Arm
 from autopack.inspection import torches
-from benchmarks.gpu import parts, report, speed
+from benchmarks.gpu import parts, speed
 from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.arms import FLASH
 from benchmarks.gpu.job import Job, Part, carry_out
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
-from tests.bench.test_bench import one_by_one
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 
@@ -169,26 +166,6 @@ def test_what_a_process_leaves_behind_does_not_hold_the_run_up():
     )
     assert status is None
     assert lines in ([], ["so far"])
-
-
-def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch):
-    enabled = next(arm for arm in speed.ARMS if arm.name == "enabled")
-    arms = (speed.ARMS[0], Arm("greedy", ROW, False, one_by_one(0)), FLASH, enabled)
-    monkeypatch.setattr(speed, "ARMS", arms)
-    outcome = _carried_out(lambda job: speed.measure_size(job, "7B"))
-    assert outcome["status"] == "ok", outcome
-    for kind in ("forward", "step"):
-        race = outcome["result"][kind]["arms"]
-        assert (race["greedy"]["failed"], race["greedy"]["tokens_per_second"]) == (
-            "out of memory",
-            None,
-        )
-        assert all(race[arm.name]["tokens_per_second"] for arm in (arms[0], arms[3]))
-    said = [
-        line for line in report._section("speed", outcome["result"]) if line.startswith("greedy")
-    ]
-    assert len(said) == 2
-    assert all("out of memory" in line for line in said)
 
 
 def test_sizes_are_what_they_are_called_and_are_made_on_their_device():

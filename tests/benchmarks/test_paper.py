@@ -17,7 +17,6 @@ from benchmarks.paper_arms import (
     FIXED_POSID,
     IGNORED,
     MINI_BATCH,
-    OFFLINE,
     PADDING,
     Corpus,
     Shape,
@@ -88,21 +87,6 @@ def test_an_epoch_has_every_token_once_and_calls_hold_the_documents(corpus, arm)
             )
             assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
         assert arm == FIXED or paper_arms.targets(call) == sum(piece.length - 1 for piece in pieces)
-
-
-def test_rows_are_as_long_as_the_arm_says_and_others_with_another_seed(corpus):
-    for arm in (FIXED, FIXED_POSID):
-        *full, last = (
-            ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in chosen(arm, corpus.lengths)
-        )
-        assert {call["input_ids"].shape for call in full} == {(SHAPE.batch_size, SHAPE.max_length)}
-        assert last["input_ids"].shape[1] <= SHAPE.max_length
-    sizes = [sum(piece.length for piece in pieces) for pieces in chosen(OFFLINE, corpus.lengths)]
-    assert max(sizes) <= SHAPE.batch_size * SHAPE.max_length
-    assert len(sizes) < len(chosen(PADDING, corpus.lengths))
-    first = chosen(MINI_BATCH, corpus.lengths)
-    assert first != chosen(MINI_BATCH, corpus.lengths, SHAPE._replace(seed=1))
-    assert {len(pieces) for pieces in first[:-1]} == {SHAPE.batch_size}
 
 
 # Training

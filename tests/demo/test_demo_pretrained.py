@@ -16,7 +16,6 @@ from examples.pretrained.__main__ import main
 from examples.pretrained.language_model import LanguageComparison, LanguageSettings
 from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
 from examples.pretrained.table import language_model_table, sentences_table
-from examples.pretrained.texts import Pair, draw_apart
 from examples.pretrained.weights import (
     MINILM,
     SMOLLM2,
@@ -25,7 +24,6 @@ from examples.pretrained.weights import (
     checked_folder,
 )
 from tests.support.processes import ROOT
-from tests.support.refusals import refused
 
 CONTENT = b"weights"
 
@@ -101,17 +99,6 @@ def test_the_documentation_says_whose_the_weights_are(which):
         if name.endswith((".safetensors", ".gguf")):
             assert found in page
             assert found in extras
-
-
-def test_held_out_pairs_are_never_trained_on():
-    pairs = [Pair(f"query {n}", f"passage {n}") for n in range(20)]
-    held_out, trained_on = draw_apart(pairs, 8, 10, seed=1)
-    assert (len(held_out), len(trained_on)) == (8, 10)
-    assert len({*held_out, *trained_on}) == 18
-    assert draw_apart(pairs, 8, 10, seed=1) == (held_out, trained_on)
-    assert draw_apart(pairs, 8, 10, seed=2) != (held_out, trained_on)
-    with refused("corpus-too-small", match="wants 21 texts .* but found 20"):
-        draw_apart(pairs, 10, 11, seed=1)
 
 
 @pytest.mark.parametrize(
