@@ -75,9 +75,10 @@ def _open(data: Any) -> Any:
         data = _of_path(Path(data))
     if hasattr(data, "column_names"):
         if not isinstance(data.column_names, list) or not hasattr(data, "data"):
-            one_split = isinstance(data.column_names, dict)
-            way = "one split of it" if one_split else "a Dataset, such as a sample of the stream"
-            raise no_examples(f"wanted a Dataset, found {type(data).__name__}; pass {way}")
+            raise no_examples(
+                f"wanted a Dataset, found {type(data).__name__}; pass one split, or a sample of a "
+                "stream as a Dataset"
+            )
         return data
     first = data[0] if isinstance(data, (list, tuple)) and data else data
     if not isinstance(first, Mapping):

@@ -289,12 +289,10 @@ def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np
             or (lengths < 1).any()
             or lengths.sum() != tokens
         ):
-            found = f"found {lengths.tolist()}; wanted lengths that sum to {tokens}"
-            cut = (
-                f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it "
-                "has max_length=None)"
+            raise unusable(
+                f"{LENGTHS!r}: found {lengths.tolist()}; wanted lengths that sum to {tokens} (was "
+                "the row cut? TRL's SFTConfig does that, unless it has max_length=None)"
             )
-            raise unusable(f"{LENGTHS!r}: {found + (cut if lengths.sum() > tokens else '')}")
         declared[LENGTHS] = np.cumsum(lengths)[:-1]
     if POSITIONS in columns:
         positions = columns[POSITIONS][real]

@@ -203,11 +203,9 @@ def ints(name: str, given: Any) -> np.ndarray:
 
 def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
     """Raise `InvalidPacking` for the first of the values that is `wrong`."""
-    if not (count := int(wrong.sum())):
-        return
-    index = int(wrong.argmax())
-    more = f" (and {count - 1:,} more)" if count > 1 else ""
-    raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}{more}: {wanted}")
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}: {wanted}")
 
 
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
@@ -216,19 +214,18 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
-    number = int(over.sum())
     if overflow == "error":
         index = int(over.argmax())
-        more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         raise does_not_fit(
-            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}; "
-            "raise max_length, or pass overflow='truncate', 'split' or 'drop'"
+            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row; raise "
+            "max_length, or pass overflow='truncate', 'split' or 'drop'"
         )
     is_split = overflow == "split"
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
     owners = np.repeat(documents, parts)
     offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
+    number = int(over.sum())
     if is_split:
         return pieces, Counts(count, tokens, split=number)
     done = "dropped" if overflow == "drop" else "truncated"

@@ -280,14 +280,11 @@ def pack_shards(
     elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, num_shards, shard)
     else:
-        found = f"found {type(dataset).__name__}"
-        if derives_from(dataset, "DatasetDict", "datasets"):
-            found += (
-                "; pass one split at a time, such as dataset['train'], each with a path of its own"
-            )
-        if derives_from(dataset, "IterableDataset", "datasets"):
-            found += "; pack each dataset.shard(...) of a stream by autopack.pack"
-        raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
+        raise no_examples(
+            f"wanted a Dataset of datasets or of ray.data, found {type(dataset).__name__}; pass "
+            "one split at a time, each with a path of its own, and each dataset.shard(...) of a "
+            "stream to autopack.pack"
+        )
     logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
     return made
 

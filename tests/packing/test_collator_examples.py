@@ -166,7 +166,7 @@ REFUSED = [
         for first in PACKED for second in PACKED if first < second
     ),
     ({}, [ROW | {"label": 7}], ["example 0, 'label'", "2 document(s)"]),
-    ({}, [ROW | {"input_ids": [1, 2, 3, 4]}], ["was the row cut to 4 tokens? TRL's SFTConfig"]),
+    ({}, [ROW | {"input_ids": [1, 2, 3, 4]}], ["was the row cut? TRL's SFTConfig"]),
     # Positions that run on into the next document.
     ({}, [ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], ["'position_ids'", "end at 2", "drop_keys"]),
     ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", (
