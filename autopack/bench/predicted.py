@@ -1,23 +1,62 @@
-"""What an estimate says beside costs, from lengths: optimizer steps in which ranks wait for the
-slowest one, with `max_tokens` and without; and the time on a GPU, predicted by roofline.
+"""What an estimate says of lengths: arms, which are ways of making batches; optimizer steps in which
+ranks wait for the slowest one; and the time on a GPU, predicted by roofline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from autopack.packing.strategies import CostModel
 from autopack.steps.deal import deal
 
-if TYPE_CHECKING:
-    from autopack.bench.estimate import EstimatedArm
-
+Order = Literal["random", "grouped"]
 _MOST = 500
 """Number of steps that are counted, the first ones of an epoch."""
+
+
+@dataclass(frozen=True)
+class EstimatedArm:
+    """One way of making batches of the documents, for one epoch.
+
+    Attributes:
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `",
+            groups"` where documents that begin alike share rows.
+        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row;
+            None for plans.
+        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as
+            transformers' `group_by_length` does; None for others.
+        rows: padded rows, or packed rows.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to the
+            longest of them.
+        padding: the share of those that is padding.
+        pairs: pairs of columns that attention computes, the sum of squared lengths; causal
+            attention needs half.
+        cost: by the cost model, in tokens.
+        speedup: the cost of the baseline over this one.
+        tokens_saved, attention_saved: the share of the baseline's tokens, and of its pairs, that it
+            does not compute.
+    """
+
+    name: str
+    batch_size: int | None
+    order: Order | None
+    rows: int
+    tokens: int
+    padding: float
+    pairs: int
+    cost: float
+    speedup: float
+    tokens_saved: float
+    attention_saved: float
+
+    @property
+    def label(self) -> str:
+        """Name of the arm, with the order of its documents."""
+        return f"{self.name}, {self.order}" if self.order else self.name
 
 
 @dataclass(frozen=True)
