@@ -1,4 +1,4 @@
-"""What an estimate says of lengths: arms, which are ways of making batches; optimizer steps in which
+"""What an estimate says of lengths: arms, ways of making batches; optimizer steps in which
 ranks wait for the slowest one; and the time on a GPU, predicted by roofline.
 """
 

@@ -12,9 +12,11 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ NAME = "rows-{:05d}-of-{:05d}.parquet"
 NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
 SET = b"autopack"
 """Metadata key of a shard with the mark of its set, the same in all shards of a set."""
+Metadata = dict[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Folder:
         """Return the path of a file for local programs or `pyarrow.fs`."""
         return f"{self.path.rstrip('/')}/{name}"
 
-    def prepare(self, wanted: str | None = None, marked: bytes = b"") -> None:
+    def prepare(self, wanted: str | None, mark: Metadata) -> None:
         """Make the folder, for a whole set of shards or for the one that is `wanted`.
 
         Raises `ValueError` if it holds anything but other shards of the same set.
@@ -118,22 +121,22 @@ class Folder:
                     f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty "
                     "one",
                 )
-        if found and self.mark(found[0]) != marked:
+        if found and self.mark(found[0]) != mark:
             raise ValueError(
                 f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
                 "a new folder, or the same arguments"
             )
         self.system.create_dir(self.base, recursive=True)
 
-    def mark(self, name: str) -> bytes | None:
+    def mark(self, name: str) -> Metadata:
         """Return the mark of the set in a shard's metadata."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
-                return (pq.read_schema(file).metadata or {}).get(SET)
+                return {SET: (pq.read_schema(file).metadata or {}).get(SET, b"")}
         except pa.ArrowException as error:
             raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
-    def write(self, rows: WrittenRows, name: str, metadata: Mapping[bytes, bytes]) -> None:
+    def write(self, rows: WrittenRows, name: str, metadata: Metadata) -> None:
         """Write rows, a million tokens at a time, under this name when all are written.
 
         Nothing is left behind if it fails.
@@ -164,18 +167,11 @@ class Folder:
         return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
 
 
-def mark_of(packing: Packing, count: int, plan: Plan) -> bytes:
-    """Return a digest of everything that determines the contents of a set of so many shards."""
-    found = hashlib.sha256(repr((__version__, count, packing)).encode())
-    for array in (plan.documents, plan.offsets, plan.lengths, plan.bounds):
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest().encode()
+def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
+    """Return the plans of `count` shards, as even as possible, by the name of each, and the mark of
+    the set: a digest of everything that determines its contents.
 
-
-def edges_of(plan: Plan, count: int | None) -> np.ndarray:
-    """Return the bounds of `count` shards of rows, as even as possible: (count + 1,) int64.
-
-    By default there is one for about `SHARD_TOKENS` tokens. Raises if there are too few rows.
+    By default there is a shard for about `SHARD_TOKENS` tokens. Raises if there are too few rows.
     """
     if not len(plan):
         raise nothing_left(plan.counts)
@@ -183,8 +179,14 @@ def edges_of(plan: Plan, count: int | None) -> np.ndarray:
         raise ValueError(
             f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}"
         )
-    count = count or max(1, min(len(plan), round(int(plan.lengths.sum()) / SHARD_TOKENS)))
-    return np.arange(count + 1, dtype=np.int64) * len(plan) // count
+    count = int(count or max(1, min(len(plan), round(int(plan.lengths.sum()) / SHARD_TOKENS))))
+    digest = hashlib.sha256(repr((__version__, count, packing)).encode())
+    for array in (plan.documents, plan.offsets, plan.lengths, plan.bounds):
+        digest.update(np.ascontiguousarray(array).data)
+    edges = [len(plan) * number // count for number in range(count + 1)]
+    names = [NAME.format(number, count) for number in range(count)]
+    parts = {name: plan[a:b] for name, (a, b) in zip(names, pairwise(edges), strict=True)}
+    return parts, {SET: digest.hexdigest().encode()}
 
 
 def pack_own(
@@ -198,17 +200,13 @@ def pack_own(
     `autopack.packing.pack_shards`."""
     documents = Documents.of_dataset(dataset, packing.drop_columns)
     whole = packing.plan(documents.lengths)
-    edges = edges_of(whole, num_shards)
-    count = len(edges) - 1
-    marked = mark_of(packing, count, whole)
-    numbers = range(count) if shard is None else [shard]
-    names = [NAME.format(number, count) for number in numbers]
-    folder.prepare(None if shard is None else names[0], marked)
+    parts, mark = cut(packing, whole, num_shards)
+    names = [*parts] if shard is None else [[*parts][shard]]
+    folder.prepare(None if shard is None else names[0], mark)
     features = features_of(dataset, WrittenRows(documents, whole, packing)).arrow_schema.metadata
-    for name, number in zip(names, numbers, strict=True):
-        part = whole[edges[number] : edges[number + 1]]
-        folder.write(WrittenRows(documents, part, packing), name, {**features, SET: marked})
-    return folder.shards(names, whole if shard is None else part)
+    for name in names:
+        folder.write(WrittenRows(documents, parts[name], packing), name, {**features, **mark})
+    return folder.shards(names, whole if shard is None else parts[names[0]])
 
 
 def pack_shards(
@@ -276,7 +274,7 @@ def pack_shards(
             raise ValueError(
                 f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
             )
-        made = pack_ray(dataset, packing, folder, num_shards)
+        made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
     elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, num_shards, shard)
     else:

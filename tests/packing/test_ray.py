@@ -76,7 +76,7 @@ def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
         shards.Folder(tmp_path),
     )
     tables = [pa.table({"input_ids": block}) for block in ([[2, 2, 2]], [[3]])]
-    about = folder, b"", 0, tables[0].schema, "rows-00000-of-00001.parquet"
+    about = folder, {}, 0, tables[0].schema, "rows-00000-of-00001.parquet"
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
         on_ray.write_shard(*about, plan, numbers, np.array([3, 3]), *tables)
     assert not os.listdir(tmp_path)
