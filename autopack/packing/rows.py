@@ -58,7 +58,8 @@ class WrittenRows:
                 f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document; "
                 "use overflow='truncate' or 'drop', or name it in drop_columns"
             )
-        pictures = [name for name in documents.per_document if name in PICTURES]
+        columns = *documents.per_document, *documents.pictures
+        pictures = [name for name in columns if name in PICTURES]
         if pictures and (counts.split or counts.truncated):
             raise unusable(
                 f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} "
@@ -67,9 +68,9 @@ class WrittenRows:
 
     def lists(self) -> dict[str, list[Any]]:
         """Return the columns of all rows as lists, with the pictures of the documents."""
-        rows, pictures = self.table().to_pydict(), self.documents.pictures
-        for name in pictures.keys() & rows.keys():
-            rows[name] = [[pictures[name][number] for number in row] for row in rows[name]]
+        rows = self.table().to_pydict()
+        for name, pictures in self.documents.pictures.items():
+            rows[name] = [[pictures[number] for number in row] for row in self.plan]
         return rows
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
@@ -193,11 +194,11 @@ class Packing:
         return WrittenRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
-        """Return the documents of examples in memory, with numbers in place of pictures."""
+        """Return the documents of examples in memory."""
         names = carried([*columns], self.drop_columns)  # those that are no text, too
         pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
-        numbers = {name: range(len(values)) for name, values in pictures.items()}
-        table = from_columns({**columns, **numbers}, self.drop_columns, self.groups)
+        others = {name: columns[name] for name in columns if name not in pictures}
+        table = from_columns(others, self.drop_columns, self.groups)
         return Documents(table, None, self.drop_columns, pictures)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
