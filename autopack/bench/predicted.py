@@ -1,5 +1,5 @@
-"""What an estimate says of lengths: arms, ways of making batches; optimizer steps in which
-ranks wait for the slowest one; and the time on a GPU, predicted by roofline.
+"""Arms of an estimate, which are ways of making batches; optimizer steps of ranks that wait for the
+slowest one; and the time on a GPU, predicted by roofline.
 """
 
 from __future__ import annotations
