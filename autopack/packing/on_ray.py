@@ -29,10 +29,7 @@ def pack_ray(data: Any, packing: Packing, folder: Any, cut: Any) -> tuple[list[s
     """
     folder.prepare(None, {})
     blocks, of_blocks, schema = _measured(data, packing)
-    firsts, lengths = (
-        bounds_of([len(of_block) for of_block in of_blocks]),
-        np.concatenate(of_blocks),
-    )
+    firsts, lengths = bounds_of([*map(len, of_blocks)]), np.concatenate(of_blocks)
     whole = packing.plan(lengths)
     of_names, mark = cut(packing, whole)
     works, names = [], [*of_names]
