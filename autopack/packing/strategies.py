@@ -211,16 +211,14 @@ class Places:
 
     `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the
     flattened rows, in the order of the documents. Documents, and the padding after the last of each
-    row as documents of its own, begin at `starts` and take `lengths` columns each. `is_filler` is
-    True for documents that are only padding. `ends` (examples,) are the tokens up to the end of
-    each example.
+    row as documents of its own, begin at `starts` and take `lengths` columns each. `ends`
+    (examples,) are the tokens up to the end of each example.
     """
 
     real: np.ndarray
     tokens: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
-    is_filler: np.ndarray
     ends: np.ndarray
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
@@ -235,7 +233,8 @@ class Places:
         starts, row = self.starts, self.starts // columns
         # The padding at the end of a row is one document here: how often it is cut differs between
         # batches.
-        again = self.is_filler & np.append(False, self.is_filler[:-1] & (row[1:] == row[:-1]))
+        is_filler = ~self.real.flat[starts]
+        again = is_filler & np.append(False, is_filler[:-1] & (row[1:] == row[:-1]))
         bounds = np.full(rows * (per_row + 1) + 1, rows * columns, np.int32)
         bounds[: (~again).sum()] = starts[~again]
         return bounds, columns
@@ -306,10 +305,6 @@ def place(
     # columns after the last document of the row; negative in them
     past_end = np.arange(width) - used[:, None]
     fillers = np.flatnonzero((past_end >= 0) & (past_end % lengths.max() == 0))
-    starts = np.concatenate([firsts, fillers])
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
+    starts = np.sort(np.concatenate([firsts, fillers]))
     ends = np.cumsum(lengths)[documents[1:] - 1]
-    return Places(
-        real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends
-    )
+    return Places(real, tokens, starts, np.diff(starts, append=real.size), ends)
