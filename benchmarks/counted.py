@@ -36,7 +36,7 @@ import torch
 import autopack
 from autopack.bench import subjects
 from autopack.bench.contest import Batch
-from autopack.bench.estimate import DEVICES
+from autopack.bench.predicted import DEVICES
 from autopack.packing import HostBatch
 from benchmarks import interleave
 from benchmarks.counting import Counting, Counts, as_on_cuda, count

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.packing.balance import CostModel
+from autopack.packing.strategies import CostModel
 from autopack.steps.deal import deal
 from benchmarks import interleave
 from benchmarks.paper_arms import (

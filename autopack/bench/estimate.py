@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from autopack.bench.in_step import EstimatedSteps, in_step
+from autopack.bench.predicted import (
+    DEVICES,
+    EstimatedArm,
+    EstimatedSteps,
+    PredictedArm,
+    hidden_size,
+    in_step,
+    layers_of,
+    predict,
+)
 from autopack.bench.sources import documents_of, lengths_of
-from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_in, check_ints
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
 from autopack.packing.plans import Strategy, plan
+from autopack.packing.strategies import CostModel
 from autopack.pages.figure import (
     GROUPED,
     PACKED,
@@ -32,87 +41,8 @@ from autopack.pages.figure import (
     Table,
 )
 
-Order = Literal["random", "grouped"]
 MEGABATCHES = 50
 """Batches among which transformers groups documents by length."""
-
-
-@dataclass(frozen=True)
-class EstimatedArm:
-    """One way of making batches of the documents, for one epoch.
-
-    Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `",
-            groups"` where documents that begin alike share rows.
-        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row;
-            None for plans.
-        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as
-            transformers' `group_by_length` does; None for others.
-        rows: padded rows, or packed rows.
-        tokens: columns that are computed, padding among them; rows of a plan are padded to the
-            longest of them.
-        padding: the share of those that is padding.
-        pairs: pairs of columns that attention computes, the sum of squared lengths; causal
-            attention needs half.
-        cost: by the cost model, in tokens.
-        speedup: the cost of the baseline over this one.
-        tokens_saved, attention_saved: the share of the baseline's tokens, and of its pairs, that it
-            does not compute.
-    """
-
-    name: str
-    batch_size: int | None
-    order: Order | None
-    rows: int
-    tokens: int
-    padding: float
-    pairs: int
-    cost: float
-    speedup: float
-    tokens_saved: float
-    attention_saved: float
-
-
-class Accelerator(NamedTuple):
-    """Dense operations in bfloat16 and bytes of memory, per second, by a data sheet."""
-
-    operations: float
-    bandwidth: float
-
-
-# By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of
-# MI300X.
-DEVICES = {
-    "h100": Accelerator(989.4e12, 3.35e12),
-    "a100": Accelerator(312e12, 2.039e12),
-    "rtx4090": Accelerator(165.2e12, 1.008e12),
-    "mi300x": Accelerator(1307.4e12, 5.3e12),
-}
-LAUNCH = 4e-6
-"""Seconds in which the host starts an operation, assumed."""
-LAYER_OPERATIONS, LAYER_VALUES = 111, 240
-"""Operations that a layer of a Llama starts in a training step, without torch.compile; and values
-in bfloat16, per token and unit of the hidden size, that those move that are no matrix products
-(benchmarks/results/counted.txt)."""
-
-
-@dataclass(frozen=True)
-class PredictedArm:
-    """The time of an arm on a GPU by roofline: predicted, not measured.
-
-    Attributes:
-        name: of the arm.
-        bound_by: `"arithmetic"`, `"memory"` or `"launches"`, whichever takes longest.
-        seconds: of forward and backward of all documents, without an optimizer or other GPUs.
-        tokens_per_second: real tokens.
-        speedup: the seconds of the baseline over these.
-    """
-
-    name: str
-    bound_by: str
-    seconds: float
-    tokens_per_second: float
-    speedup: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,7 +117,7 @@ class Estimate(Report):
         ]
         packed = [
             [
-                _name(arm) + (f" of {arm.batch_size}" if arm.name == "mini-batch" else ""),
+                arm.label + (f" of {arm.batch_size}" if arm.name == "mini-batch" else ""),
                 f"{arm.rows:,}",
                 f"{arm.padding:.2%}",
                 f"{arm.tokens_saved:.1%}",
@@ -217,12 +147,12 @@ class Estimate(Report):
                 )
             )
         if self.on:
-            hidden = _hidden_size(self.cost)
+            hidden = hidden_size(self.cost)
             of_gpu = [["", "bound by", "tokens/s", "speed-up"]]
             for arm in self.predicted:
                 speed, gain = f"{arm.tokens_per_second:,.0f}", f"{arm.speedup:.2f} x"
                 of_gpu.append([arm.name, arm.bound_by, speed, gain])
-            model = f"a transformer of hidden size {hidden:,} and {_layers(hidden)} layers"
+            model = f"a transformer of hidden size {hidden:,} and {layers_of(hidden)} layers"
             caption = f"predicted, not measured: {model} on one {self.on}"
             tables.append(Table(of_gpu, "<<>>", caption))
         return tables
@@ -230,7 +160,7 @@ class Estimate(Report):
     def _charts(self) -> list[Chart]:
         colors = {"random": PADDED, "grouped": GROUPED, None: PACKED}
         bars = [
-            Bar(_name(arm), arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order])
+            Bar(arm.label, arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order])
             for arm in self._compared
         ]
         caption = f"Tokens of documents (dashed: mean {self.lengths.mean():,.0f})"
@@ -249,55 +179,6 @@ class Estimate(Report):
         return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(
             self.packed
         )
-
-
-def _name(arm: EstimatedArm) -> str:
-    return f"{arm.name}, {arm.order}" if arm.order else arm.name
-
-
-def _hidden_size(cost: CostModel) -> int:
-    if not cost.linear or not cost.quadratic:
-        raise ValueError(
-            f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}"
-        )
-    return round(cost.linear / (12 * cost.quadratic))
-
-
-def _layers(hidden: int) -> int:
-    """Return the number of layers of a Llama of a hidden size, about."""
-    return max(1, hidden // 128)
-
-
-def predict(
-    arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int
-) -> tuple[PredictedArm, ...]:
-    """Return what arms with `real` tokens take on a GPU, by roofline; the first is the baseline.
-
-    A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward
-    and backward. Every call reads the weights twice and writes their gradients once. Matrix
-    products take as long as their operations or these bytes, whichever is longer, and the rest as
-    long as the bytes that it moves. Nothing is faster than the host starts it.
-    """
-    device, hidden = DEVICES[on], _hidden_size(cost)
-    layers = _layers(hidden)
-    seconds, bounds = [], []
-    for arm in arms:
-        calls = -(-arm.rows // arm.batch_size) if arm.order and arm.batch_size else arm.rows
-        step = 72 * hidden**2 * layers
-        arithmetic = step * arm.cost / cost.linear / device.operations
-        weights = step * calls / device.bandwidth
-        moved = 2 * LAYER_VALUES * hidden * layers * arm.tokens / device.bandwidth
-        of_kind = {
-            "arithmetic": arithmetic + moved,
-            "memory": weights + moved,
-            "launches": LAYER_OPERATIONS * layers * calls * LAUNCH,
-        }
-        bounds.append(max(of_kind, key=of_kind.__getitem__))
-        seconds.append(max(of_kind.values()))
-    return tuple(
-        PredictedArm(_name(arm), bound, took, real / took, seconds[0] / took)
-        for arm, bound, took in zip(arms, bounds, seconds, strict=True)
-    )
 
 
 def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
@@ -380,10 +261,7 @@ def estimate(
     if not len(lengths := pieces.lengths):
         raise nothing_left(counts)
     real, shuffled = int(lengths.sum()), np.random.default_rng(0).permutation(lengths)
-    base_tokens, base_pairs = _padded(shuffled, batch_size)
-
-    def price(tokens: int, pairs: int) -> float:
-        return cost.linear * tokens + cost.quadratic * pairs
+    base = _padded(shuffled, batch_size)
 
     def arm(
         name: str,
@@ -394,19 +272,10 @@ def estimate(
         size: int | None = None,
         order: Any = None,
     ) -> EstimatedArm:
-        saved = 1 - tokens / base_tokens, 1 - pairs / base_pairs
-        own = price(tokens, pairs)
+        own, whole = (cost.linear * t + cost.quadratic * p for t, p in ((tokens, pairs), base))
+        of_base = whole / own, 1 - tokens / base[0], 1 - pairs / base[1]
         return EstimatedArm(
-            name,
-            size,
-            order,
-            rows,
-            tokens,
-            1 - used / tokens,
-            pairs,
-            own,
-            price(base_tokens, base_pairs) / own,
-            *saved,
+            name, size, order, rows, tokens, 1 - used / tokens, pairs, own, *of_base
         )
 
     padded = [

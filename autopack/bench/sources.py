@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -45,23 +44,20 @@ def lengths_of(
                 f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}", code="tokenizer"
             ) from error
     named = [column] if isinstance(column, str) else list(column or ())
-    with _named(data):
-        return _lengths(_open(data), named, tokenizer)
+    return _read(data, partial(_lengths, named=named, tokenizer=tokenizer))
 
 
 def documents_of(data: Any) -> Documents:
     """Return the documents of data that holds tokens; see `autopack.estimate`."""
-    with _named(data):
-        return _documents(_open(data))
+    return _read(data, _documents)
 
 
-@contextmanager
-def _named(data: Any) -> Iterator[None]:
-    """Name the path of data, if that is what was given, in errors about it."""
+def _read(data: Any, what: Callable[[Any], Any]) -> Any:
+    """Return what a function reads of data; errors name its path, if it has one."""
     where = f"{data or 'an empty path'}: " if isinstance(data, (str, PathLike)) else ""
     try:
         with reworded(partial("{}{}".format, where)):
-            yield
+            return what(_open(data))
     except ImportError as error:
         raise InvalidPacking(
             f'{where}needs {error.name}: pip install "autopack[data]"', code="missing-package"
@@ -75,9 +71,10 @@ def _open(data: Any) -> Any:
         data = _of_path(Path(data))
     if hasattr(data, "column_names"):
         if not isinstance(data.column_names, list) or not hasattr(data, "data"):
-            one_split = isinstance(data.column_names, dict)
-            way = "one split of it" if one_split else "a Dataset, such as a sample of the stream"
-            raise no_examples(f"wanted a Dataset, found {type(data).__name__}; pass {way}")
+            raise no_examples(
+                f"wanted a Dataset, found {type(data).__name__}; pass one split, or a sample of a "
+                "stream as a Dataset"
+            )
         return data
     first = data[0] if isinstance(data, (list, tuple)) and data else data
     if not isinstance(first, Mapping):

@@ -23,17 +23,12 @@ from autopack.pages.figure import formats
 from autopack.version import __version__
 
 
-def _names(text: str) -> list[str]:
-    """Return the names in a list with commas."""
-    return text.split(",")
-
-
 def add_data_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of commands that take a data set: --column, --tokenizer, --batch-size."""
     parser.add_argument(
         "--column",
         action="extend",
-        type=_names,
+        type=lambda text: text.split(","),
         help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with "
         "--tokenizer text or messages); several, as prompt,completion, add up",
     )

@@ -7,7 +7,7 @@ import argparse
 from dataclasses import asdict
 
 from autopack.commands import add_outputs, check_outputs, show
-from autopack.commands.models import add_model_options, is_saved, obtain, task_for
+from autopack.commands.models import add_model_options, is_saved, obtain
 from autopack.errors import AutopackError
 from autopack.options import CHOICES, TASKS
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             code="bad-option",
         )
     tasks = TASKS if args.task is None else [args.task]
-    model = obtain(args, tasks, args.task or task_for(args.model))
+    model = obtain(args, tasks)
 
     import autopack
 

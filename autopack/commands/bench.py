@@ -13,7 +13,7 @@ import numpy as np
 from autopack.bench.sources import lengths_of
 from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, longest_document
 from autopack.commands import add_data_options, add_outputs, check_outputs, keep_freed_memory, show
-from autopack.commands.models import add_model_options, is_built, obtain, task_for
+from autopack.commands.models import add_model_options, is_built, obtain
 from autopack.errors import AutopackError
 from autopack.packing.checks import check_ints
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             code="bad-option",
         )
     most = min(args.max_length or sys.maxsize, int(given.max()))
-    model = obtain(args, TASKS, task_for(args.model, TASKS), size, most)
+    model = obtain(args, TASKS, size, most)
     most = min(longest_document(model) or most, most)
     lengths = np.minimum(given, most)
     if cut := int((lengths < given).sum()):

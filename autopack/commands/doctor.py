@@ -67,22 +67,15 @@ def examine() -> dict[str, Any]:
     torch, transformers = versions["torch"], versions["transformers"]
     if torch is not None and transformers is not None:
         problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
-    is_ready, is_torch_broken = not problems, torch is None
+    is_ready, fails = not problems, dict[str, str]()
     for name, module in IMPORTED.items():
         if versions[name] is None or not (said := _failure(partial(import_module, module))):
             continue
-        way = (
-            "with what it needs"
-            if name in MINIMUM
-            else "to match the installed torch, or uninstall it"
-        )
+        fails[name] = said.rstrip(".")
+        way = "to match the installed torch, or uninstall it"
         problems.append(
-            f"{name} {versions[name]} is installed, but `import {module}` fails: "
-            f"{said.rstrip('.')}. Reinstall it {way}."
-        )
-        is_ready, is_torch_broken = (
-            is_ready and name not in MINIMUM,
-            is_torch_broken or name == "torch",
+            f"{name} {versions[name]} is installed, but `import {module}` fails: {fails[name]}. "
+            f"Reinstall it {'with what it needs' if name in MINIMUM else way}."
         )
     python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     found: dict[str, Any] = {name: {} for name in SECTIONS}
@@ -90,9 +83,15 @@ def examine() -> dict[str, Any]:
     found["packages"] |= {
         name: installed or "not installed" for name, installed in versions.items()
     }
-    if not is_torch_broken:
+    if torch is not None and "torch" not in fails:
         found["devices"] = _devices()
-    for what, attempt in _trials(found).items() if is_ready else ():
+    trials: dict[str, Callable[[], None]] = {
+        "looking for backends": partial(_examine_backends, found),
+        "importing autopack's parts": _import_all,
+        "a tiny Llama with sdpa attention": partial(_try_model, "sdpa"),
+        "a tiny Llama with eager attention": partial(_try_model, "eager"),
+    }
+    for what, attempt in trials.items() if is_ready and not fails.keys() & MINIMUM else ():
         if said := _failure(attempt):
             problems.append(
                 f"autopack was tried, and {what} fails with {said}. Please report this with the "
@@ -131,16 +130,6 @@ def _devices() -> dict[str, str]:
     if torch.backends.mps.is_available():
         found["mps"] = "Apple GPU"
     return found
-
-
-def _trials(found: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """Return the trials of autopack by name; the backends that they find are added to `found`."""
-    return {
-        "looking for backends": partial(_examine_backends, found),
-        "importing autopack's parts": _import_all,
-        "a tiny Llama with sdpa attention": partial(_try_model, "sdpa"),
-        "a tiny Llama with eager attention": partial(_try_model, "eager"),
-    }
 
 
 def _examine_backends(found: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from autopack.bench.estimate import DEVICES
+from autopack.bench.predicted import DEVICES
 from autopack.commands import add_data_options, add_outputs, check_outputs, show
 from autopack.packing.checks import check_ints
 from autopack.packing.lengths import Overflow
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the estimate; 0."""
     from autopack.bench.estimate import estimate
-    from autopack.packing.balance import CostModel
+    from autopack.packing.strategies import CostModel
 
     check_outputs(args)
     check_ints(hidden_size=args.hidden_size)

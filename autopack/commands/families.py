@@ -90,13 +90,7 @@ def of_type(name: str) -> dict[str, Any]:
     """
     from autopack.registry import families
 
-    row: dict[str, Any] = {
-        "type": name,
-        "served": None,
-        "family": None,
-        "path": None,
-        "refused": None,
-    }
+    row = {"type": name, **dict.fromkeys(("served", "family", "path", "refused"))}
     for family in families():
         if name in family.model_types:
             return row | {"served": True, "family": family.name, "path": family.how}

@@ -59,16 +59,15 @@ def add_model_options(
 def obtain(
     args: argparse.Namespace,
     tasks: Collection[str],
-    task: str | None,
     size: str = TINY,
     longest: int = 0,
 ) -> PreTrainedModel:
     """Return the model that `args.model` names: saved in a folder, a type to build, or of the Hub.
 
-    A type is built for `task`, in a size whose positions reach to `longest`. Of the Hub it is one
-    that has been downloaded; nothing is downloaded here. The class of a saved model is the one that
-    it was saved from, where transformers has it, and its causal language model otherwise. Raises
-    `CannotLoad`.
+    A type is built for one of `tasks`, in a size whose positions reach to `longest`. Of the Hub it
+    is one that has been downloaded; nothing is downloaded here. The class of a saved model is the
+    one that it was saved from, where transformers has it, and its causal language model otherwise.
+    Raises `CannotLoad`.
     """
     import torch
     import transformers
@@ -89,7 +88,7 @@ def obtain(
             "device": args.device,
         }
         try:
-            return build(args.model, size, str(task), longest, **form)
+            return build(args.model, size, _task_for(args.model, tasks), longest, **form)
         except (CannotBuild, RuntimeError) as error:
             reason = (
                 error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
@@ -151,9 +150,8 @@ def types_for(tasks: Iterable[str]) -> list[str]:
     return sorted({name for task in tasks for name in tiny.types_for(task)})
 
 
-def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None:
-    """Return the task that a type is built for unless told otherwise, or None for a type without
-    one of these.
+def _task_for(model_type: str, tasks: Iterable[str]) -> str:
+    """Return the one of these tasks that a type is built for.
 
     An encoder is built as a masked language model, an encoder-decoder as one, and others as the
     first that they can be.
@@ -165,4 +163,4 @@ def task_for(model_type: str, tasks: Iterable[str] = tuple(TASKS)) -> str | None
     found = [task for task in tasks if model_type in tiny.types_for(task)]
     masked = getattr(modeling_auto, f"{TASKS['masked-lm']}_NAMES").get(model_type, "")
     first = "masked-lm" if masked.endswith("ForMaskedLM") else "seq2seq"
-    return first if first in found else next(iter(found), None)
+    return first if first in found else found[0]

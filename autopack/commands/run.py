@@ -104,19 +104,9 @@ def _command(script: str, is_module: bool) -> list[str]:
         return [*_interpreter(), script]
     if (program := shutil.which(script)) is not None:
         return [program]
-    if path.is_dir():
-        raise AutopackError(
-            f"{script} is a directory without a __main__.py; name a script, a program, or -m "
-            "MODULE",
-            code="cannot-run",
-        )
-    hint = (
-        f"; a module is run with -m {script}"
-        if all(part.isidentifier() for part in script.split("."))
-        else ""
-    )
     raise AutopackError(
-        f"there is no file {script}, and no program of that name on PATH{hint}",
+        f"there is no file {script} to run, nor a directory with a __main__.py, and no program of "
+        "that name on PATH; a module is run with -m",
         code="cannot-run",
     )
 

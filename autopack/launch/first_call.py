@@ -157,7 +157,8 @@ def _first_call(
         if _trains(outer):
             here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
-    if enabled_at(module) is None and any(looks_at_rows(later) for later in _after(hook, module)):
+    hooks: list[Any] = list(module._forward_pre_hooks.values())
+    if enabled_at(module) is None and any(map(looks_at_rows, hooks[hooks.index(hook) + 1 :])):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them:
         # at the next call.
         module._forward_pre_hooks.move_to_end(_hook(module))
@@ -168,12 +169,6 @@ def _first_call(
     # The hooks of this call were looked up before the entry was among them.
     entry = _hook(module, EntryHook) if _enable(here, module) else None
     return None if entry is None else module._forward_pre_hooks[entry](module, args, kwargs)
-
-
-def _after(hook: FirstCall, module: nn.Module) -> list[Any]:
-    """Return the hooks of a call that run after this one."""
-    hooks: list[Any] = list(module._forward_pre_hooks.values())
-    return hooks[hooks.index(hook) + 1 :]
 
 
 def _enable(here: Session, module: Any) -> bool:

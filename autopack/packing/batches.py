@@ -21,6 +21,8 @@ from autopack.layout.ways import LAYOUT_KWARGS
 Batch = Mapping[str, Any]
 Example = tuple[dict[str, Any], ...]
 """The columns of a document, (n, ...) where they are per token; of a pair, of both its rows."""
+Place = tuple[int, int, int]
+"""Row, first column and end of a document."""
 
 _MASK = "attention_mask"
 
@@ -63,16 +65,14 @@ def cut(
     autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
     both sides (`is_pair`).
     """
-    parts, spans = zip(*(_declared(batch, first) for batch in batches), strict=True)
+    parts, places, paddings = zip(*(_declared(batch, first) for batch in batches), strict=True)
     shapes = [shape_of(part) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
     per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
-    if rows_each > 1 and any(
-        len(each[0]) != rows for each, (rows, _) in zip(spans, shapes, strict=True)
-    ):
+    if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
         raise _not_cut("its rows are pairs, and hold several documents each")
     columns = Columns(per, rows_each)
-    for part, (lies, padding) in zip(parts, spans, strict=True):
+    for part, lies, padding in zip(parts, places, paddings, strict=True):
         if padding is None:
             continue
         columns.on_the_left |= any(start for _, start, _ in lies)
@@ -81,7 +81,7 @@ def cut(
                 columns.fill[name] = part[name][torch.from_numpy(padding).to(part[name].device)][0]
     columns.fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, **columns.fill, _MASK: 0}
     return columns, [
-        _examples(part, each[0], columns) for part, each in zip(parts, spans, strict=True)
+        _examples(part, lies, columns) for part, lies in zip(parts, places, strict=True)
     ]
 
 
@@ -122,10 +122,7 @@ def shape_of(batch: Batch) -> tuple[int, int]:
     return tokens.shape[0], tokens.shape[1]
 
 
-def _declared(
-    batch: Batch,
-    first: int,
-) -> tuple[dict[str, Any], tuple[list[tuple[int, int, int]], np.ndarray | None]]:
+def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
     """Return a batch with a mask of its tokens, the row, start and end of each document, and which
     are padding."""
     if not isinstance(batch, Mapping):
@@ -145,7 +142,7 @@ def _declared(
             found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
         starts, ends = real.argmax(1), columns - real[:, ::-1].argmax(1)
         lies = [(row, int(starts[row]), int(ends[row])) for row in range(rows)]
-        return found, (lies, None if real.all() else ~real)
+        return found, lies, None if real.all() else ~real
     found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
     found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
     kept = np.ones(len(layout.sizes), bool) if layout.is_padding is None else ~layout.is_padding
@@ -154,7 +151,7 @@ def _declared(
         (int(at // columns), int(at % columns), int(at % columns + size))
         for at, size in zip(begins, layout.sizes[kept], strict=True)
     ]
-    return found, (lies, None)
+    return found, lies, None
 
 
 def _per(
@@ -188,12 +185,11 @@ def _per(
 
 def _count(value: Any) -> int | None:
     """Return the number of rows of a value, or None if it has none."""
-    if isinstance(value, torch.Tensor):
-        return len(value) if value.dim() else None
-    return len(value) if isinstance(value, list | tuple) else None
+    is_sized = value.dim() if isinstance(value, torch.Tensor) else isinstance(value, list | tuple)
+    return len(value) if is_sized else None
 
 
-def _examples(batch: Batch, lies: list[tuple[int, int, int]], columns: Columns) -> list[Example]:
+def _examples(batch: Batch, lies: list[Place], columns: Columns) -> list[Example]:
     """Return the documents of a batch as examples, each of one row or several."""
     ends = _ends_of_targets(batch, columns)
     count = len(lies) // columns.rows_each

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +35,6 @@ bits, and its bounds into 32."""
 FROM_0 = ("seed", "first_position", "epoch", "step", "rank", "shard")
 """Options that begin to count at 0."""
 Weighing = Literal["document", "token"]
-WEIGHINGS = (*get_args(Weighing), None)
 
 
 unusable = partial(InvalidPacking, code="unusable-data")
@@ -146,11 +145,6 @@ def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
         [np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns]
     )
     return np.where(kept, columns[IDS].astype(np.int64), IGNORED_LABEL)
-
-
-def are_weights(weights: np.ndarray, documents: int) -> bool:
-    """Return True for one finite number of at least 0 per document."""
-    return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
 
 
 def token_weights(

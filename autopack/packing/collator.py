@@ -25,7 +25,6 @@ from autopack.packing.checks import (
     LOSS_WEIGHTS,
     MASK,
     POSITIONS,
-    WEIGHINGS,
     Weighing,
     check_in,
     check_ints,
@@ -47,7 +46,7 @@ from autopack.packing.examples import (
 )
 from autopack.packing.lengths import bounds_of, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
-from autopack.packing.places import Places, place
+from autopack.packing.strategies import Places, place
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
@@ -55,7 +54,7 @@ Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
 _CHOICES = {
     "labels": get_args(Labels),
     "overflow": ("error", "truncate"),
-    "loss_weights": WEIGHINGS,
+    "loss_weights": (*get_args(Weighing), None),
 }
 
 _MADE_FOR = "_made_for"
@@ -220,18 +219,16 @@ class PackingCollator:
             found["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
             found["labels"] = "given"
-        elif "labels" in arguments and not shifts_labels(
-            model
-        ):  # a label and the logits of its column
-            found["labels"] = "unshifted"
+        elif "labels" in arguments and not shifts_labels(model):
+            found["labels"] = "unshifted"  # a label and the logits of its column
         made = cls(**(found | options))
-        forms = [item for family in families() for item in family.tiny.images.items()]
-        by_row = (
-            types for form, types in forms if form.startswith("nested") or form.endswith("by row")
+        by_row = any(
+            config.model_type in types
+            for family in families()
+            for form, types in family.tiny.images.items()
+            if form.startswith("nested") or form.endswith("by row")
         )
-        object.__setattr__(
-            made, "images_by_row", any(config.model_type in types for types in by_row)
-        )
+        object.__setattr__(made, "images_by_row", by_row)
         if config is not model:
             vars(made)[_MADE_FOR] = weakref.ref(model)
         return made
@@ -242,8 +239,7 @@ class PackingCollator:
     def __call__(
         self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt"
     ) -> dict[str, Any]:
-        """Return the packed batch of `examples`, of tensors (`"pt"`) or arrays of numpy
-        (`"np"`)."""
+        """Return the packed batch of `examples`, of tensors (`"pt"`) or of numpy (`"np"`)."""
         made_for = vars(self).pop(_MADE_FOR, None)
         if made_for is not None:
             _say_if_plain(made_for())

@@ -87,10 +87,18 @@ def pack(
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
     check_ints(buffer_size=buffer_size)
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
-    planned["max_documents"] = max_documents
+    planned = {
+        "strategy": strategy,
+        "seed": seed,
+        "overflow": overflow,
+        "max_documents": max_documents,
+    }
     columns = drop_columns, first_position, mask_first_label, groups
-    packing = packing_of("autopack.pack")(max_length, planned, *columns)
+    try:
+        from autopack.packing.rows import Packing
+    except ImportError as error:
+        raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
+    packing = Packing(max_length, planned, *columns)
     if not any(
         derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")
     ):
@@ -100,15 +108,6 @@ def pack(
         with reworded(partial("split {!r}: {}".format, name)):
             made[name] = _pack(split, packing, buffer_size, num_proc)
     return type(dataset)(made)
-
-
-def packing_of(name: str) -> type[Packing]:
-    """Return the class of the options of the public function `name`, which needs pyarrow."""
-    try:
-        from autopack.packing.rows import Packing
-    except ImportError as error:
-        raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
-    return Packing
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
@@ -157,7 +156,7 @@ def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | No
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, packing.planned, packing.options))
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, repr(packing)))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()
     # Without caching, datasets would hold all rows in memory.

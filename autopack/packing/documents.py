@@ -36,7 +36,7 @@ class Documents:
     The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
     `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
     `drop_columns` are not carried. `per_token` and `per_document` name the columns with one value
-    of each. `pictures` are those of columns that number them, which tables cannot hold.
+    of each. `pictures` are columns beside the table, which cannot hold them.
     """
 
     def __init__(

@@ -21,7 +21,6 @@ from autopack.packing.checks import (
     LOSS_WEIGHTS,
     MASK,
     POSITIONS,
-    are_weights,
     check_columns,
     invalid,
     refuse_unlike,
@@ -150,9 +149,9 @@ def read_example(
         if key in (*LABEL_KEYS, *OF_EXAMPLES) or not is_text(value)
     }
     media = {
-        key: values
-        for key, values in arrays.items()
-        if key in SEEN or is_media(key, values, tokens)
+        key: arrays.pop(key)
+        for key in [*arrays]
+        if key in SEEN or is_media(key, arrays[key], tokens)
     }
     if is_row:
         arrays = {
@@ -173,19 +172,17 @@ def read_example(
         read.columns[POSITIONS] = declared[POSITIONS][real]
     if pictures:
         read.media["images"] = pictures
+    for key, values in media.items():
+        read.media[key] = of_tokens(key, values, tokens)[real] if key in SEEN else values
     documents, is_packed = len(starts), LENGTHS in declared
     for key, values in arrays.items():
         of_each = np.atleast_1d(values)
-        if key in media:
-            read.media[key] = (
-                of_tokens(key, media[key], tokens)[real] if key in SEEN else media[key]
-            )
-        elif key == LOSS_WEIGHTS and weighs:
+        if key == LOSS_WEIGHTS and weighs:
             raise unusable(
                 f"{key!r}: found beside the option loss_weights=; give one of them, or drop it"
             )
         elif key == DOCUMENT_WEIGHT and weighs:
-            if not are_weights(of_each, documents):
+            if of_each.shape != starts.shape or not 0 <= of_each.min() <= of_each.max() < np.inf:
                 raise unusable(
                     f"{key!r}: found {of_each.tolist()}, wanted a finite number of at least 0 for "
                     f"each of {documents} document(s)"
@@ -292,12 +289,10 @@ def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np
             or (lengths < 1).any()
             or lengths.sum() != tokens
         ):
-            found = f"found {lengths.tolist()}; wanted lengths that sum to {tokens}"
-            cut = (
-                f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it "
-                "has max_length=None)"
+            raise unusable(
+                f"{LENGTHS!r}: found {lengths.tolist()}; wanted lengths that sum to {tokens} (was "
+                "the row cut? TRL's SFTConfig does that, unless it has max_length=None)"
             )
-            raise unusable(f"{LENGTHS!r}: {found + (cut if lengths.sum() > tokens else '')}")
         declared[LENGTHS] = np.cumsum(lengths)[:-1]
     if POSITIONS in columns:
         positions = columns[POSITIONS][real]

@@ -90,7 +90,8 @@ class Pieces(NamedTuple):
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the pieces of `chosen` rows, by the `bounds` of all rows, and the bounds of those
         rows."""
-        return self.take(members(bounds, chosen)), bounds_of(np.diff(bounds)[chosen])
+        sizes = np.diff(bounds)[chosen]
+        return self.take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
 
 
 def to_numpy(value: Any) -> Any:
@@ -150,12 +151,6 @@ def numbered(sizes: np.ndarray) -> np.ndarray:
     return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
 
 
-def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the numbers of the pieces of these rows."""
-    sizes = np.diff(bounds)[rows]
-    return np.repeat(bounds[rows], sizes) + numbered(sizes)
-
-
 def zeros(count: int) -> np.ndarray:
     """Return offsets of documents that are not cut: one number in memory, however many there
     are."""
@@ -208,11 +203,9 @@ def ints(name: str, given: Any) -> np.ndarray:
 
 def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
     """Raise `InvalidPacking` for the first of the values that is `wrong`."""
-    if not (count := int(wrong.sum())):
-        return
-    index = int(wrong.argmax())
-    more = f" (and {count - 1:,} more)" if count > 1 else ""
-    raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}{more}: {wanted}")
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}: {wanted}")
 
 
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
@@ -221,24 +214,20 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
-    number = int(over.sum())
     if overflow == "error":
         index = int(over.argmax())
-        more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         raise does_not_fit(
-            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}; "
-            "raise max_length, or pass overflow='truncate', 'split' or 'drop'"
+            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row; raise "
+            "max_length, or pass overflow='truncate', 'split' or 'drop'"
         )
     is_split = overflow == "split"
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
     owners = np.repeat(documents, parts)
     offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
+    number = int(over.sum())
     if is_split:
         return pieces, Counts(count, tokens, split=number)
-    of_over = int(lengths[over].sum())
-    if overflow == "drop":
-        return pieces, Counts(count, tokens, dropped=number, dropped_tokens=of_over)
-    return pieces, Counts(
-        count, tokens, truncated=number, truncated_tokens=of_over - number * max_length
-    )
+    done = "dropped" if overflow == "drop" else "truncated"
+    lost = {done: number, f"{done}_tokens": tokens - int(pieces.lengths.sum())}
+    return pieces, Counts(count, tokens, **lost)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,32 +18,27 @@ from autopack.errors import InvalidPacking
 from autopack.packing.checks import in_the_whole, no_examples, other_data, unusable
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.lengths import bounds_of
-from autopack.packing.parts import NAME, Folder, Shards, edges_of, mark_of
 from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, WrittenRows
 
 
-def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None) -> Shards:
-    """Write the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
-    folder.prepare()
+def pack_ray(data: Any, packing: Packing, folder: Any, cut: Any) -> tuple[list[str], Plan]:
+    """Write the shards of a `ray.data.Dataset`; return their names, and the plan of all their rows.
+
+    `folder` is an `autopack.packing.shards.Folder`, and `cut` is of the same module.
+    """
+    folder.prepare(None, {})
     blocks, of_blocks, schema = _measured(data, packing)
-    firsts, lengths = (
-        bounds_of([len(of_block) for of_block in of_blocks]),
-        np.concatenate(of_blocks),
-    )
+    firsts, lengths = bounds_of([*map(len, of_blocks)]), np.concatenate(of_blocks)
     whole = packing.plan(lengths)
-    works = []
-    for first, end in pairwise(edges_of(whole, num_shards)):
-        part = whole[first:end]
+    of_names, mark = cut(packing, whole)
+    works, names = [], [*of_names]
+    for part in of_names.values():
         numbers, places = np.unique(part.documents, return_inverse=True)
         works.append((replace(part, documents=places), numbers, lengths[numbers]))
     parts = _spread(blocks, firsts, [numbers for _, numbers, _ in works], schema.names)
     del blocks  # so that Ray may forget those that have been spread
-    task, names = (
-        ray.remote(write_shard),
-        [NAME.format(number, len(works)) for number in range(len(works))],
-    )
-    about = folder, mark_of(packing, len(works), whole), packing, schema
+    task, about = ray.remote(write_shard), (folder, mark, packing, schema)
     of_shards = zip(names, works, parts, strict=True)
     tasks = [task.remote(*about, name, *work, *held) for name, work, held in of_shards]
     del parts
@@ -58,7 +52,7 @@ def pack_ray(data: Any, packing: Packing, folder: Folder, num_shards: int | None
             f"path={folder.path!r}: workers wrote shards that are not here; name a folder that "
             "all workers and this process reach"
         )
-    return folder.shards(names, whole)
+    return names, whole
 
 
 def _result(task: Any, before: int = 0) -> Any:
@@ -78,7 +72,7 @@ def _result(task: Any, before: int = 0) -> Any:
 def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
     """Return the blocks that have documents, the lengths of those, and the schema of all."""
     task = ray.remote(measure)
-    blocks, lengths, schemas, before = [], [], [], 0
+    every, before = [], 0
     try:
         with ExitStack() as stack:
             # Blocks in order, also of files, by which documents always get the same numbers: asked
@@ -92,14 +86,11 @@ def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray],
         for block, measured in zip(
             given, [task.remote(block, packing) for block in given], strict=True
         ):
-            found, schema = _result(measured, before)
-            if len(found):
-                blocks.append(block)
-                lengths.append(found)
-                schemas.append(schema)
-                before += len(found)
-        if not blocks:
+            every.append((block, *_result(measured, before)))
+            before += len(every[-1][1])
+        if not before:
             raise no_examples("wanted at least one example, found an empty dataset")
+        blocks, lengths, schemas = map(list, zip(*(e for e in every if len(e[1])), strict=True))
         return blocks, lengths, pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         raise unusable(
@@ -144,8 +135,8 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 
 def write_shard(
-    folder: Folder,
-    marked: bytes,
+    folder: Any,
+    mark: dict[bytes, bytes],
     packing: Packing,
     schema: pa.Schema,
     name: str,
@@ -168,7 +159,7 @@ def write_shard(
                 f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
                 f"{lengths[index]}; Ray made a block again, and it was another one"
             )
-        folder.write(WrittenRows(documents, plan, packing).tables(), marked, name)
+        folder.write(WrittenRows(documents, plan, packing), name, mark)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:

@@ -14,11 +14,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel, arrange, complete
 from autopack.packing.checks import check_in, check_ints, other_data
 from autopack.packing.groups import read_groups, units_of
 from autopack.packing.lengths import Counts, Overflow, Pieces, fit, read, sums
-from autopack.packing.strategies import best_fit, next_fit
+from autopack.packing.strategies import CostModel, arrange, best_fit, complete, next_fit
 
 Strategy = Literal["best_fit", "sequential"]
 _FORMAT = 1

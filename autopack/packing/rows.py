@@ -6,7 +6,7 @@ import logging
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,8 @@ class WrittenRows:
                 f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document; "
                 "use overflow='truncate' or 'drop', or name it in drop_columns"
             )
-        pictures = [name for name in documents.per_document if name in PICTURES]
+        columns = *documents.per_document, *documents.pictures
+        pictures = [name for name in columns if name in PICTURES]
         if pictures and (counts.split or counts.truncated):
             raise unusable(
                 f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} "
@@ -67,9 +68,9 @@ class WrittenRows:
 
     def lists(self) -> dict[str, list[Any]]:
         """Return the columns of all rows as lists, with the pictures of the documents."""
-        rows, pictures = self.table().to_pydict(), self.documents.pictures
-        for name in pictures.keys() & rows.keys():
-            rows[name] = [[pictures[name][number] for number in row] for row in rows[name]]
+        rows = self.table().to_pydict()
+        for name, pictures in self.documents.pictures.items():
+            rows[name] = [[pictures[number] for number in row] for row in self.plan]
         return rows
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
@@ -148,7 +149,10 @@ def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
 
 @dataclass
 class Packing:
-    """Options of `autopack.pack`; `planned` holds the options of `autopack.packing.plan`."""
+    """Options of `autopack.pack`, all of which are in its `repr`.
+
+    `planned` holds the options of `autopack.packing.plan`.
+    """
 
     max_length: int
     planned: dict[str, Any]
@@ -156,7 +160,7 @@ class Packing:
     first_position: int
     mask_first_label: bool
     groups: str | bool = False
-    warned: bool = False
+    warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ints(first_position=self.first_position)
@@ -167,12 +171,6 @@ class Packing:
         plan([1], self.max_length, **self.planned)  # checks them
         self.max_length, self.first_position = int(self.max_length), int(self.first_position)
         self.drop_columns = sorted(self.drop_columns, key=str)
-
-    @property
-    def options(self) -> tuple[Any, ...]:
-        """All that determines rows beside their plan."""
-        columns = self.drop_columns, self.first_position, self.mask_first_label, self.groups
-        return self.max_length, *columns
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; an error names the example."""
@@ -196,11 +194,11 @@ class Packing:
         return WrittenRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
-        """Return the documents of examples in memory, with numbers in place of pictures."""
+        """Return the documents of examples in memory."""
         names = carried([*columns], self.drop_columns)  # those that are no text, too
         pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
-        numbers = {name: range(len(values)) for name, values in pictures.items()}
-        table = from_columns({**columns, **numbers}, self.drop_columns, self.groups)
+        others = {name: columns[name] for name in columns if name not in pictures}
+        table = from_columns(others, self.drop_columns, self.groups)
         return Documents(table, None, self.drop_columns, pictures)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -15,12 +15,11 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import callers
-from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_ints, other_data
 from autopack.packing.groups import read_groups
 from autopack.packing.lengths import nothing_left, read
 from autopack.packing.plans import Strategy, plan
-from autopack.packing.strategies import permutation
+from autopack.packing.strategies import CostModel, permutation
 
 logger = logging.getLogger(__name__)
 _ACCELERATE = "accelerate.data_loader"
@@ -225,11 +224,10 @@ class PackedBatchSampler:
                 f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
             ) from error
         ours = self._made_of()
-        pairs = {
-            key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}
-        }
         if differ := [
-            f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now
+            f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r}"
+            for key in {**ours, **theirs}
+            if theirs.get(key) != ours.get(key)
         ]:
             raise other_data(
                 f"the state is of another sampler: {'; '.join(differ)}; make this one with the "

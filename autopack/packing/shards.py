@@ -1,27 +1,212 @@
 """Packed rows beyond one machine: `pack_shards` writes the rows of a plan as parquet files.
 
 The engines are third-party: datasets, of which every job of an array writes a shard, and Ray Data
-(`on_ray`), which schedules the whole. This module has the plan, the documents of a shard, and rows
-made of them as `autopack.pack` does.
+(`on_ray`), which schedules the whole. This module has the plan, the folder, and rows made of them
+as `autopack.pack` does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import re
+import uuid
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
 
 from autopack.integrations.trainers import derives_from
 from autopack.packing.checks import bad_file, check_ints, no_examples
-from autopack.packing.dataset import packing_of
-from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Strategy
-
-if TYPE_CHECKING:
-    from autopack.packing.parts import Shards
+from autopack.packing.dataset import features_of
+from autopack.packing.documents import Documents
+from autopack.packing.lengths import Counts, Overflow, nothing_left
+from autopack.packing.plans import Plan, Strategy
+from autopack.packing.rows import Packing, WrittenRows
+from autopack.version import __version__
 
 logger = logging.getLogger(__name__)
+SHARD_TOKENS = 1 << 25
+"""Approximate tokens of a shard, unless a number of shards is asked for."""
+NAME = "rows-{:05d}-of-{:05d}.parquet"
+NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
+SET = b"autopack"
+"""Metadata key of a shard with the mark of its set, the same in all shards of a set."""
+Metadata = dict[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Shards that were written: `files`, in the order of their rows, and their totals.
+
+    They have `rows` of at most `max_length` tokens, and `tokens`. `counts` are of the documents
+    that were planned for all shards.
+    """
+
+    files: tuple[str, ...]
+    rows: int
+    tokens: int
+    max_length: int
+    counts: Counts
+
+    @property
+    def fill(self) -> float:
+        """Share of all columns that hold tokens, if every row is padded to `max_length`."""
+        return self.tokens / (self.rows * self.max_length)
+
+    @property
+    def padding(self) -> int:
+        """Columns without a token, if every row is padded to `max_length`."""
+        return self.rows * self.max_length - self.tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Shards({self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} "
+            f"files, fill {self.fill:.4f}, padding {self.padding:,})"
+        )
+
+
+class Folder:
+    """A folder of shards: a path, or an address that `pyarrow.fs` knows (`file://`, `s3://` and so
+    on).
+
+    A shard appears under its name when it is whole. Until then it lies beside that, under a hidden
+    name of its own, so that a repeated task disturbs none that still runs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ValueError(f"path={path!r}: wanted a folder")
+        try:
+            self.path = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
+            self.system, base = fs.FileSystem.from_uri(self.path)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f"path={path!r}: wanted a folder; {error}") from error
+        self.base = base.rstrip("/")
+
+    def names(self) -> list[str]:
+        """Return the names in the folder that are not hidden, sorted; none if there is no
+        folder."""
+        found = self.system.get_file_info(fs.FileSelector(self.base, allow_not_found=True))
+        return sorted(info.base_name for info in found if not info.base_name.startswith("."))
+
+    def address(self, name: str) -> str:
+        """Return the path of a file for local programs or `pyarrow.fs`."""
+        return f"{self.path.rstrip('/')}/{name}"
+
+    def prepare(self, wanted: str | None, mark: Metadata) -> None:
+        """Make the folder, for a whole set of shards or for the one that is `wanted`.
+
+        Raises `ValueError` if it holds anything but other shards of the same set.
+        """
+        if self.system.get_file_info(self.base).type == fs.FileType.File:
+            raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
+        found = self.names()
+        if wanted in found:
+            raise ValueError(
+                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it "
+                "again",
+            )
+        for name in found:
+            if wanted is None or NAMED.fullmatch(name) is None:
+                raise ValueError(
+                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty "
+                    "one",
+                )
+        if found and self.mark(found[0]) != mark:
+            raise ValueError(
+                f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
+                "a new folder, or the same arguments"
+            )
+        self.system.create_dir(self.base, recursive=True)
+
+    def mark(self, name: str) -> Metadata:
+        """Return the mark of the set in a shard's metadata."""
+        try:
+            with self.system.open_input_file(f"{self.base}/{name}") as file:
+                return {SET: (pq.read_schema(file).metadata or {}).get(SET, b"")}
+        except pa.ArrowException as error:
+            raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
+
+    def write(self, rows: WrittenRows, name: str, metadata: Metadata) -> None:
+        """Write rows, a million tokens at a time, under this name when all are written.
+
+        Nothing is left behind if it fails.
+        """
+        hidden = f".{name}.{uuid.uuid4().hex}"
+        schema = rows.table(0, 1).schema.with_metadata(metadata)
+        try:
+            with (
+                self.system.open_output_stream(f"{self.base}/{hidden}") as sink,
+                pq.ParquetWriter(sink, schema) as to,
+            ):
+                for table in rows.tables():
+                    to.write_table(table)
+            self.publish(hidden, name)
+        except BaseException:
+            with suppress(OSError):
+                self.system.delete_file(f"{self.base}/{hidden}")
+            raise
+
+    def publish(self, hidden: str, name: str) -> None:
+        """Give a hidden file its name."""
+        self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
+
+    def shards(self, names: list[str], plan: Plan) -> Shards:
+        """Return the shards in these files, with the rows of a plan."""
+        tokens = int(plan.lengths.sum())
+        files = tuple(map(self.address, names))
+        return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
+
+
+def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
+    """Return the plans of `count` shards, as even as possible, by the name of each, and the mark of
+    the set: a digest of everything that determines its contents.
+
+    By default there is a shard for about `SHARD_TOKENS` tokens. Raises if there are too few rows.
+    """
+    if not len(plan):
+        raise nothing_left(plan.counts)
+    if count is not None and count > len(plan):
+        raise ValueError(
+            f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}"
+        )
+    count = int(count or max(1, min(len(plan), round(int(plan.lengths.sum()) / SHARD_TOKENS))))
+    digest = hashlib.sha256(repr((__version__, count, packing)).encode())
+    for array in (plan.documents, plan.offsets, plan.lengths, plan.bounds):
+        digest.update(np.ascontiguousarray(array).data)
+    edges = [len(plan) * number // count for number in range(count + 1)]
+    names = [NAME.format(number, count) for number in range(count)]
+    parts = {name: plan[a:b] for name, (a, b) in zip(names, pairwise(edges), strict=True)}
+    return parts, {SET: digest.hexdigest().encode()}
+
+
+def pack_own(
+    dataset: Any,
+    packing: Packing,
+    folder: Folder,
+    num_shards: int | None,
+    shard: int | None,
+) -> Shards:
+    """Write shards of a `datasets.Dataset`, one after the other; see
+    `autopack.packing.pack_shards`."""
+    documents = Documents.of_dataset(dataset, packing.drop_columns)
+    whole = packing.plan(documents.lengths)
+    parts, mark = cut(packing, whole, num_shards)
+    names = [*parts] if shard is None else [[*parts][shard]]
+    folder.prepare(None if shard is None else names[0], mark)
+    features = features_of(dataset, WrittenRows(documents, whole, packing)).arrow_schema.metadata
+    for name in names:
+        folder.write(WrittenRows(documents, parts[name], packing), name, {**features, **mark})
+    return folder.shards(names, whole if shard is None else parts[names[0]])
 
 
 def pack_shards(
@@ -71,17 +256,16 @@ def pack_shards(
             folder that is not empty. For one `shard`, others of the same set may be in it.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow}
-    planned["max_documents"] = max_documents
-    packing = packing_of("autopack.packing.pack_shards")(
-        max_length, planned, drop_columns, first_position, mask_first_label
-    )
-    from autopack.packing.parts import Folder, pack_own
-
+    planned = {
+        "strategy": strategy,
+        "seed": seed,
+        "overflow": overflow,
+        "max_documents": max_documents,
+    }
+    packing = Packing(max_length, planned, drop_columns, first_position, mask_first_label)
     check_ints(True, num_shards=num_shards, shard=shard)
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
-    num_shards = None if num_shards is None else int(num_shards)
     folder = Folder(path)
     if derives_from(dataset, "Dataset", "ray.data"):
         from autopack.packing.on_ray import pack_ray
@@ -90,18 +274,15 @@ def pack_shards(
             raise ValueError(
                 f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
             )
-        made = pack_ray(dataset, packing, folder, num_shards)
+        made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
     elif derives_from(dataset, "Dataset", "datasets"):
         made = pack_own(dataset, packing, folder, num_shards, shard)
     else:
-        found = f"found {type(dataset).__name__}"
-        if derives_from(dataset, "DatasetDict", "datasets"):
-            found += (
-                "; pass one split at a time, such as dataset['train'], each with a path of its own"
-            )
-        if derives_from(dataset, "IterableDataset", "datasets"):
-            found += "; pack each dataset.shard(...) of a stream by autopack.pack"
-        raise no_examples(f"wanted a Dataset of datasets or of ray.data, {found}")
+        raise no_examples(
+            f"wanted a Dataset of datasets or of ray.data, found {type(dataset).__name__}; pass "
+            "one split at a time, each with a path of its own, and each dataset.shard(...) of a "
+            "stream to autopack.pack"
+        )
     logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
     return made
 
@@ -112,8 +293,6 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     They can be loaded by anything that reads parquet files. Raises `InvalidPacking` unless all
     shards are there, each under its own name, and of one set: of the same plan and options.
     """
-    from autopack.packing.parts import NAME, NAMED, Folder
-
     folder = Folder(path)
     found = {name: int(named[2]) for name in folder.names() if (named := NAMED.fullmatch(name))}
     if not found:

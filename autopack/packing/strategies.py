@@ -1,4 +1,5 @@
-"""Ways of filling rows: by best fit, and in order. Each takes lengths that fit, and gives the rows.
+"""Ways of filling rows, by best fit and in order; equal work for all ranks: costs of rows, steps of
+rows of similar cost, and a complete last step; and places of the documents of a batch.
 
 They work on numbers of documents per length, or on sums over all documents, and not on one document
 at a time.
@@ -8,10 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from autopack.packing.lengths import bounds_of, numbered
+from autopack.inspection.configs import text_config
+from autopack.packing.checks import POSITIONS, does_not_fit, invalid
+from autopack.packing.lengths import bounds_of, numbered, sums
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
@@ -106,3 +111,200 @@ def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> n
         at = following[at]
         bounds.append(at)
     return np.array(bounds)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Cost of training on a document, `linear * length + quadratic * length ** 2`.
+
+    A row costs the sum of its documents.
+
+    The unit is the cost of one token outside attention. In a transformer of hidden size h a token
+    takes about 24 h² operations per layer, and a pair of tokens 2 h in causal attention: the ratio
+    is 1 / (12 h), and the default is for h = 4096. `CostModel(0, 1)` counts attention alone,
+    `CostModel(1, 0)` tokens alone.
+    """
+
+    linear: float = 1.0
+    quadratic: float = 1 / (12 * 4096)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 <= value < float("inf")
+            ):
+                raise ValueError(f"{name}={value!r}: wanted a finite number of at least 0")
+        if not self.linear + self.quadratic:
+            raise ValueError("linear=0 and quadratic=0: wanted a model in which something costs")
+
+    def __call__(self, lengths: Any) -> np.ndarray:
+        """Return the cost of each document, float64, of the shape of `lengths`."""
+        lengths = np.asarray(lengths, np.float64)
+        return lengths * (self.linear + self.quadratic * lengths)
+
+    def of_rows(
+        self,
+        lengths: np.ndarray,
+        bounds: np.ndarray,
+        shared: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
+        `bounds[r + 1]`, whose `shared` tokens are computed with another one.
+
+        Sums are of ints, and so the same on every machine: the order of rows of almost equal cost
+        depends on it.
+        """
+        computed, squares = lengths, lengths * lengths
+        if shared is not None:
+            computed, squares = lengths - shared, squares - shared * shared
+        return self.linear * sums(computed, bounds) + self.quadratic * sums(squares, bounds)
+
+    @classmethod
+    def for_model(cls, model: Any) -> CostModel:
+        """Return the cost model for the `hidden_size` of a model or config of transformers."""
+        hidden = getattr(text_config(getattr(model, "config", model)), "hidden_size", None)
+        if not isinstance(hidden, int) or hidden < 1:
+            raise ValueError(
+                f"wanted a model or config with a hidden_size, found {type(model).__name__}"
+            )
+        return cls(1.0, 1 / (12 * hidden))
+
+
+def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
+    """Return an order of rows in which every `ranks` rows, one step, are of similar cost.
+
+    Steps are in random order, the costliest row of each first. Rows that do not make a complete
+    step are at the end.
+    """
+    rest, rows = np.split(np.argsort(-costs, kind="stable"), [len(costs) % ranks])
+    steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
+    return np.concatenate([steps.ravel(), rest])
+
+
+def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:
+    """Return the bounds of the same documents in a number of rows that is a multiple of `ranks`.
+
+    Rows are halved, which keeps the order: each time the row of most documents, later ones first,
+    of the last step, or of as many last steps as it takes. With too few documents the rows stay
+    unchanged.
+    """
+    rows = len(bounds) - 1
+    missing = -rows % ranks
+    if not missing or bounds[-1] < rows + missing:
+        return bounds
+    taken = ranks - missing
+    while bounds[-1] - bounds[-1 - taken] < taken + missing:
+        taken += ranks
+    whole, last = np.split(bounds, [-1 - taken])
+    for _ in range(missing):
+        sizes = np.diff(last)
+        row = len(sizes) - 1 - int(sizes[::-1].argmax())
+        last = np.insert(last, row + 1, (last[row] + last[row + 1] + 1) // 2)
+    return np.concatenate([whole, last])
+
+
+@dataclass
+class Places:
+    """Places of the tokens of a batch.
+
+    `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the
+    flattened rows, in the order of the documents. Documents, and the padding after the last of each
+    row as documents of its own, begin at `starts` and take `lengths` columns each. `ends`
+    (examples,) are the tokens up to the end of each example.
+    """
+
+    real: np.ndarray
+    tokens: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+
+    def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
+        """Return bounds of documents over the flattened rows, int32, and the longest length.
+
+        With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
+        a row's.
+        """
+        if per_row is None:
+            return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
+        rows, columns = self.real.shape
+        starts, row = self.starts, self.starts // columns
+        # The padding at the end of a row is one document here: how often it is cut differs between
+        # batches.
+        is_filler = ~self.real.flat[starts]
+        again = is_filler & np.append(False, is_filler[:-1] & (row[1:] == row[:-1]))
+        bounds = np.full(rows * (per_row + 1) + 1, rows * columns, np.int32)
+        bounds[: (~again).sum()] = starts[~again]
+        return bounds, columns
+
+    def check_positions(self, positions: np.ndarray) -> None:
+        """Raise `InvalidPacking` if the `positions`, (columns of all rows,), of an example run on
+        into the next document."""
+        last, width = self.tokens[self.ends - 1], self.real.shape[1]
+        following = np.append(self.starts, self.real.size)[
+            np.searchsorted(self.starts, last, side="right")
+        ]
+        step = np.append(positions, 0)[following] - positions[last]
+        in_row = following // width == last // width  # examples that something follows in their row
+        runs_on = np.flatnonzero(in_row & ((step == 1) | (step == following - last)))
+        if runs_on.size:
+            at, start = int(positions[last[runs_on[0]]]), int(positions[following[runs_on[0]]])
+            raise invalid(
+                int(runs_on[0]),
+                POSITIONS,
+                f"end at {at}, and the next document of the row starts at {start}: no "
+                "boundary is left; drop them by drop_keys=('position_ids',)",
+            )
+
+
+def place(
+    lengths: np.ndarray,
+    documents: np.ndarray,
+    max_length: int | None,
+    multiple: int,
+    max_documents: int | None,
+    rows: int | None,
+) -> Places:
+    """Put the examples into rows, in order; start a new row if the next does not fit (next-fit).
+
+    Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`. Options have the names
+    of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    """
+    count = len(documents) - 1
+    columns = sums(lengths, documents)
+    most: int | np.ndarray = count  # of a row that begins with each example
+    if max_documents is not None:
+        most = (
+            np.searchsorted(documents, documents[:-1] + max_documents, side="right")
+            - 1
+            - np.arange(count)
+        )
+    bounds = next_fit(columns, max_length or int(columns.sum()), most)
+    used = sums(columns, bounds)
+    if rows and len(used) > rows:
+        raise does_not_fit(
+            f"rows={rows}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
+            f"rows of {max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
+        )
+    if rows and max_length:
+        used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
+    else:
+        width = int(used.max()) + -int(used.max()) % multiple
+
+    before = np.cumsum(lengths) - lengths  # columns of all documents before
+    # of the documents of each row
+    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]
+    firsts = before + np.repeat(moved, np.diff(documents[bounds]))
+    tokens = np.repeat(firsts, lengths) + numbered(lengths)
+    real = np.zeros((len(used), width), np.bool_)
+    real.flat[tokens] = True
+
+    # Padding is cut into documents as well, none of them longer than the longest real one.
+    # columns after the last document of the row; negative in them
+    past_end = np.arange(width) - used[:, None]
+    fillers = np.flatnonzero((past_end >= 0) & (past_end % lengths.max() == 0))
+    starts = np.sort(np.concatenate([firsts, fillers]))
+    ends = np.cumsum(lengths)[documents[1:] - 1]
+    return Places(real, tokens, starts, np.diff(starts, append=real.size), ends)

@@ -197,7 +197,9 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
             axes = figure.add_subplot(rows, columns, number)
             chart.draw(axes)
             axes.set_title(_filled(chart.caption.splitlines(), 8 * WIDTH))
-        return readable(figure)
+        for text in figure.findobj(library.text.Text):
+            text.set_text(_NO_CHARACTERS.sub("\ufffd", text.get_text()))
+        return figure
 
 
 def figures(charts: Sequence[Chart]) -> str:
@@ -294,12 +296,3 @@ def _filled(lines: Iterable[str], width: int, hang: str = "") -> str:
         "break_long_words": False,
     }
     return "\n".join(textwrap.fill(line, width, **form) for line in lines)
-
-
-def readable(figure: Figure) -> Figure:
-    """Return a figure with a mark in its texts for every character that cannot be drawn."""
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        text.set_text(_NO_CHARACTERS.sub("\ufffd", text.get_text()))
-    return figure

@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from autopack.packing.balance import CostModel
+from autopack.packing.strategies import CostModel
 
 Rows = list[list[int]]
 """The micro-batches of a rank, numbers of documents; one without any keeps step with other ranks.

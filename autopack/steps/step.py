@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel
 from autopack.packing.batches import Batch, Columns, Example, cut, join, length_of
+from autopack.packing.strategies import CostModel
 from autopack.steps.deal import deal
 
 

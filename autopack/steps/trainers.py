@@ -26,8 +26,8 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.positions import rotates
 from autopack.integrations.accelerate import in_their_own_precision, says_when_to_step
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
-from autopack.packing.balance import CostModel
 from autopack.packing.batches import Columns, Example, Per, cut, join, length_of, shape_of
+from autopack.packing.strategies import CostModel
 from autopack.runtime.model import EnabledModel
 from autopack.steps.fitting import AUTO, Memory, tokens_that_fit
 from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of

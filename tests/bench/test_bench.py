@@ -31,24 +31,10 @@ def bench(*arguments):
 
 
 @given(MEASURED)
-def test_an_interval_is_of_measured_values_and_judged_as_it_is_shown(values):
+def test_an_interval_is_of_measured_values(values):
     spread = Spread.of(values)
     assert spread.low <= spread.median <= spread.high
     assert {spread.low, spread.high} <= set(values)
-    shown = [
-        float(each.replace(",", ""))
-        for each in str(spread).rstrip(")").replace(" (", "..").split("..")
-    ]
-    for value, exact in zip(shown, (spread.median, spread.low, spread.high), strict=True):
-        assert value == pytest.approx(exact, abs=0.0051 * max(1, spread.median)), (
-            "three digits, or two decimals"
-        )
-    noisy = "too noisy to tell"
-    assert verdict(spread) == (
-        noisy if round(spread.low, 2) <= 1 <= round(spread.high, 2) else str(spread)
-    )
-    if spread.median < 10:
-        assert (verdict(spread) == noisy) == (shown[1] <= 1 <= shown[2])
 
 
 @pytest.mark.parametrize(

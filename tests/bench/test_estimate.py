@@ -208,7 +208,7 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
     dataset = datasets.Dataset.from_dict({"input_ids": [[1]]})
     with refused("no-examples", match="pass one split"):
         autopack.estimate(datasets.DatasetDict({"train": dataset}))
-    with refused("no-examples", match="sample of the stream"):
+    with refused("no-examples", match="a sample of a stream"):
         autopack.estimate(dataset.to_iterable_dataset())
     with refused("tokenizer"):
         autopack.estimate([{"text": "a b"}], tokenizer=str(tmp_path))

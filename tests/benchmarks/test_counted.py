@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.bench import estimate
+from autopack.bench import predicted
 from autopack.bench.contest import Batch
 from autopack.calls import rows
 from autopack.inspection import torches
@@ -66,10 +66,10 @@ def test_no_count_has_risen_above_the_record(counts):
 
 def test_the_roofline_has_the_layer_that_was_counted(counts):
     layer = counts[NAME]["layer"]
-    assert layer["operations"] == pytest.approx(estimate.LAYER_OPERATIONS, rel=0.1)
+    assert layer["operations"] == pytest.approx(predicted.LAYER_OPERATIONS, rel=0.1)
     hidden = counted.SIZES["1B"]["hidden_size"]
     assert layer["moved"] / (2 * sum(LENGTHS) * hidden) == pytest.approx(
-        estimate.LAYER_VALUES, rel=0.05
+        predicted.LAYER_VALUES, rel=0.05
     )
 
 

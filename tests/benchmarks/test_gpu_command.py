@@ -8,17 +8,14 @@ import sys
 import pytest
 import torch
 
-from autopack.bench.contest import ROW, Arm
 from autopack.inspection import torches
-from benchmarks.gpu import parts, report, speed
+from benchmarks.gpu import parts, speed
 from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.arms import FLASH
 from benchmarks.gpu.job import Job, Part, carry_out
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
-from tests.bench.test_bench import one_by_one
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 
@@ -169,58 +166,6 @@ def test_what_a_process_leaves_behind_does_not_hold_the_run_up():
     )
     assert status is None
     assert lines in ([], ["so far"])
-
-
-def test_what_is_no_json_does_not_end_the_run(tmp_path):
-    run = Run(Machine("cpu"), tmp_path, 1, small=True)
-    odd = {"dtype": torch.float16, "error": float("nan"), "size": "none"}
-    run.go([Part("odd", lambda job: odd, 1)])
-    assert run.failed() == []
-    assert "cannot be shown" in (tmp_path / "gpu.txt").read_text()
-    assert (
-        json.loads((tmp_path / "gpu.json").read_text())["parts"]["odd"]["result"]["dtype"]
-        == "torch.float16"
-    )
-
-
-def test_a_part_whose_process_dies_keeps_what_it_had_recorded(tmp_path, monkeypatch):
-    run = Run(Machine("cpu"), tmp_path, 1, small=True, apart=True)
-    outcome = tmp_path / "outcome.json"
-    Job(run.machine, True, 10, path=outcome).record(parameters=7)
-    monkeypatch.setattr(sys, "executable", "false")
-    found = run._in_process(Part("speed", _raise, 1), 10, outcome)
-    assert found["status"] == "failed"
-    assert found["error"]["message"] == "its process ended with status 1"
-    assert found["result"] == {"parameters": 7}
-    assert "its process ended with status 1" in report.line("speed", found)
-
-
-def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch):
-    enabled = next(arm for arm in speed.ARMS if arm.name == "enabled")
-    arms = (speed.ARMS[0], Arm("greedy", ROW, False, one_by_one(0)), FLASH, enabled)
-    monkeypatch.setattr(speed, "ARMS", arms)
-    outcome = _carried_out(lambda job: speed.measure_size(job, "7B"))
-    assert outcome["status"] == "ok", outcome
-    for kind in ("forward", "step"):
-        race = outcome["result"][kind]["arms"]
-        assert (race["greedy"]["failed"], race["greedy"]["tokens_per_second"]) == (
-            "out of memory",
-            None,
-        )
-        assert all(race[arm.name]["tokens_per_second"] for arm in (arms[0], arms[3]))
-    said = [
-        line for line in report._section("speed", outcome["result"]) if line.startswith("greedy")
-    ]
-    assert len(said) == 2
-    assert all("out of memory" in line for line in said)
-
-
-def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
-    monkeypatch.setattr(Machine, "free", lambda self: 9.0)
-    part = next(part for part in parts.PARTS if part.name == "speed, 7B")
-    outcome = carry_out(part, Job(Machine("cpu"), False, 60))
-    assert outcome["status"] == "left out"
-    assert outcome["reason"] == "needs 18 GiB of memory, and 9 are free"
 
 
 def test_sizes_are_what_they_are_called_and_are_made_on_their_device():

@@ -17,7 +17,6 @@ from benchmarks.paper_arms import (
     FIXED_POSID,
     IGNORED,
     MINI_BATCH,
-    OFFLINE,
     PADDING,
     Corpus,
     Shape,
@@ -90,21 +89,6 @@ def test_an_epoch_has_every_token_once_and_calls_hold_the_documents(corpus, arm)
         assert arm == FIXED or paper_arms.targets(call) == sum(piece.length - 1 for piece in pieces)
 
 
-def test_rows_are_as_long_as_the_arm_says_and_others_with_another_seed(corpus):
-    for arm in (FIXED, FIXED_POSID):
-        *full, last = (
-            ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in chosen(arm, corpus.lengths)
-        )
-        assert {call["input_ids"].shape for call in full} == {(SHAPE.batch_size, SHAPE.max_length)}
-        assert last["input_ids"].shape[1] <= SHAPE.max_length
-    sizes = [sum(piece.length for piece in pieces) for pieces in chosen(OFFLINE, corpus.lengths)]
-    assert max(sizes) <= SHAPE.batch_size * SHAPE.max_length
-    assert len(sizes) < len(chosen(PADDING, corpus.lengths))
-    first = chosen(MINI_BATCH, corpus.lengths)
-    assert first != chosen(MINI_BATCH, corpus.lengths, SHAPE._replace(seed=1))
-    assert {len(pieces) for pieces in first[:-1]} == {SHAPE.batch_size}
-
-
 # Training
 
 
@@ -147,16 +131,6 @@ def test_peak_memory_is_of_what_stays_and_the_most_that_a_step_adds():
 
 
 # Documents
-
-
-def test_the_grammar_is_of_its_seed_and_lengths_are_kept():
-    lengths = draw(DISTRIBUTIONS["flan"], 50, 40, 0, scale=16)
-    first, again, other = (paper_arms.write_grammar(lengths, seed) for seed in (0, 0, 1))
-    assert all(map(np.array_equal, first, again))
-    assert not all(map(np.array_equal, first, other))
-    assert [len(document) for document in first] == lengths.tolist()
-    assert all(document[-1] == paper_arms.END and document[:-1].all() for document in first)
-    assert max(document.max() for document in first) <= paper_arms.SYMBOLS
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("flan", 2.0), ("orcamath", 1.45)])

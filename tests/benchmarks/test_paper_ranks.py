@@ -5,7 +5,7 @@ import argparse
 
 import pytest
 
-from autopack.packing.balance import CostModel
+from autopack.packing.strategies import CostModel
 from benchmarks import paper_ranks
 from benchmarks.paper_arms import Corpus, Shape
 from benchmarks.paper_ranks import ARMS, MINI_BATCH, OFFLINE, PADDING, RANKS, REGROUPED

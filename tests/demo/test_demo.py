@@ -111,13 +111,6 @@ def test_losses_that_differ_are_failures(result, last):
     assert write_table(different).splitlines()[-1].startswith("FAILED: the losses")
 
 
-def test_a_release_without_the_leak_is_not_said_to_leak(result):
-    assert "see each other" in write_table(result)
-    assert "see each other" not in write_table(
-        with_losses(result, result.arms[PADDED].losses, STOCK)
-    )
-
-
 @pytest.mark.parametrize("off", [1.0, 2.0])
 def test_command_prints_the_table(off, result, monkeypatch, capsys):
     found = with_losses(result, [off * loss for loss in result.arms[PADDED].losses])

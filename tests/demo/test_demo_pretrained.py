@@ -16,7 +16,6 @@ from examples.pretrained.__main__ import main
 from examples.pretrained.language_model import LanguageComparison, LanguageSettings
 from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
 from examples.pretrained.table import language_model_table, sentences_table
-from examples.pretrained.texts import Pair, collect_pairs, draw_apart
 from examples.pretrained.weights import (
     MINILM,
     SMOLLM2,
@@ -25,7 +24,6 @@ from examples.pretrained.weights import (
     checked_folder,
 )
 from tests.support.processes import ROOT
-from tests.support.refusals import refused
 
 CONTENT = b"weights"
 
@@ -101,35 +99,6 @@ def test_the_documentation_says_whose_the_weights_are(which):
         if name.endswith((".safetensors", ".gguf")):
             assert found in page
             assert found in extras
-
-
-def test_pairs_are_first_paragraphs_and_what_follows_them():
-    body = "A passage that says more about it, in so many words that it is long enough."
-    texts = [
-        "Return the first\n    of them.\n\n" + body,
-        (
-            "Return the first of them.\n\nAnother passage of which the query was there before, "
-            "however long."
-        ),
-        "Return the second of them.\n\n" + body,
-        (
-            "Short.\n\nA query that is too short for a passage, which alone is long enough to be "
-            "taken."
-        ),
-        "Return a text of one paragraph, which has no passage.",
-    ]
-    assert collect_pairs(texts) == [Pair("Return the first of them.", body)]
-
-
-def test_held_out_pairs_are_never_trained_on():
-    pairs = [Pair(f"query {n}", f"passage {n}") for n in range(20)]
-    held_out, trained_on = draw_apart(pairs, 8, 10, seed=1)
-    assert (len(held_out), len(trained_on)) == (8, 10)
-    assert len({*held_out, *trained_on}) == 18
-    assert draw_apart(pairs, 8, 10, seed=1) == (held_out, trained_on)
-    assert draw_apart(pairs, 8, 10, seed=2) != (held_out, trained_on)
-    with refused("corpus-too-small", match="wants 21 texts .* but found 20"):
-        draw_apart(pairs, 10, 11, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +204,6 @@ def test_tables(make, write, words):
             {("enabled", "alone"): 1e-5},
             "embeddings differ",
         ),
-        (of_sentences, sentences_table, "losses", {"enabled": [1.25, 0.7501]}, "losses differ"),
         (
             of_sentences,
             sentences_table,
@@ -251,7 +219,6 @@ def test_tables(make, write, words):
             "do not find the same",
         ),
         (of_language_model, language_model_table, "before", {"packed": [3.0, 4.0004]}, "losses"),
-        (of_language_model, language_model_table, "losses", {"packed": [3.5, 3.2504]}, "losses"),
         (of_language_model, language_model_table, "after", {"packed": [2.5, 3.5004]}, "losses"),
     ],
 )

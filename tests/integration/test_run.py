@@ -319,8 +319,8 @@ def test_variables_and_options_reach_the_model_and_an_option_overrides_a_variabl
         ([], {}, "there is nothing to run"),
         (["--strict"], {}, "there is nothing to run"),
         (["no/such.py"], {}, "there is no file no/such.py"),
-        (["no_such"], {}, "a module is run with -m no_such"),
-        (["."], {}, "is a directory without a __main__.py"),
+        (["no_such"], {}, "a module is run with -m"),
+        (["."], {}, "nor a directory with a __main__.py"),
         (
             ["--no-subprocesses", "-m", "torch.distributed.run"],
             {},

@@ -1,8 +1,10 @@
-"""The engines that write shards."""
+"""The ways of packing, and the engines that write shards."""
 
 import pytest
 
-from tests.packing.engines import blocks_of, dataset_of, ray_started
+import autopack
+from tests.packing.batches import KINDS, of_kind
+from tests.packing.engines import blocks_of, dataset_of, load, ray_started
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +24,18 @@ def engine(request):
     return blocks_of(request.getfixturevalue("ray"))
 
 
-@pytest.fixture
-def blocks(ray):
-    """Makes data of Ray of examples, with blocks that end at examples `cuts`."""
-    return blocks_of(ray)
+@pytest.fixture(params=[*KINDS, "shards", pytest.param("Ray", marks=pytest.mark.exhaustive)])
+def door(request, tmp_path):
+    """Gives the packed rows of examples, packed in one of all ways."""
+
+    def rows(made, *arguments, **options):
+        if request.param in KINDS:
+            return list(autopack.pack(of_kind(made, request.param), *arguments, **options))
+        if request.param == "shards":
+            data = dataset_of(made)
+        else:
+            data = blocks_of(request.getfixturevalue("ray"))(made, 1)
+        made = autopack.packing.pack_shards(data, *arguments, path=tmp_path / "rows", **options)
+        return list(load(made.files))
+
+    return rows

@@ -92,14 +92,18 @@ def check(rows, made, sorts):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", KINDS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=data(), strategy=st.sampled_from(["best_fit", "sequential"]))
-def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn, strategy):
+@given(
+    drawn=data(),
+    strategy=st.sampled_from(["best_fit", "sequential"]),
+    buffer_size=st.sampled_from([3, 4096]),
+)
+def test_a_column_is_kept_as_it_was_or_refused_by_name(form, drawn, strategy, buffer_size):
     made, sorts = drawn
     try:
         given = of_kind(made, form)
     except Exception:
         return  # arrow has no type for such a column, so nobody has such a data set
-    pack, said = partial(autopack.pack, given, CAPACITY, strategy), None
+    pack, said = partial(autopack.pack, given, CAPACITY, strategy, buffer_size=buffer_size), None
     try:
         rows = pack()
         list(rows)

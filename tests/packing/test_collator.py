@@ -170,27 +170,6 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
 # Labels
 
 
-@pytest.mark.parametrize("key", ["labels", "label", "label_ids"])
-@pytest.mark.parametrize(
-    ("values", "dtype"),
-    [
-        ([1, 0, 2], torch.int64),
-        ([torch.tensor(1), torch.tensor(0), torch.tensor(2)], torch.int64),
-        ([1.5, 0.0, -2.0], torch.float32),
-        ([[1.0, 0.0], [0.0, 0.5], (1.0, 1.0)], torch.float32),
-        ([np.ones(3), np.zeros(3, np.float32), torch.ones(3, dtype=torch.bfloat16)], torch.float32),
-    ],
-)
-def test_labels_per_document(key, values, dtype):
-    batch = PackingCollator(max_length=5)([{**e, key: v} for e, v in zip(ABC, values, strict=True)])
-    assert batch["input_ids"].shape == (2, 5)
-    assert batch["labels"].dtype == dtype
-    assert batch["labels"].tolist() == [
-        np.asarray(torch.as_tensor(v).float()).tolist() for v in values
-    ]
-    assert key == "labels" or key not in batch
-
-
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [

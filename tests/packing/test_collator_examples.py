@@ -54,6 +54,27 @@ COLLATED = [
         {"position_ids": [[5, 6, 7, 0, 1, 0, 1]], "labels": [[-100, 2, 3, -100, 5, -100, 7]]},
     ),
     # Labels per document, of other names, left out.
+    *(
+        (
+            {"max_length": 5},
+            [{**example, key: value} for example, value in zip(ABC, values, strict=True)],
+            {"labels": wanted, "input_ids": [[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]]},
+        )
+        for key, values, wanted in (
+            ("labels", [torch.tensor(1), torch.tensor(0), torch.tensor(2)], [1, 0, 2]),
+            ("label", [1.5, 0.0, -2.0], [1.5, 0.0, -2.0]),
+            (
+                "label_ids",
+                [[1.0, 0.0], [0.0, 0.5], (1.0, 1.0)],
+                [[1.0, 0.0], [0.0, 0.5], [1.0, 1.0]],
+            ),
+            (
+                "label",
+                [np.ones(1), np.zeros(1, np.float32), torch.ones(1, dtype=torch.bfloat16)],
+                [[1.0], [0.0], [1.0]],
+            ),
+        )
+    ),
     ({}, [ROW | {"labels": [7, 8]}, OWN | {"labels": 9}], {"labels": [7, 8, 9]}),
     (
         {},
@@ -145,7 +166,7 @@ REFUSED = [
         for first in PACKED for second in PACKED if first < second
     ),
     ({}, [ROW | {"label": 7}], ["example 0, 'label'", "2 document(s)"]),
-    ({}, [ROW | {"input_ids": [1, 2, 3, 4]}], ["was the row cut to 4 tokens? TRL's SFTConfig"]),
+    ({}, [ROW | {"input_ids": [1, 2, 3, 4]}], ["was the row cut? TRL's SFTConfig"]),
     # Positions that run on into the next document.
     ({}, [ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], ["'position_ids'", "end at 2", "drop_keys"]),
     ({"first_position": 2, "pad_to_multiple_of": 4}, [OWN], ["example 0", "end at 1", (
@@ -200,25 +221,10 @@ def test_batches_that_are_refused(options, examples, parts):
         ("scores", np.zeros((3, 4, 4)), "(3, 4, 4)"),
         ("idx", 7, "()"),
         ("length", [2], "(1,)"),
-        ("cu_seq_lens_q", [0, 1, 2], "(3,)"),
+        ("cu_seq_lens_q", [0, 1, 2, 3], "(4,)"),
         ("word_ids", [None, 0], "object"),
         ("spans", [[1], [2, 3]], "cannot be read as numbers"),
         ("complex", np.zeros(2, complex), "complex128"),
-    ],
-)
-def test_what_is_not_per_token_is_refused_unless_dropped(key, value, part):
-    examples = [ABC[1], {"input_ids": [1, 2], key: value}]
-    refused(examples, f"example 1, {key!r}", part, "drop_keys")
-    assert list(PackingCollator(drop_keys=(key,))(examples)) == [
-        "input_ids",
-        "position_ids",
-        "labels",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "found"),
-    [
         ("attention_mask", [0, 0, 0], "one token or more"),
         ("attention_mask", [1, 0, 1], "token 1"),
         ("attention_mask", [1, 1], "shape (2,)"),
@@ -240,8 +246,12 @@ def test_what_is_not_per_token_is_refused_unless_dropped(key, value, part):
         ("input_ids", [1, 2**63], "int too big"),
     ],
 )
-def test_refused_values_name_the_example_and_the_key(key, value, found):
-    refused([ABC[1], {"input_ids": [1, 2, 3], key: value}], f"example 1, {key!r}", found)
+def test_refused_values_name_the_example_and_the_key(key, value, part):
+    examples = [ABC[1], {"input_ids": [1, 2, 3], key: value}]
+    refused(examples, f"example 1, {key!r}", part)
+    if key != "input_ids":
+        batch = PackingCollator(drop_keys=(key,))(examples)
+        assert [*batch] == ["input_ids", "position_ids", "labels"]
 
 
 @given(

@@ -14,7 +14,7 @@ from PIL import Image
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from tests.packing.batches import KINDS, of_kind, pieces
+from tests.packing.batches import documents_of, of_kind, pieces
 from tests.support.refusals import refused
 
 LENGTHS = (3, 9, 1, 4, 4, 7, 8)
@@ -36,14 +36,13 @@ def examples(lengths=LENGTHS):
     ]
 
 
-@pytest.mark.parametrize("kind", ["list", "Dataset"])
-def test_padding_of_the_examples_is_removed(kind):
+def test_padding_of_the_examples_is_removed(door):
     made = [
         {"input_ids": [9, 9, 1, 2], "labels": [None, -100, 1, 2], "attention_mask": [0, 0, 1, 1]},
         {"input_ids": [3, 4, 5, 9], "labels": [3, 4, 5, -100], "attention_mask": [1, 1, 1, 0]},
         {"input_ids": [6, 7], "labels": [6, 7], "attention_mask": [1, 1]},
     ]
-    (row,) = autopack.pack(of_kind(made, kind), 7, "sequential")
+    (row,) = door(made, 7, strategy="sequential")
     assert pieces(row) == [[1, 2], [3, 4, 5], [6, 7]]
     assert row["labels"] == [-100, 2, -100, 4, 5, -100, 7]
     assert "attention_mask" not in row
@@ -77,6 +76,9 @@ def test_columns_are_chosen_and_named_options_are_kept():
     packed = autopack.pack(split, 10)
     assert isinstance(packed, datasets.DatasetDict)
     assert packed["test"][:] == autopack.pack(split["test"], 10)[:]
+    streams = {name: each.to_iterable_dataset(num_shards=3) for name, each in split.items()}
+    rows = autopack.pack(datasets.IterableDatasetDict(streams), 10)["test"]
+    assert sorted(documents_of(rows)) == [each["input_ids"] for each in examples()]
     with refused(
         "does-not-fit", match="split 'train': example \\[1\\] is 9, over the 8 tokens of a row"
     ):
@@ -140,17 +142,13 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
         ({"seq_lengths": [1, 2]}, {}, "packed rows"),
         ({"labels": [1, None, 2]}, {}, "example 1, column 'labels': found a token without a value"),
         ({"label": 1, "labels": [1, 2, 3]}, {}, "all are labels"),
-        (
-            {"input_ids": [1] * 30},
-            {},
-            "example [1] is 30, over the 10 tokens of a row; raise max_length",
-        ),
+        ({"input_ids": [1] * 30}, {}, "example [1] is 30, over the 10 tokens of a row; raise"),
+        ({"input_ids": [-5, 1, 2]}, {}, "example 1, column 'input_ids': found a token id below 0"),
         ({"label": 1}, {"overflow": "split", "max_length": 2}, "'label' is one per document"),
         ({}, {"drop_columns": ("none",)}, "found no column 'none'"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_packed_is_refused_by_name(kind, change, options, words):
+def test_what_cannot_be_packed_is_refused_by_name(door, change, options, words):
     plain = {"input_ids": [1, 2, 3]}
     for name, value in change.items():
         if name != "input_ids":
@@ -158,7 +156,7 @@ def test_what_cannot_be_packed_is_refused_by_name(kind, change, options, words):
             plain[name] = value if not isinstance(value, list) else same
     made = [plain, {**plain, **change}, plain]
     with pytest.raises(InvalidPacking) as refusal:
-        list(autopack.pack(of_kind(made, kind), **{"max_length": 10, **options}))
+        door(made, **{"max_length": 10, **options})
     assert words in str(refusal.value)
 
 

@@ -13,7 +13,6 @@ from transformers import LlamaConfig
 
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan
-from autopack.packing.balance import complete
 from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
@@ -164,21 +163,6 @@ def test_eight_ranks_have_like_work_in_every_step():
     assert imbalance(drawn.costs(ATTENTION), 8).mean() > 2
 
 
-@pytest.mark.parametrize(
-    ("bounds", "ranks", "wanted"),
-    [
-        ([0, 2, 6], 3, [0, 2, 4, 6]),
-        ([0, 3, 6, 9, 12], 3, [0, 3, 6, 9, 10, 11, 12]),
-        ([0, 4, 8, 9], 2, [0, 4, 6, 8, 9]),
-        ([0, 9, 10, 11, 12], 3, [0, 3, 5, 9, 10, 11, 12]),
-        ([0, 1, 2], 3, [0, 1, 2]),
-        ([0, 2, 4], 2, [0, 2, 4]),
-    ],
-)
-def test_the_last_rows_of_most_documents_are_halved(bounds, ranks, wanted):
-    assert complete(np.array(bounds), ranks).tolist() == wanted
-
-
 def test_balance_does_not_leave_steps_in_the_order_of_their_cost():
     costs = plan(flan_like(20_000), 4096, cost=ATTENTION, ranks=8).costs(ATTENTION).reshape(-1, 8)
     order = np.arange(len(costs))
@@ -237,7 +221,7 @@ def test_a_plan_is_kept_whole(made, tmp_path):
     ("lengths", "message"),
     [
         ([], "found none"),
-        ([3, 0, 0], r"lengths\[1\] is 0 \(and 1 more\): wanted at least 1 token; leave empty"),
+        ([3, 0, 0], r"lengths\[1\] is 0: wanted at least 1 token; leave empty"),
         ([3, 2.5], r"lengths\[1\] is 2.5: wanted an int"),
         (np.array([3.0, np.nan]), r"lengths\[0\] is 3.0"),
         ([1, None], r"lengths\[1\] is None"),
@@ -248,7 +232,7 @@ def test_a_plan_is_kept_whole(made, tmp_path):
             [1, 2**32],
             r"lengths\[1\] is 4294967296: wanted at most 2,147,483,647 tokens; cut such documents",
         ),
-        ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808 \(and 1 more\): wanted at most"),
+        ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808: wanted at most"),
         ("123", "found str"),
         ({0: 1}, "found dict"),
         (5, "found int"),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import autopack
-from autopack.packing import pack_shards, parts, shard_files
+from autopack.packing import pack_shards, shard_files, shards
 from tests.packing.engines import LENGTHS, dataset_of, load
 from tests.packing.test_pack import examples
 from tests.support.processes import python
@@ -58,6 +58,8 @@ def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
     unlike = [pa.table({"input_ids": [[1]], "a": [1]}), pa.table({"input_ids": [[1]], "a": ["b"]})]
     with refused("unusable-data", match="blocks have unlike values in a column: .*'?a'?"):
         pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "b")
+    with refused("no-examples", match="empty dataset"):
+        pack_shards(ray.data.from_arrow(tables[0].slice(4)), 4, tmp_path / "d")
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
     with refused(
         "unusable-data",
@@ -66,30 +68,15 @@ def test_blocks_without_a_value_do_not_decide_what_a_column_is(ray, tmp_path):
         pack_shards(objects, 2, tmp_path / "c")
 
 
-def test_options_and_folders_are_refused_before_anything_is_read(ray, tmp_path):
-    def fail(batch):
-        raise AssertionError("read")
-
-    data = ray.data.range(3).map_batches(fail)
-    (tmp_path / "file").touch()
-    for options, words in (({}, "found 'file' in it"), ({"overflow": "best"}, "overflow='best'")):
-        with pytest.raises(ValueError, match=words):
-            pack_shards(data, 4, tmp_path, **options)
-    with refused("no-examples", match="empty dataset"):
-        pack_shards(
-            ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path / "rows"
-        )
-
-
 def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     """A task looks whether each document is as long as it was when it was planned."""
     plan, numbers, folder = (
         autopack.packing.plan([3] * 2, 6),
         np.array([2, 3]),
-        parts.Folder(tmp_path),
+        shards.Folder(tmp_path),
     )
     tables = [pa.table({"input_ids": block}) for block in ([[2, 2, 2]], [[3]])]
-    about = folder, b"", 0, tables[0].schema, "rows-00000-of-00001.parquet"
+    about = folder, {}, 0, tables[0].schema, "rows-00000-of-00001.parquet"
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
         on_ray.write_shard(*about, plan, numbers, np.array([3, 3]), *tables)
     assert not os.listdir(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopack.packing.balance import CostModel
+from autopack.packing.strategies import CostModel
 from autopack.steps.deal import deal
 
 
