@@ -39,9 +39,9 @@ NO_ENTRY = -1  # level of an activation that no entry has opened
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """Facts that a module that mixes tokens needs in a call."""
+    """Facts that a site needs about a module: its enabled model, and its treatment in calls."""
 
-    link: Link  # the way to the enabled model that it is a part of
+    link: Link  # reference to the enabled model that it is a part of
     way: Way | None = None  # how it is kept within documents, where it is a mixer
     adjustment: Callable[..., Any] | None = None
     """A function of its queries, keys and values, if it is attention that needs one."""
@@ -57,34 +57,34 @@ class Mark:
 
     @property
     def model(self) -> EnabledModel | None:
-        """The enabled model that it is a part of; None in a copy of a part of one."""
+        """The enabled model that the module is a part of; None in a copy of a part of one."""
         return self.link.model
 
 
 def mark_of(module: nn.Module) -> Mark | None:
-    """Return the mark of a module; None if it belongs to no enabled model or mixes no tokens."""
+    """Return the mark of a module, or None if it has none."""
     return module.__dict__.get(MARK)
 
 
 def is_severed(module: nn.Module) -> bool:
-    """Return True if a module has a mark of an enabled model that it is no longer a part of."""
+    """Return True if a module has a mark whose enabled model it is no longer a part of."""
     mark = mark_of(module)
     return mark is not None and mark.model is None
 
 
 def holds_marks(model: nn.Module) -> bool:
-    """Return True if a module of this model belongs to an enabled model."""
+    """Return True if a module in this model has a mark."""
     return any(MARK in module.__dict__ for module in model.modules())
 
 
 def enabled_in(model: nn.Module) -> EnabledModel | None:
-    """Return the enabled model that parts of this model belong to, or None."""
+    """Return the enabled model of the first mark on a module in this model, or None."""
     marks = (mark_of(module) for module in model.modules())
     return next((mark.model for mark in marks if mark is not None), None)
 
 
 def enabled_at(model: nn.Module) -> EnabledModel | None:
-    """Return what stands for a model that is enabled itself, or None."""
+    """Return the state of a model that is enabled itself, not just a part of one; or None."""
     return model.__dict__.get(ENABLED)
 
 
@@ -117,7 +117,7 @@ class Scope:
     in_step: bool = False
     """True if all ranks run this module equally often (`autopack.runtime.runs`)."""
     agreed: dict[int, int] = field(default_factory=dict)
-    """Those numbers of runs, by the module's identity: a recomputation makes as many."""
+    """Agreed numbers of runs, by the module's identity: a recomputation makes as many."""
 
 
 class Activation:
@@ -164,7 +164,7 @@ class Activation:
         return self.inside if self.scope.layout is None else [self.scope.layout]
 
     def enter(self, level: int) -> None:
-        """Pass an inner entry: all is done, only its exit has to be told from the scope's."""
+        """Note that an inner entry is passed, whose exit must not end this activation."""
         self.passed = (*self.passed, level)
         self.deepest = max(self.deepest, level)
 
@@ -181,7 +181,7 @@ def _calling_frame() -> FrameType | None:
 
 
 class Ambient(threading.local):
-    """The scope in force in this thread."""
+    """The innermost activation of each thread."""
 
     # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every
     # thread, so that no graph depends on whether it has been. for Dynamo of torch 2.4, which takes
@@ -196,7 +196,7 @@ ambient = Ambient()
 
 
 def current() -> Activation | None:
-    """Return the innermost activation of this thread whose forward is running, or None.
+    """Return this thread's innermost activation whose forward is running, or None; drop others.
 
     Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. The
     activation of such a forward is dropped here: its frame is no longer on the stack.
@@ -221,13 +221,13 @@ def running_scope() -> Scope | None:
 
 
 def of_model(model: EnabledModel) -> Activation | None:
-    """Return the activation of this thread, if it belongs to this model."""
+    """Return this thread's activation if it belongs to this model, or None."""
     activation = None if ambient.activation is None else current()
     return activation if activation is not None and activation.scope.model is model else None
 
 
 def close(model: EnabledModel, level: int) -> Activation | None:
-    """Leave the entry of `level`. Leaving the first one ends the activation, and returns it."""
+    """Leave the entry at `level`; if no passed entry is left, end and return its activation."""
     activation = ambient.activation
     if (
         activation is None
@@ -256,15 +256,14 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
 
 @contextmanager
 def stock(model: EnabledModel) -> Iterator[None]:
-    """Run an enabled model in this thread as it would run without autopack: entries and sites hand
-    every call on."""
+    """Run an enabled model in this block as if autopack were not there."""
     with in_force(Scope(model, stock=True)):
         yield
 
 
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
-    """Run a part of the current forward in a scope with other `fields`."""
+    """Run a part of the current forward, in this block, in a scope with other `fields`."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
@@ -273,7 +272,7 @@ def changed(**fields: Any) -> Iterator[None]:
 
 
 def without_layout() -> AbstractContextManager[None]:
-    """Run a part of the current forward as if it were not packed."""
+    """Run a part of the current forward, in this block, as if it were not packed."""
     return changed(layout=None, memory=None)
 
 
@@ -300,7 +299,7 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 
 
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
-    """Return the error for a module that was reached without the model's entry."""
+    """Return the error for a mixing module that was reached without its model's scope."""
     if mark.model is None:
         return OutsideForward(severed(module), code="copied-part")
     return OutsideForward(
@@ -315,8 +314,7 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
 
 
 class ArrivalHook:
-    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its
-    site.
+    """Forward hook that raises if a module that mixes tokens ran past its site in a packed forward.
 
     It holds nothing.
     """
@@ -369,8 +367,7 @@ arguments."""
 
 
 class _Rebound:
-    """A checkpointed function that runs in the scope of the forward in which it was first
-    called."""
+    """A checkpointed function that runs in the scope in which it was first called."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope):
         self.function = function
@@ -434,6 +431,7 @@ def unbind_checkpointing(modules: list[nn.Module]) -> None:
 def _checkpoint_functions(
     modules: list[nn.Module],
 ) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
+    """Yield each checkpoint function of `modules`, after its module's attributes and its name."""
     for module in modules:
         for name in _FUNCTIONS:
             if (function := module.__dict__.get(name)) is not None:
