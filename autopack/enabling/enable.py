@@ -119,7 +119,7 @@ def enable(
 def _enable_any(
     model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle:
-    """Enable a model, a trainer, or each of several; put the way back into `undo`.
+    """Enable a model, a trainer, or each of several; put callbacks that undo it into `undo`.
 
     Nothing is put there for a model that was enabled before.
     """
@@ -140,7 +140,7 @@ def _enable_any(
 
 
 def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
-    """Enable one model, or check the options of one that is enabled already."""
+    """Return the handle of one model: enable it, or check that it is enabled with these options."""
     base = unwrap(model)
     enabled = enabled_at(base)
     if enabled is not None and not enabled.active:
@@ -162,8 +162,7 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
 
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
-    """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it
-    fails."""
+    """Mark, hook and prove a model that is not enabled; undo all of it if that fails."""
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
@@ -225,7 +224,7 @@ def _check_same_options(found: Options, given: Options) -> None:
 
 
 def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Raise `UnsupportedModel` if the chosen backend cannot serve the model here."""
+    """Raise `UnsupportedModel` if the chosen backend cannot serve the model on this machine."""
     backend = enabled.options.backend
     if backend == "auto":
         return
