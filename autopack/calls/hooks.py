@@ -214,7 +214,7 @@ def _planned(call: Call) -> CallPlan:
 
 
 def _checked(call: Call, plan: CallPlan) -> CallPlan:
-    """Check a call if that is due; return its plan, made anew if the check changed the proof."""
+    """Check a call if that is due; return its plan, or a new one. Raises `LeakDetected`."""
     model = call.model
     if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
         raise UnsupportedModel(

@@ -23,8 +23,7 @@ from autopack.watching.schedule import CannotTell
 
 
 class Runs:
-    """Runs of one call, each from the same random state and the same buffers and tensors of the
-    modules.
+    """Runs of one call, each from the same random state, buffers and tensors of modules.
 
     Code that keeps something of a row there would hand it on to the next run.
     """
@@ -34,14 +33,14 @@ class Runs:
         self._count = 0
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of the model."""
+        """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
         self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of stock transformers for these arguments."""
+        """Return the output of stock transformers for these arguments, from the same state."""
         with stock_again(self._module, self._call.model):
             try:
                 return self(arguments)
@@ -71,7 +70,7 @@ class Runs:
 
     @contextmanager
     def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Make up this rank's runs to `count` at the end, if parameters are gathered `together`.
+        """Run the call until this rank has `count` runs, at the end of the block, if `together`.
 
         A rank whose call does not pack makes nothing else: it raises `CannotTell`.
         """
@@ -108,8 +107,7 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
 
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
-    """Collect the dtypes in which layers run in this thread meanwhile, by their weights and
-    autocast."""
+    """Yield a set that collects, in this block, the dtypes in which layers of this thread run."""
     dtypes: set[torch.dtype] = set()
 
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:

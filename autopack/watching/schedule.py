@@ -31,13 +31,12 @@ class CannotTell(Exception):
 
 
 def layout_of(call: Call) -> PackedLayout | None:
-    """Return the documents of the packed rows of a call; None if it has none, or two halves."""
+    """Return the layout of a call's packed rows; None if it has none, or one per half."""
     return call.one_sided_layout() if isinstance(call, PairCall) else call.declared.layout
 
 
 def pair_halves(call: Call) -> tuple[Half, ...]:
-    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any
-    other."""
+    """Return both halves of an encoder-decoder's call that packs or pads them; () for others."""
     pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
     return () if pair is None else pair.halves
 
@@ -89,15 +88,14 @@ def _documents_of_tokens(layout: PackedLayout) -> np.ndarray:
 
 
 def _documents_of_half(half: Half) -> np.ndarray:
-    """Return the document of each token of an encoder or decoder, (rows, columns); -1 for
-    padding."""
+    """Return the document of each token of a half, (rows, columns); -1 for padding."""
     owner = np.full(half.places.real.shape, -1)
     owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
     return owner
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
-    """Return the sizes of a call, and the kinds of its arguments; `Checked` keeps both.
+    """Return the sizes and the kinds of a call, in the form that `Checked` keeps.
 
     The call packs, or runs a padded batch without its padding.
     Tokens and media are read on the host only for code that is checked `closely`.
