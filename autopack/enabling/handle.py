@@ -83,7 +83,7 @@ class Handle(AbstractContextManager["Handle"]):
     def of_several(cls, handles: Mapping[Any, Handle]) -> Handle:
         """Return one handle to the models of several handles, with both names joined."""
         enabled = {
-            name if each._is_of_one else f"{name}.{inner}": model
+            name if each._holds_one_model else f"{name}.{inner}": model
             for name, each in handles.items()
             for inner, model in each._enabled.items()
         }
@@ -110,8 +110,7 @@ class Handle(AbstractContextManager["Handle"]):
         return self.enabled.anatomy.entries[0]
 
     @property
-    def _is_of_one(self) -> bool:
-        """True if it is the handle of one model, and of no trainer."""
+    def _holds_one_model(self) -> bool:
         return [*self._enabled] == [ONE] and not self._trainers
 
     def remove(self) -> None:
@@ -259,21 +258,20 @@ class Handle(AbstractContextManager["Handle"]):
         )
 
     @property
-    def _title(self) -> str:
-        """The class name of its trainer, or its number of models."""
+    def _trainer_or_count(self) -> str:
         names = [type(each.trainer).__name__ for each in self._trainers]
         return names[0] if len(names) == 1 else number_of(len(self._enabled), "model")
 
     def __repr__(self) -> str:
-        if self._is_of_one:
+        if self._holds_one_model:
             return f"autopack: {self._text('  ')}"
         said = [f"  {name}: {each._text('    ')}" for name, each in self.models.items()]
         said += [f"  {name}: left alone: {reason}" for name, reason in self.left_alone.items()]
         said += [f"  {name} {fact}" for each in self._trainers for name, fact in each.facts]
-        return "\n".join([f"autopack: {self._title}", *said])
+        return "\n".join([f"autopack: {self._trainer_or_count}", *said])
 
     def _repr_html_(self) -> str:
-        if self._is_of_one:
+        if self._holds_one_model:
             return parts.facts(self._facts(), f"autopack: {self.summary}")
         groups = [(f"{name}: {each.summary}", each._facts()) for name, each in self.models.items()]
         groups.append(
@@ -285,7 +283,7 @@ class Handle(AbstractContextManager["Handle"]):
                 ],
             )
         )
-        return parts.groups_of_facts(groups, f"autopack: {self._title}")
+        return parts.groups_of_facts(groups, f"autopack: {self._trainer_or_count}")
 
 
 def take_off(enabled: EnabledModel) -> None:

@@ -431,7 +431,6 @@ def unbind_checkpointing(modules: list[nn.Module]) -> None:
 def _checkpoint_functions(
     modules: list[nn.Module],
 ) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
-    """Yield each checkpoint function of `modules`, after its module's attributes and its name."""
     for module in modules:
         for name in _FUNCTIONS:
             if (function := module.__dict__.get(name)) is not None:

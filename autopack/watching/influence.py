@@ -179,8 +179,7 @@ class _Run:
         )
 
     def _shared(self, chosen: list[int]) -> float:
-        """Return the relative size of the largest gradient that chosen and other documents
-        share."""
+        """Return the relative size of the largest gradient that chosen and others share."""
         both = [
             torch.stack(pair).abs()
             for pair in self._by_halves(chosen, self._leaves)
