@@ -38,7 +38,7 @@ DROPPED = (
 )
 """Arguments that the model gets as None for a packed row.
 
-ModernBERT's heads hand on the shape of their batch up to 5.0, of which it makes inner masks.
+ModernBERT's heads hand on the shape of their batch up to 5.0, and it makes inner masks of that.
 """
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
@@ -271,7 +271,7 @@ class Call:
         return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
-        """Add a volume that runs to the model's tally, in place of an earlier one if given."""
+        """Add a volume to the model's tally, in place of `instead_of` if that was counted."""
         if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.

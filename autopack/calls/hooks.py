@@ -1,7 +1,7 @@
-"""The way into an enabled model and out of it: forward hooks on the instance.
+"""Forward hooks on an instance, by which calls enter an enabled model and leave it.
 
 Hooks survive deepcopy, pickle, accelerate, DDP and PEFT, and leave the signature of `forward` as it
-is. `_enter` is the way of every call: what may have changed is followed, the call is read
+is. `_enter` takes every call: changes of the model are followed, the call is read
 (`autopack.calls.call`), its plan is chosen (`autopack.calls.choose`) and its scope is put in force.
 The model's own code runs, and finds the scope at its sites. `_leave` ends the scope and gives the
 output the form that the caller expects.

@@ -59,10 +59,9 @@ class RowsPlan(CallPlan):
         way: TokenMap,
         again: Callable[..., Any],
     ) -> Any:
-        """Return the output of the row that ran in the rows and columns of the call.
+        """Return the output of the row that ran, brought into the rows and columns of the call.
 
-        If the output has one result per row, it is replaced by the output of `again(ended,
-        module)`.
+        If it has one result per row, the output of `again(ended, module)` is returned instead.
         """
         model = self.scope.model
         names = of_each_row(output, *way.into, *self._sizes)

@@ -39,7 +39,7 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
-    """Return the first entry inward that has one of the named methods, and the method; or None."""
+    """Return the first entry that has one of the named methods, and the method; or None."""
     for model in call.anatomy.entries[call.entry.level :]:
         for name in names:
             if hasattr(model, name):

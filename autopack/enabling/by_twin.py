@@ -355,7 +355,7 @@ def _call(model: PreTrainedModel) -> None:
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
-    """Return the outermost entry that runs with `input_ids` alone, or the innermost entry."""
+    """Return the outermost entry that takes `input_ids` alone, or the innermost entry."""
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
         if _is_of_choices(module) or not takes_tokens(module):

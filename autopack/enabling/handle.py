@@ -1,5 +1,4 @@
-"""The handle that `enable` returns: facts on the models that are enabled, and the way to take it
-back."""
+"""The handle that `enable` returns: facts on the models that are enabled, and `remove`."""
 
 from __future__ import annotations
 
@@ -162,7 +161,7 @@ class Handle(AbstractContextManager["Handle"]):
         `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its
         padding or as it came, for what reason, and how many documents and tokens it has. A call
         that autopack would refuse is explained too. Of several models each decision has the name of
-        its model before it, that of the first model last. Raises `ValueError` for a model that is
+        its model before it, the first model's last. Raises `ValueError` for a model that is
         disabled.
         """
         found = {}

@@ -1,4 +1,4 @@
-"""Look at a model, attach to it and prove it by a twin; again if it has changed.
+"""Mark and hook a model and prove it by a twin; again if it has changed.
 
 Calls of a model that has no twin, or runs third-party code, are checked closely
 (`autopack.watching`).

@@ -58,7 +58,7 @@ may lack numbers."""
 
 _RANKS = 2
 _LENGTHS = (27, 7, 52, 10)
-"""Documents of two rows, in reverse order in the other, of which a rank has half.
+"""Lengths of the documents of a row, and in reverse of another one; a rank has half of both.
 
 One is longer than a part, none ends with one.
 """
@@ -110,7 +110,7 @@ def _why_not_parts(
 ) -> str | None:
     """Return the reason why ranks that share rows get other results than one rank alone, or None.
 
-    With labels a call asks for a loss too. Those of all parts have to add up: of
+    With labels a call asks for a loss too. The losses of all parts have to add up: of
     `num_items_in_batch` tokens where the loss is of shifted labels, else by the tokens that each
     part counts.
     """

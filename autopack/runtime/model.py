@@ -227,8 +227,8 @@ class EnabledModel:
     def settling(self) -> Iterator[None]:
         """Mark that this thread examines the model in this block; its own calls are let through.
 
-        One thread of the process at a time does so. Threads that are given the context of that one,
-        as those of twins are, need not wait for it.
+        One thread of the process at a time does so. Threads that are given its context, such as the
+        threads of twins, need not wait for it.
         """
         with nullcontext() if _settlers.get() else _settling.held():
             before, self._settler = self._settler, object()
@@ -258,7 +258,7 @@ class EnabledModel:
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def ask_twin(self, *question: Any) -> str | None:
-        """Return a twin's reason against calls of a kind (see `twin_says`), kept; or None."""
+        """Return a twin's reason against calls of a kind (see `twin_says`), or None; keep it."""
         if self.is_settling or self.twin_says is None:
             return None
         if question not in self.said_by_twins:

@@ -25,7 +25,7 @@ class RowGroup:
 
     @classmethod
     def of(cls, value: Any) -> RowGroup | None:
-        """Return the group of a process group or one-dimensional mesh; None for one process.
+        """Return the `RowGroup` of a process group or one-dimensional mesh; None for one process.
 
         Raises `ValueError` for anything else, and if this process is not in it.
         """

@@ -84,7 +84,7 @@ def enabled_in(model: nn.Module) -> EnabledModel | None:
 
 
 def enabled_at(model: nn.Module) -> EnabledModel | None:
-    """Return the state of a model that is enabled itself, not just a part of one; or None."""
+    """Return the `EnabledModel` of a model that is enabled itself, not a part of one; or None."""
     return model.__dict__.get(ENABLED)
 
 
@@ -277,7 +277,7 @@ def without_layout() -> AbstractContextManager[None]:
 
 
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
-    """Return the scope of `module`'s forward, or None if it belongs to no enabled model.
+    """Return the scope of `module`'s forward, or None if it has no mark or mixes no tokens.
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with
     another model's. With `one_token` the module has one token per row, which needs no scope: two
@@ -353,7 +353,7 @@ class ArrivalHook:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return True if its class's compiled forward ran, in which arrival leaves no trace."""
+    """Return True if the module's compiled forward ran, in which arrival leaves no trace."""
     method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
     return (
         getattr(method, "__self__", None) is module

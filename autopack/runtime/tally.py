@@ -35,7 +35,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
-        """Return the size of packed rows that run unchanged.
+        """Return the volume of packed rows that run unchanged.
 
         Several documents of one token each at the end of a row are padding without a mark (position
         0 for each).
@@ -51,7 +51,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_row(cls, documents: int, *halves: np.ndarray, saved: int = 0) -> Volume:
-        """Return the size of a batch whose real tokens run as one row, or one per half.
+        """Return the volume of a batch whose real tokens run as one row, or one per half.
 
         `saved` of them do not run, since another row began with the same ones.
         """
@@ -61,7 +61,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_batch(cls, *halves: np.ndarray) -> Volume:
-        """Return the size of a batch that runs as it came, one document per row.
+        """Return the volume of a batch that runs as it came, one document per row.
 
         Each half is a mask, (rows, columns), that is True at real tokens.
         """
@@ -133,10 +133,8 @@ class Tally:
     """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = field(default_factory=Volume)  # all others
     _first: tuple[float, int] | None = None
-    """When the first training call began in this process, in seconds, and the real tokens of those
-    before.
-
-    Of a copy it is the copy's first.
+    """The time in seconds when the first training call of this process began, and the real tokens
+    that were counted before it. A copy has its own first call.
     """
     _latest: tuple[float, int] = (0.0, 0)  # the same of the latest
 
@@ -248,7 +246,7 @@ class Checked:
     """Counts and findings of checks of calls, and the sizes and kinds of the checked calls."""
 
     every: int = 0
-    """Number of training calls from one check to the next; 0 for none but those of the schedule."""
+    """Number of training calls from one check to the next; 0 for scheduled checks alone."""
     checks: int = 0
     """Calls that were checked."""
     worst: float = 0.0

@@ -141,15 +141,15 @@ def micro_batches(
     tokens.
 
     Divide the summed loss of each by the number of targets in all `batches` of all ranks, as
-    `num_items_in_batch` does, and the gradients are those of `batches` themselves. A document of
-    more tokens than `max_tokens` is alone in its micro-batch.
+    `num_items_in_batch` does, and the gradients are the same as of `batches` themselves. A document
+    of more tokens than `max_tokens` is alone in its micro-batch.
 
     Args:
         batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or
             packed.
         max_tokens: The most real tokens of a micro-batch.
-        model: The model that is trained, of which the token of padding and the cost of long
-            documents are read.
+        model: The model that is trained, whose configuration tells the token of padding and the
+            cost of long documents.
         group: The process group that shares the step. Documents move between its ranks, each of
             which gets equally many micro-batches. A rank without a document for one gets labels
             that are all ignored.

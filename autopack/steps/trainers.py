@@ -1,4 +1,4 @@
-"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many
+"""Replace a trainer's optimizer step, and run its documents in micro-batches of at most so many
 tokens.
 
 `Trainer.get_batch_samples` (transformers 4.46 and later) has all batches of a step on every rank
@@ -280,7 +280,7 @@ class StepCutter:
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
-        """Run without dropout in the weights' own precision; restore all counts at the end."""
+        """Run the block without dropout, in the weights' own precision; restore all counts."""
         kept = {
             name: copy.deepcopy(value)
             for name, value in vars(self._trainer).items()

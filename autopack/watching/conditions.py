@@ -54,7 +54,7 @@ class Runs:
     ) -> Difference:
         """Return a difference, with its tolerance widened if two equal runs differ as well.
 
-        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
+        Atomic additions, and draws from an unknown generator, differ from run to run.
         """
         if worst.excess <= 1:
             return worst

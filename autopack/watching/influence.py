@@ -1,9 +1,9 @@
 """Leaks between documents of a live packed call, found by gradients.
 
-A document cannot always be cut out of a call and run alone: what of its images is its own, for one,
-only its model knows. But what has no part in a result gives it no gradient. So of the embedded
-tokens of a call, and of its media, the gradients by the results of some documents, and by those of
-all others, may not meet at any number.
+A document cannot always be cut out of a call and run alone: only its model knows which images are
+its own, for one. But an input without a part in a result gets no gradient by it. So the gradients
+of a call's embedded tokens and media, by the results of some documents and by the results of all
+others, may not meet at any number.
 """
 
 from __future__ import annotations

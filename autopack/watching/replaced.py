@@ -29,7 +29,7 @@ from autopack.watching.schedule import CannotTell, sides_of
 _TOGETHER = 4
 """Runs of each rank that gathers parameters together with others."""
 _FEWEST = 4
-"""Number of different tokens in a call from which those of its documents are drawn."""
+"""Least number of different tokens in a call from which other tokens are drawn."""
 
 
 def replaced(
