@@ -38,7 +38,7 @@ DROPPED = (
 )
 """Arguments that the model gets as None for a packed row.
 
-ModernBERT's heads hand on the shape of their batch up to 5.0, of which it makes inner masks.
+ModernBERT's heads hand on the shape of their batch up to 5.0, and it makes inner masks of that.
 """
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
@@ -49,7 +49,7 @@ LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_se
 
 
 class Call:
-    """A call that has arrived at an entry, before any decision about it."""
+    """The arguments and declared documents of one call at an entry, before it has a plan."""
 
     def __init__(
         self,
@@ -79,23 +79,23 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the called class."""
+        """The class name of the called module."""
         return type(self.module).__name__
 
     @property
     def documents(self) -> str | None:
-        """The head whose packed documents an outer entry has made this batch's rows, if any."""
+        """Name of the head whose packed documents are this batch's rows; None for others."""
         return None if self.outer is None else self.outer.plan.documents
 
     def say_once(self, message: str, *values: Any) -> None:
-        """Warn of something that is no error, once for each model."""
+        """Log a warning, unless this model has logged the same message or is silent."""
         model = self.model
         if message not in model.logged and not model.is_silent:
             model.logged.add(message)
             logger.warning(message, *values)
 
     def handed_on(self, arguments: dict[str, Any]) -> Arguments:
-        """Return arguments as the forward gets them: what came by position goes on by position."""
+        """Return `arguments` as (args, kwargs), by position where the call gave them so."""
         by_name, names = dict(arguments), self.entry.names
         named = [by_name.pop(name, None) for name in names[: len(self._by_position)]]
         return (*named, *self._by_position[len(names) :]), by_name
@@ -116,7 +116,7 @@ class Call:
 
     @property
     def brings_choices(self) -> bool:
-        """True if it brings choices of questions: (questions, choices, columns, ...)."""
+        """True if a multiple-choice head gets tokens (questions, choices, columns, ...)."""
         head, given = self.entry.head, self.arguments
         if head is None or not head.of_choices:
             return False
@@ -126,8 +126,7 @@ class Call:
         )
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Return the arguments of a multiple-choice head with every choice as a row of the
-        batch."""
+        """Return a multiple-choice head's arguments per token, with one choice in each row."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {
             n: v.flatten(0, 1)
@@ -137,7 +136,7 @@ class Call:
 
     @property
     def declared(self) -> Declared:
-        """The documents and padding that the arguments declare."""
+        """The documents and padding that the arguments declare, read once."""
         # No cached property: up to Python 3.11 one waits for that of another call, and a twin may
         # be asked meanwhile.
         if self._declared is None:
@@ -145,13 +144,13 @@ class Call:
         return self._declared
 
     def _read(self) -> Declared:
-        """Return the documents and padding that the arguments declare, and common beginnings."""
+        """Return the declared documents and padding; set `prefixes` to common beginnings."""
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
-        if self.outer is not None and self._numbered_on_the_way:
+        if self.outer is not None and self._outer_made_positions:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
         traits, entry = self.traits, self.entry
@@ -178,8 +177,8 @@ class Call:
         return found
 
     @property
-    def _numbered_on_the_way(self) -> bool:
-        """True if an outer model has made positions of three sections for a call that brought none.
+    def _outer_made_positions(self) -> bool:
+        """True if an outer model made the three-section `position_ids`, not its caller.
 
         They tell the places of images' tokens, and declare no documents, although several tokens
         may be at 0 (MiniCPM-V 4.7).
@@ -196,7 +195,7 @@ class Call:
 
     @cached_property
     def noted(self) -> np.ndarray | None:
-        """A mask of real tokens, (rows, columns), noted by code that padded without a mask."""
+        """A mask of real tokens (rows, columns) noted by code that pads without a mask, or None."""
         anatomy = self.anatomy
         if not self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)):
             return None
@@ -210,7 +209,7 @@ class Call:
         return any(map(_holds_tokens, map(self.arguments.get, self.given.intersection(CACHES))))
 
     def holds_served_media(self, name: str) -> bool:
-        """Return True if an argument holds media that documents of this type may have.
+        """Return True if argument `name` holds only media that documents of this family may have.
 
         Their features take the places of placeholders in the order of the documents, which a row of
         all tokens has too.
@@ -220,7 +219,7 @@ class Call:
         )
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Return the twin's reason why media of this kind may mix documents' results; None if not.
+        """Return a twin's reason why media of this kind may mix documents; None if there is none.
 
         The twin has a power of two of them, at least as many as the call, since code may treat the
         tenth otherwise than the first.
@@ -236,7 +235,7 @@ class Call:
 
     @cached_property
     def has_labels(self) -> bool:
-        """True if the model is to compute a loss."""
+        """True if the call gives labels, so that the model computes a loss."""
         return not self.given.isdisjoint(LABELS)
 
     @property
@@ -247,19 +246,19 @@ class Call:
 
     @cached_property
     def padding(self) -> TokenMap:
-        """The places of a padded batch's real tokens."""
+        """The map of a padded batch's real tokens into one row."""
         assert self.declared.real is not None
         assert self.inputs is not None
         return TokenMap.of_real(self.declared.real, self.inputs.device)
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Masks of real tokens, (rows, columns), by the prefix of their parts' output names."""
+        """Pairs of an output-name prefix and the mask of real tokens of these outputs."""
         return [("", self.padding.real)]
 
     @property
     def volume(self) -> Volume | None:
-        """The size of the call as it came; None if the host does not know it."""
+        """Numbers of rows, columns and tokens that came; None if the host does not know them."""
         if self.declared.layout is not None:
             return Volume.of_layout(self.declared.layout)
         if self.declared.real is not None:
@@ -271,7 +270,7 @@ class Call:
         return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
-        """Count the part of the call that runs, in place of an earlier count."""
+        """Add a volume to the model's tally, in place of `instead_of` if that was counted."""
         if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
@@ -301,7 +300,7 @@ class Call:
 
     @property
     def wants_router_loss(self) -> bool:
-        """True if the model may add a loss of its routers."""
+        """True if the call or a configuration asks for router logits, which may add a loss."""
         return self.wants("output_router_logits", self.config, *self.anatomy.configs)
 
     @property
@@ -310,7 +309,7 @@ class Call:
         return not self.wants("return_dict", self.config, otherwise=True)
 
     def wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
-        """Return the value of the argument of this name, or else of a configuration."""
+        """Return argument `name` as a bool; if it is not given, True if a configuration sets it."""
         if name in self.given:
             return bool(self.arguments[name])
         return bool([config for config in configs if getattr(config, name, otherwise)])
@@ -327,7 +326,7 @@ def _holds_tokens(cache: Any) -> bool:
 
 
 class CallPlan:
-    """The plan of a call, complete once it is made; nothing is written into it later.
+    """The decision about one call: its arguments, scope and output; it never changes.
 
     It says what the model gets (`arguments`, all by name; None if they stay as they came), what
     sites may read (`scope`), what the caller gets (`finish`), and why (`reason`, in words that
@@ -348,10 +347,9 @@ class CallPlan:
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""
     inside: tuple[Scope, TokenMap] | None = None
-    """The scope of a row that the inner model runs in place of its own, and the way of its tokens
-    into it."""
+    """The scope of a row that the inner model runs in place of its own, and the map into it."""
     volume_apart: Volume | None = None
-    """The size of the part that runs if no such row is made."""
+    """The volume that is counted if common beginnings run once per document after all."""
 
     def __init__(
         self,
@@ -365,7 +363,7 @@ class CallPlan:
         self.arguments, self.volume = arguments, volume
 
     def count(self, tally: Tally) -> None:
-        """Count the outcome of a padded batch."""
+        """Add an unpadded batch's volume to the tally, and note its tokens for checkpoints."""
         read = self.call.model.padding_read
         if self.unpads and read is not None:  # for checkpoints that run it again
             read.note(self.call.inputs)
@@ -373,7 +371,7 @@ class CallPlan:
             tally.unpadded = tally.unpadded.plus(self.volume)
 
     def leave_apart(self, running: Activation) -> None:
-        """Run common beginnings once per document after all."""
+        """Mark a running call to compute every document whole, and correct its counted volume."""
         running.apart = True
         if running.volume is not None:
             before, running.volume = running.volume, self.volume_apart
@@ -392,9 +390,9 @@ class CallPlan:
         return None if layout is None else TokenMap.of_documents(layout).gather(states)
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
-        """Return logits of starts and ends without padding's, or None if there are none."""
+        """Return logits of starts and ends, least at padding; None for any other output."""
         return None
 
     def counts_labels(self, labels: Any) -> bool:
-        """Return True if these are the labels that the loss of a part of rows has to count."""
+        """Return True if these are the shifted labels that this plan gave to the loss."""
         return False

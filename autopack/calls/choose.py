@@ -56,7 +56,7 @@ def call_at(
     kwargs: dict[str, Any],
     outer: Activation | None = None,
 ) -> Call:
-    """Return an object for a call that has arrived at an entry, with its arguments by name."""
+    """Return the `Call` of an entry, arguments by name; a `PairCall` for an encoder-decoder."""
     return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
@@ -76,7 +76,7 @@ def decide(call: Call) -> CallPlan:
 
 
 def _choose_rows(call: Call) -> CallPlan:
-    """Return the plan of a call of a model with one kind of tokens."""
+    """Return the plan of a call of any model but an encoder-decoder."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
         rows = rows_shared_by(call)
@@ -103,7 +103,7 @@ def _choose_rows(call: Call) -> CallPlan:
 
 
 def _choose_without_documents(call: Call) -> CallPlan:
-    """Return the plan of a call that declares padding, or nothing."""
+    """Return the plan of a call that declares padding only, or nothing."""
     if call.declared.jumps:
         call.say_once(_JUMPS, call.name)
     if call.declared.real is None:
@@ -142,13 +142,12 @@ def _choose_without_documents(call: Call) -> CallPlan:
 
 
 def _pass_through(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
-    """Return a plan that runs a call unchanged; images that stock would mix over rows are kept
-    apart."""
+    """Return a plan that runs a call unchanged, but shows each row its own images only."""
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
 def _why_not_unpadded(call: Call) -> str | None:
-    """Return the reason why a call's form leaves no padding to take out, or None."""
+    """Return the reason why a call has no known padding or may not drop it, or None."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if call.declared.real is None:

@@ -45,17 +45,18 @@ _OF_DECODER = (
 
 
 class PairCall(Call):
-    """A call of an encoder-decoder."""
+    """Arguments and declared documents of one call of an encoder-decoder."""
 
     _found: tuple[list[np.ndarray] | None, Pair | None] | None = None
 
     def one_sided_layout(self) -> PackedLayout | None:
-        """Return the documents of a per-row head that makes decoder tokens of the encoder's."""
+        """Return the encoder's layout if a per-row head makes decoder tokens of its tokens, or
+        None."""
         makes_tokens = self.entry.head is not None and self.given.isdisjoint(_OF_DECODER)
         return self.declared.layout if makes_tokens else None
 
     def find_pair(self) -> Pair | None:
-        """Return the documents of both halves; None for a call that neither packs nor pads any."""
+        """Return the documents of both halves, read once; None if none are packed or padded."""
         if self._found is None:
             given, halves = self.arguments, self.anatomy.halves
             decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
@@ -78,7 +79,7 @@ class PairCall(Call):
 
     @property
     def volume(self) -> Volume | None:
-        """The size of the padded batch, both halves together; None if no padding is known."""
+        """The numbers of rows, columns and tokens of a padded batch's halves; None if not known."""
         real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
@@ -89,7 +90,7 @@ class PairCall(Call):
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """The real tokens of encoder and decoder, by name."""
+        """Pairs of an output-name prefix and the mask of real tokens of such outputs, by half."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
@@ -146,7 +147,7 @@ class PairCall(Call):
         return self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
 
     def check_packed(self) -> None:
-        """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
+        """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
         refusals.refuse_unproven(self)
         refusals.refuse_caches(self)
         if self.entry.has_other_head:
@@ -196,7 +197,7 @@ class PairCall(Call):
             )
 
     def _without_a_place(self) -> str | None:
-        """Return the first argument whose parts cannot be assigned to documents."""
+        """Return the name of the first argument that cannot be split by documents, or None."""
         for name, value in self.arguments.items():
             if name in DECLARED or value is None or value is False or name == "encoder_outputs":
                 continue
@@ -217,7 +218,7 @@ class PairCall(Call):
 
 
 class PairAsRows(CallPlan):
-    """Both halves of an encoder-decoder's call as one row each."""
+    """Plan that runs both halves of an encoder-decoder's call as one packed row each."""
 
     what = "runs as one packed row of the encoder's tokens and one of the decoder's"
     packs = True
@@ -247,7 +248,7 @@ class PairAsRows(CallPlan):
 
 
 class HalfAsRow(CallPlan):
-    """One half of an encoder-decoder's call as a row; a decoder's reads the encoder's too."""
+    """Plan that runs one half as a row; the scope of a decoder holds the encoder's layout too."""
 
     what = "runs as the packed row of its half"
 
@@ -272,7 +273,7 @@ class HalfAsRow(CallPlan):
 
 
 def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
-    """Return the states of recordings or images, one per document, as one row.
+    """Return encoded recordings or images, one per document, as the encoder's half.
 
     Their encoder ran as it is.
     """
@@ -297,7 +298,7 @@ def half_of(name: str, pair: Pair) -> Half | None:
 
 
 def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
-    """Return the arguments of the call on both rows."""
+    """Return the call's arguments, with each half's values gathered into the row of that half."""
     entry = call.entry
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
@@ -326,7 +327,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
 
 
 def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the model's method, or its forward's function, that makes decoder tokens of labels."""
+    """Return the function of a model, or of its file, that makes decoder tokens of labels."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:
         return method

@@ -17,7 +17,7 @@ _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 
 
 class Entry:
-    """Facts about the calls at one entry, known beforehand; nothing is written into it later."""
+    """Facts of one entry of a model that hold for all its calls; they never change."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Entry:
         foreign: list[str | None],
         shifts: bool | None,
     ):
-        """Find the facts of the entry of a model at `level`, with its rule for positions.
+        """Find the facts of a model's entry at `level`, whose positions follow `numbering`.
 
         `foreign` names the third-party code in each entry, or None; `shifts` is True if the loss
         shifts labels, None if the model was not asked.

@@ -1,7 +1,7 @@
-"""The way into an enabled model and out of it: forward hooks on the instance.
+"""Forward hooks on an instance, by which calls enter an enabled model and leave it.
 
 Hooks survive deepcopy, pickle, accelerate, DDP and PEFT, and leave the signature of `forward` as it
-is. `_enter` is the way of every call: what may have changed is followed, the call is read
+is. `_enter` takes every call: changes of the model are followed, the call is read
 (`autopack.calls.call`), its plan is chosen (`autopack.calls.choose`) and its scope is put in force.
 The model's own code runs, and finds the scope at its sites. `_leave` ends the scope and gives the
 output the form that the caller expects.
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardGuard(ABC):
-    """A forward pre-hook that also sees calls of `model.forward(...)`, which go past hooks."""
+    """A forward pre-hook that can tell when `model.forward(...)` was called past it."""
 
     @abstractmethod
     def is_past(self, module: nn.Module) -> bool:
@@ -53,7 +53,7 @@ class ForwardGuard(ABC):
 
 
 def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a model's forward that calls the model if it was reached past the entry."""
+    """Return a forward that calls the model, hooks included, where it was called directly."""
 
     @functools.wraps(original, updated=())
     def autopack_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any
 
 
 def _is_past_entry(module: nn.Module, forward: Any) -> bool:
-    """Return True if this forward was called directly, and is all that a call would run.
+    """Return True if `forward` was called past the hooks and is the module's whole forward.
 
     A forward of a subclass, or on the instance, that calls this one would run twice; the sites that
     it reaches raise.
@@ -154,7 +154,7 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
 def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
-    """Take a call in; return the arguments that the forward gets, None for those that came."""
+    """Plan a call and put its scope in force; return its new arguments, or None if they stay."""
     outer = scopes.of_model(model)
     # a call, or one inside a forward that begins anew
     if outer is None or outer.level >= hook.entry.level:
@@ -171,8 +171,7 @@ def _enter(
 
 
 def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
-    """Follow what may have changed since the last call: code, attention implementation,
-    checkpointing, the process."""
+    """Bring a model up to date with changed code, attention, sharding and checkpointing."""
     if entry.level:
         refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
     model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
@@ -183,7 +182,7 @@ def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -
 
 
 def _planned(call: Call) -> CallPlan:
-    """Return the plan of a call, once it is checked, if that is due, and counted."""
+    """Return the plan of a call and count it, after a check if one is due."""
     model = call.model
     try:
         plan = decide(call)
@@ -215,7 +214,7 @@ def _planned(call: Call) -> CallPlan:
 
 
 def _checked(call: Call, plan: CallPlan) -> CallPlan:
-    """Return the plan of a call once it has been checked, if that is due. Raises `LeakDetected`."""
+    """Check a call if that is due; return its plan, or a new one. Raises `LeakDetected`."""
     model = call.model
     if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
         raise UnsupportedModel(
@@ -244,7 +243,7 @@ def _open(plan: CallPlan) -> Arguments | None:
 
 
 def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
-    """Take in a call inside another one of the model that has been decided about."""
+    """Enter a call inside a planned one of the same model; return its new arguments, or None."""
     entry, plan = call.entry, outer.plan
     if entry.is_half and isinstance(plan, PairAsRows):
         return _open(HalfAsRow(call, plan.pair))
@@ -254,7 +253,7 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
             return _open(inside)
         if not entry.holds_models:
             plan.leave_apart(outer)
-    further = _further_in(call, outer) if entry.guarded else None
+    further = _enter_from_foreign_code(call, outer) if entry.guarded else None
     if further is None:
         outer.enter(entry.level)  # called by its own top: all is done
         if plan is not None and plan.masks and "attention_mask" in call.given:
@@ -262,8 +261,8 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
     return further
 
 
-def _further_in(call: Call, outer: Activation) -> Arguments | None:
-    """Take in a call of a model by third-party code, inside a call that has been decided about.
+def _enter_from_foreign_code(call: Call, outer: Activation) -> Arguments | None:
+    """Enter an inner call that third-party code makes; return its new arguments, or None.
 
     None is returned if it is to run as that call was meant; what is declared for it alone opens a
     scope of its own.
@@ -313,15 +312,14 @@ def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) ->
 
 @torch._dynamo.disable
 def _check_together(ended: Activation, packs: bool) -> None:
-    """Check a call of a whole model whose parameters ranks gather together, if that is due."""
+    """Check a finished call, if that is due, of a model whose parameters ranks gather together."""
     if ended.scope.model.live is not None:
         ended.scope.model.live.after(ended.plan.call, packs)
 
 
 @torch._dynamo.disable
 def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Check the loss of a call that runs third-party code, and hand its layouts to the call
-    around."""
+    """Check the loss of a call that runs third-party code; add its layouts to the outer call."""
     outer = ended.outer
     if ended.foreign:
         refusals.check_loss(ended, module, output)
@@ -339,7 +337,7 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Return an output of packed rows with the pooler's result for each document."""
+    """Return an output of packed rows with one result of the pooler per document."""
     running = scopes.of_model(model)
     if running is None or running.scope.layout is None:
         return output

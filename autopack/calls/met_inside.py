@@ -47,7 +47,7 @@ class PoolerHook:
 
 
 class OwnPositionsHook:
-    """Forward pre-hook of image and audio models, which takes the `position_ids` of text away.
+    """Forward pre-hook of image and audio models that removes the text's `position_ids`.
 
     Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP
     Video). That one would number its own tokens by them, and flash attention take a tower's row for
@@ -67,7 +67,7 @@ class OwnPositionsHook:
 
 
 class SpanLogitsHook:
-    """Forward hook of a question answering head, which sets logits at padding to the least number.
+    """Forward hook of a question answering head that sets logits at padding to the least number.
 
     It holds nothing, since PEFT copies the heads that it trains.
     """
@@ -87,7 +87,7 @@ class SpanLogitsHook:
 
 
 def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a cross entropy without labels at boundaries, for third-party code in packed rows.
+    """Return a cross entropy that ignores labels at boundaries of packed rows in third-party code.
 
     It replaces the function that the loss of language models calls with shifted labels, not that
     loss: trainers compare `model.loss_function` with it to see which labels a loss counts.
@@ -111,7 +111,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 @torch._dynamo.disable
 def _without_labels_at_boundaries(target: torch.Tensor, ignored: int) -> torch.Tensor:
-    """Return shifted labels, with those that compare tokens of two documents set to `ignored`."""
+    """Return shifted labels, set to `ignored` where they compare tokens of two documents."""
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.
     shifts = any(frame.f_code is loss.__code__ for frame in running(function=loss.__code__.co_name))

@@ -41,12 +41,11 @@ def restore(
     pooled: bool = True,
     read: PaddingRead | None = None,
 ) -> Any:
-    """Return an output of a packed row in the form of the padded batch that it was made of.
+    """Return a packed row's output in the rows and columns of the padded batch that it came from.
 
     `pooled` says that a pooler was handed the rows of the batch, so that the output may hold
-    vectors (rows, channels). `read` is told of gradients that come back to padding of what stands
-    beside a loss, and raises. Logits beside a loss are brought into that form when somebody uses
-    them.
+    vectors (rows, channels). `read` refuses gradients at padding in the other parts of an output
+    with a loss. Logits of such an output are restored only when they are used.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
@@ -85,7 +84,7 @@ def _restored(
     refuse: Callable[[], None] | None,
     waits: bool,
 ) -> Joint:
-    """Return a tensor of an output, with the functions that restore it to the batch's form."""
+    """Return one output tensor with the functions that restore it to the padded batch's form."""
     if (
         padding is None
         or value.dim() == 0
@@ -112,7 +111,7 @@ def _restored(
         return [padding.gather(gradient, axis)]
 
     def check(gradient: torch.Tensor) -> None:
-        """Refuse a gradient that is not zero at padding."""
+        """Call `refuse` for a gradient that is not zero at padding."""
         gradient = gradient.detach().nan_to_num()
         if refuse is not None and bool((join(split(gradient)) != gradient).any()):
             refuse()
@@ -140,7 +139,7 @@ def _restored(
 
 
 def parts_of(output: Any) -> dict[Any, Any]:
-    """Return the parts of an output by name or place; an output without parts is its part None."""
+    """Return an output's parts by name or index; an output without parts as {None: output}."""
     if isinstance(output, Mapping):
         return dict(output.items())
     return dict(enumerate(output)) if isinstance(output, tuple | list) else {None: output}
@@ -211,7 +210,7 @@ def with_documents_alone(
     output: Any,
     names: list[Any],
 ) -> Any:
-    """Run each document alone, and put these results at `names` into the packed rows' output.
+    """Return the packed rows' output with the parts at `names` from runs of each document alone.
 
     Documents of one length share a batch. Raises `UnsupportedModel` if the call does not allow
     that.

@@ -48,9 +48,10 @@ _SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", 
 
 
 class PassThrough(CallPlan):
-    """A call that goes through as it came: it packs nothing, or its padding stays.
+    """Plan that runs a call as it came: it packs nothing, or its padding stays.
 
-    By some reasons it is looked at if results at padding are read or kept.
+    If the reason is `LOOKS` or `LOOKS_AT_STATE`, the run shows if results at padding are read or
+    kept.
     """
 
     def __init__(self, call: Call, reason: str, *given: Any, keeps_padding: bool = False):
@@ -73,7 +74,7 @@ class PassThrough(CallPlan):
 
 
 class Delegate(CallPlan):
-    """A padded batch that this entry cannot run without its padding, but an inner one may.
+    """Plan that leaves a padded batch to an inner entry, which may run it without padding.
 
     `real` is True at its tokens, if results at padding are to be looked at.
     """
@@ -153,7 +154,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
-    if call.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
+    if call.anatomy.has_row_dependent_rotary and not _keeps_largest_position(call, padding):
         yield "rotary frequencies depend on the longest row, and every row ends in padding"
     covered = call.model.neighbours.covered_mixer
     if covered is not None:
@@ -166,7 +167,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     if traits.dense and padding.tokens**2 > padding.shape[0] * padding.shape[1] ** 2:
         yield f"{model_type} scores all pairs of a row, and one row of all documents has more pairs"
     if padding.has_holes and any(
-        _looks_less_far_than(c, padding.shape[1]) for c in call.anatomy.configs
+        _limits_attention_below(c, padding.shape[1]) for c in call.anatomy.configs
     ):
         yield "padding lies between tokens, and attention windows count it"
     read = call.model.padding_read
@@ -216,7 +217,7 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
 def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch stays padded for code that may read results at padding.
 
-    A head may have none there.
+    A head with one result per row has no results there.
     """
     read = call.model.padding_read
     if read is None or call.inputs is None:
@@ -234,7 +235,8 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
 
 
 def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
-    """Return some masked tokens other than the configuration's pad token, of no pair's batch."""
+    """Return up to three masked token ids other than the pad token; [] without ids or a pad
+    token."""
     pad = getattr(text_config(call.config), "pad_token_id", None)
     ids = call.arguments.get("input_ids")
     if not isinstance(pad, int) or not isinstance(ids, torch.Tensor) or ids.shape != padding.shape:
@@ -243,8 +245,8 @@ def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
     return sorted(set(hidden[hidden != pad].tolist()))[:3]
 
 
-def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
-    """Return True if a batch's largest position is a real token's that keeps it, not padding's."""
+def _keeps_largest_position(call: Call, padding: TokenMap) -> bool:
+    """Return True if the batch's largest position is a real token's, so that unpadding keeps it."""
     positions = call.declared.positions
     # its documents are numbered from their first tokens
     if positions is None and call.traits.recurs:
@@ -255,7 +257,7 @@ def _reaches_the_end(call: Call, padding: TokenMap) -> bool:
 
 
 def _reads_padding(call: Call, padding: TokenMap) -> bool:
-    """Return True if a head or pooler would read padding: first column, or a decoder's last token.
+    """Return True if the one token that a head or pooler reads is padding in some row.
 
     An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that
     does not look for padding may read one end or the other.
@@ -273,8 +275,8 @@ def _reads_padding(call: Call, padding: TokenMap) -> bool:
     return not padding.real[range(padding.shape[0]), last].all()
 
 
-def _looks_less_far_than(config: Any, columns: int) -> bool:
-    """Return True if attention of a model reaches over fewer tokens than there are columns."""
+def _limits_attention_below(config: Any, columns: int) -> bool:
+    """Return True if a configuration limits attention to fewer than `columns` tokens."""
     windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
     reaches = (
         reach

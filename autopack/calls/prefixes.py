@@ -74,7 +74,7 @@ def why_not(model: EnabledModel) -> str | None:
 
 
 def found_in(call: Any, declared: Declared) -> Prefixes | None:
-    """Return the common beginnings of a call's documents, if they may be computed once.
+    """Return the common beginnings of a call's documents, or None if they must run apart.
 
     `call` is an `autopack.calls.call.Call`, and `declared` its declaration: packed rows, or rows of
     a batch with a document each. Tokens on a device are compared only if the host has them anyway.
@@ -94,7 +94,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if layout is None
         else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
     )
-    if not all(map(_is_of_call, map(given.get, call.given.difference(known, _OF_COLUMNS)))):
+    if not all(map(_is_single_value, map(given.get, call.given.difference(known, _OF_COLUMNS)))):
         return None
     if "position_ids" in call.given and declared.positions is None:
         return None  # of several sections
@@ -150,7 +150,7 @@ def _reasons_apart(call: Any) -> Iterator[str]:
 
 
 def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
-    """Return True if packed rows may become others that hold common beginnings once."""
+    """Return True if a call's packed rows may run as rows that hold common beginnings once."""
     if call.entry.head is not None or call.wants_weights or call.entry.level in call.model.pooling:
         return False
     if layout.slots is not None and len(layout.slots) > len(layout.bounds):
@@ -158,15 +158,15 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
     return not (call.has_labels or call.wants_last_logits) or call.entry.holds_models
 
 
-def _is_of_call(value: object) -> bool:
-    """Return True if an argument is no tensor, or one number: the same for all tokens."""
+def _is_single_value(value: object) -> bool:
+    """Return True for one number, a string or a one-element tensor, the same for all tokens."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, bool | int | float | str)
 
 
 def _draws(model: nn.Module) -> bool:
-    """Return True if dropout or noise is on: it is drawn once, but in stock for each row."""
+    """Return True if a module has dropout or noise on: drawn once, but in stock for each row."""
     for module in model.modules():
         is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
         rates = vars(module).items() if module.training else ()
@@ -180,10 +180,9 @@ def _draws(model: nn.Module) -> bool:
 def find(
     tokens: np.ndarray, positions: np.ndarray, lengths: np.ndarray, least: int, share: float
 ) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
-    """Return the tokens that documents have in common at their beginning, or None if they are too
-    few.
+    """Return stretches of a row that holds common beginnings once; None if it saves too little.
 
-    They are stretches of the row that runs, and the column in it of each token of the documents.
+    The second result is the column in that row of each token of the documents.
 
     `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end. Tokens
     are common if they are equal in both. Shared stretches have at least `least` tokens, and at
@@ -210,7 +209,7 @@ def _tree(
     lengths: Sequence[int],
     least: int,
 ) -> tuple[list[Stretch], list[np.ndarray]]:
-    """Return the stretches of documents sorted so that those that begin alike are neighbours.
+    """Return a tree of stretches for documents sorted so that neighbours begin alike.
 
     `common` is the number of tokens that each has in common with the next one. The second result
     holds, for each document, the columns of its tokens.

@@ -25,7 +25,7 @@ _TRAINERS = "transformers.trainer"
 
 
 def refuse_bypassed_top(tops: list[Any]) -> None:
-    """Raise `OutsideForward` for a backbone that its top's `forward` calls: labels pass the entry.
+    """Raise `OutsideForward` if the `forward` of a model around this entry was called directly.
 
     `tops` are the models around it. A backbone called on its own is fine.
     """
@@ -39,7 +39,7 @@ def refuse_bypassed_top(tops: list[Any]) -> None:
 
 
 def refuse_what_trainers_lose(call: Call) -> None:
-    """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
+    """Raise `InvalidPacking` in a trainer's step that treats a packed row as one document.
 
     Its data may come without the boundaries of documents, or its loss may add up whole rows.
     """
@@ -69,7 +69,7 @@ def refuse_split_rows(call: Call) -> None:
 
 
 def check_sites(model: EnabledModel) -> None:
-    """Raise `SiteDrift` for a covered site of this model, `UnsupportedModel` for a mixer."""
+    """Raise `SiteDrift` for a site that other code covers, `UnsupportedModel` for a mixer."""
     model.lease.check()
     covered = model.neighbours.covered_mixer
     if covered is not None:
@@ -81,7 +81,7 @@ def check_sites(model: EnabledModel) -> None:
 
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
-    """Raise `AutopackError` if packed rows came with arguments that they cannot come with."""
+    """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
     check_sites(call.model)
     refuse_unproven(call)
     refuse_unnamed(call)
@@ -247,7 +247,7 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
 
 
 def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` for positions of RoBERTa's kind that begin too early.
+    """Raise `InvalidPacking` for documents that begin before the model's earliest position.
 
     They begin after padding's position; those before it are other rows of the table.
     """
@@ -318,7 +318,7 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
             "model), leave the media out, or run the documents one per row.",
             code="media-mixed",
         )
-    wrong = _images_of_others(call) or (
+    wrong = _why_images_do_not_match(call) or (
         None if traits.wrong_media is None else traits.wrong_media(given)
     )
     if wrong is not None:
@@ -340,8 +340,8 @@ def _refuse_media(call: Call, of_media: list[str]) -> None:
         )
 
 
-def _images_of_others(call: Call) -> str | None:
-    """Return the reason why images do not match documents that attend across to one each."""
+def _why_images_do_not_match(call: Call) -> str | None:
+    """Return the reason why images are not one per document, if they must be; or None."""
     pixels: Any = call.arguments.get("pixel_values")
     layout = call.declared.layout if call.traits.image_of_each and pixels is not None else None
     if layout is None or len(pixels) == (documents := real_documents(layout).sum()):

@@ -34,7 +34,7 @@ from autopack.runtime.tally import Volume
 
 
 def plan(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan of a call with packed rows of a head with one result per row.
+    """Return the plan of packed rows at a head with one result per row.
 
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
     arguments that cannot be split.
@@ -56,8 +56,7 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
 
 
 def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan for such a head of an encoder-decoder whose decoder reads the encoder's
-    tokens.
+    """Return the plan of packed rows at a per-row head that makes decoder tokens of the encoder's.
 
     Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
     positions that such a model cannot take.
@@ -92,7 +91,7 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
 
 
 class DocumentArguments:
-    """The arguments of a call, with their first dimensions' meaning: rows' tokens, or documents."""
+    """Arguments of packed rows at a per-row head, with values per token or per document."""
 
     def __init__(self, call: Call, arguments: dict[str, Any], layout: PackedLayout):
         assert call.entry.head is not None
@@ -127,8 +126,7 @@ class DocumentArguments:
             self._check_span(name, value)
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
-        """Raise `InvalidPacking` if the beginning or end of an answer lies outside of its
-        document."""
+        """Raise `InvalidPacking` if an answer begins or ends outside of its document."""
         at = host_values(value).reshape(self.documents, -1)[:, 0]
         self.left_out += [name] if (at == self.batch.lengths).any() else []
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
@@ -172,7 +170,7 @@ class DocumentArguments:
 
 
 class PaddedDocuments(Delegate):
-    """The documents of a packed call as a right-padded batch; the backbone runs without padding."""
+    """Plan that runs packed documents as a padded batch, and the backbone without padding."""
 
     what = "becomes a batch of its documents, and is left to the model inside"
     packs = True
@@ -243,7 +241,7 @@ class PaddedDocuments(Delegate):
 
 
 class PerDocument(CallPlan):
-    """The documents of a packed call as batches of documents of one length.
+    """Plan that runs packed documents as batches of documents of one length.
 
     The forward under way gets the first batch; the others are run when it ends.
     """
@@ -277,7 +275,7 @@ class PerDocument(CallPlan):
                 "loss. Leave it out of the rows.",
                 code="loss-not-of-documents",
             )
-        counted = _counted(given.arguments.get("labels"), given.documents)
+        counted = _has_counted_label(given.arguments.get("labels"), given.documents)
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
         self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
@@ -290,8 +288,7 @@ class PerDocument(CallPlan):
         super().__init__(call, reason, None, self.calls[0], volume)
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
-        """Return the arguments for documents of like length as a batch, `count` of them
-        labelled."""
+        """Return the arguments of a batch of these documents, `count` of them labelled."""
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
 
@@ -308,7 +305,7 @@ class PerDocument(CallPlan):
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Run the other batches, and put the outputs of all documents in order."""
+        """Run the other batches; return the outputs of all documents, in order."""
         outputs = [output]
         # No call of its own for those who count calls.
         with in_force(Scope(self.call.model), self.call.entry.level):
@@ -340,7 +337,7 @@ class PerDocument(CallPlan):
 
 
 def _counted_on(at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Return positions of documents (..., documents, columns), counted on in their padding.
+    """Return positions (..., documents, columns) of documents, continued in their padding.
 
     Where a model hides the mask, they must not look like another document's.
     """
@@ -348,15 +345,14 @@ def _counted_on(at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return at.where(real.to(at.device), counted)
 
 
-def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
-    """Return True for each document with a counted label, (documents,) on the host; all if none are
-    given."""
+def _has_counted_label(labels: torch.Tensor | None, documents: int) -> np.ndarray:
+    """Return True for each document whose label counts in the loss; for all without labels."""
     if labels is None or labels.is_floating_point():
         return np.ones(documents, dtype=bool)
     return host_values(labels).reshape(documents, -1)[:, 0] != IGNORED_LABEL
 
 
 def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
-    """Return a result with these axes as long as the longest document's."""
+    """Return a tensor padded with `fill`, so that these axes have the size `longest`."""
     more = [(0, longest - size if axis in axes else 0) for axis, size in enumerate(part.shape)]
     return torch.nn.functional.pad(part, [*chain.from_iterable(more[::-1])], value=fill)

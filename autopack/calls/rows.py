@@ -35,12 +35,12 @@ NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 
 
 class RowsPlan(CallPlan):
-    """Plan of a call that runs packed rows: its own, or a row made of its tokens by `way`."""
+    """Plan of a call that runs packed rows: its own, or one row of its tokens, mapped by `way`."""
 
     what = "runs as packed rows, each document by itself"
     packs = True
     way: TokenMap | None = None
-    """The way of the call's tokens into the row that runs, if that is another one."""
+    """The map of the call's tokens into the row that runs, if that is another one."""
 
     def __init__(self, call: Call, *given: Any):
         super().__init__(call, *given)
@@ -48,7 +48,7 @@ class RowsPlan(CallPlan):
         # property that is kept.
         most = 2 if call.media or call.wants_last_logits else 9
         self._sizes = call.model.widths, most
-        """What tells results of rows from those of tokens: see `of_each_row`."""
+        """The last two arguments of `of_each_row`."""
 
     @torch._dynamo.disable
     def _restored(
@@ -59,9 +59,9 @@ class RowsPlan(CallPlan):
         way: TokenMap,
         again: Callable[..., Any],
     ) -> Any:
-        """Return the output of the row that ran in the form of the call.
+        """Return the output of the row that ran, brought into the rows and columns of the call.
 
-        If it has results of each row, `again` gives the output of another run.
+        If it has one result per row, the output of `again(ended, module)` is returned instead.
         """
         model = self.scope.model
         names = of_each_row(output, *way.into, *self._sizes)
@@ -75,8 +75,7 @@ class RowsPlan(CallPlan):
 
 
 class Packed(RowsPlan):
-    """The packed rows of a call, without their padding; common beginnings of documents may run
-    once."""
+    """Plan that runs a call's packed rows, if possible without padding and repeated tokens."""
 
     def __init__(self, call: Call, layout: PackedLayout):
         once, entry = call.prefixes, call.entry
@@ -130,7 +129,7 @@ class Packed(RowsPlan):
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
-        """Run the model on the packed rows themselves, not on the row without padding."""
+        """Return the output of the packed rows run as they came: padded, nothing shared."""
         self.leave_apart(ended)
         with scopes.in_force(self._scope_of_rows, self.call.entry.level):
             return module.forward(**self._as_rows)
@@ -150,7 +149,7 @@ class Packed(RowsPlan):
 def of_each_row(
     output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9
 ) -> list[Any]:
-    """Return the names or places of output tensors that may have a value per row, by shape.
+    """Return names or indices of output tensors whose shape may mean one result per row.
 
     `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
     of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
@@ -177,8 +176,7 @@ def of_each_row(
 def _padding_to_take_out(
     call: Call, layout: PackedLayout, arguments: dict[str, Any]
 ) -> TokenMap | None:
-    """Return the way of the tokens of packed rows into one row without padding, or None if it
-    stays.
+    """Return the map of packed rows' real tokens into one row, or None if their padding stays.
 
     It stays where it is little, where a fixed shape was asked for, and where code outside may read
     it.
@@ -214,7 +212,7 @@ def _padding_to_take_out(
 
 
 def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
-    """Return arguments with their values per token moved along a way; other values stay."""
+    """Return arguments with values per token gathered along `way`; other values stay."""
     frame = Frame(*way.shape)
     return {
         n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()
@@ -222,7 +220,7 @@ def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
 
 
 def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
-    """Return True if a padded batch's argument has a known form in the packed row."""
+    """Return True if a padded batch's argument can be moved into a packed row, or dropped."""
     if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
         return False  # a word or number for each row
     if name in NOT_IN_ROWS:
@@ -238,7 +236,7 @@ def is_media(name: str, value: Any) -> bool:
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a packed row, without declarations, masks and caches."""
+    """Return arguments without masks, caches and declarations of documents."""
     entry = call.entry
     kept = arguments | dict.fromkeys(call.given.intersection(DROPPED))
     for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
@@ -255,7 +253,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
 
 
 def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add positions that restart at every document, if needed and not in the call."""
+    """Put positions that restart at every document into `arguments`, if needed and missing."""
     if not call.entry.uses_positions or arguments.get("position_ids") is not None:
         return
     if not call.entry.takes_positions:
@@ -272,8 +270,7 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
 
 
 def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add token types from the model's buffer, which is as long as documents may be, for rows with
-    more tokens.
+    """Put token types into `arguments` if rows are longer than the model's buffer of them.
 
     Its forward would take as many of them as the row has columns. All tokens may run as one row.
     """

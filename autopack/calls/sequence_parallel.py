@@ -34,7 +34,7 @@ _WITHOUT = "Train it without sequence parallelism."
 
 
 def rows_shared_by(call: Call) -> RowGroup | None:
-    """Return the processes that share a call's rows: the user's own at `enable`, or DeepSpeed's."""
+    """Return the ranks that share a call's rows, from `enable` or DeepSpeed; None if none do."""
     model = call.model
     given = model.options.sequence_parallel
     if given is not None and not given.of_processes:
@@ -72,7 +72,7 @@ def exchange_of(model: EnabledModel) -> Any:
 
 
 class SharedRows(RowsPlan):
-    """The plan of a call that brings this rank's columns of packed rows."""
+    """Plan of a call that brings one rank's columns of packed rows that ranks share."""
 
     what = "runs as this rank's part of packed rows"
     why = "ranks share its rows"
@@ -158,7 +158,7 @@ class SharedRows(RowsPlan):
 
 
 def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
-    """Return whole rows' documents, and a mask of counted shifted labels (rows, columns), or None.
+    """Gather declarations of all ranks; return whole rows' layout, and counted labels or None.
 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
     """
@@ -275,7 +275,7 @@ def _why_not_in_parts(call: Call) -> str | None:
 
 
 def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
-    """Return this part's declarations and counted shifted labels: each (rows, its columns).
+    """Return declarations and counted shifted labels of this rank's columns, by argument name.
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
     """

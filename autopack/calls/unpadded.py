@@ -34,7 +34,7 @@ _LABELS_BEHIND_PADDING = (
 
 
 class Unpadded(RowsPlan):
-    """The real tokens of a padded batch as one packed row; common beginnings of rows run once."""
+    """Plan that runs a padded batch's real tokens as one packed row, common beginnings once."""
 
     what = "runs without its padding, as one packed row"
     unpads = True
@@ -60,7 +60,7 @@ class Unpadded(RowsPlan):
         super().__init__(call, "its mask hides padding", scope, arguments, volume)
 
     def count(self, tally: Tally) -> None:
-        """Count a batch that runs without padding, and warn of terms that leave its loss."""
+        """Count a batch that runs without padding, and warn of labels that leave its loss."""
         super().count(tally)
         if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
             self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
@@ -71,7 +71,7 @@ class Unpadded(RowsPlan):
         return self._restored(ended, module, output, self.way, self._as_it_came)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
-        """Run the padded batch with its padding after all, and correct the counts."""
+        """Return the output of the batch run with its padding, and correct the counts."""
         call, tally = self.call, self.scope.model.tally
         refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
@@ -82,12 +82,12 @@ class Unpadded(RowsPlan):
             return module.forward(**call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the states of a packed row in the shape of the padded batch."""
+        """Return a packed row's states in the rows and columns of the padded batch."""
         return self.way.restore(states)
 
 
 class Inside(RowsPlan):
-    """The backbone of a call: it alone computes common beginnings once, and no padding.
+    """Plan of a backbone in a planned call that runs as a row without repeated tokens or padding.
 
     Head and loss get every token of every document, as usual.
     """
@@ -101,7 +101,7 @@ class Inside(RowsPlan):
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> Inside | None:
-        """Return the plan for a call inside a planned one whose tokens run as such a row."""
+        """Return the plan of a backbone's call inside `outer`; None if it cannot be one row."""
         if call.entry.holds_models or outer.scope.layout is None:
             return None
         scope, way = outer.plan.inside
@@ -117,7 +117,7 @@ class Inside(RowsPlan):
 
 
 def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
-    """Return the packed row's arguments: values per token are gathered, positions the batch's.
+    """Return a padded batch's arguments gathered into one packed row, with the batch's positions.
 
     If the loss shifts, a token without a real token right before it gets no label: its prediction
     would have been made at padding.

@@ -39,8 +39,7 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
-    """Return the first of the called model and its inner ones that numbers tokens, and its
-    method."""
+    """Return the first entry that has one of the named methods, and the method; or None."""
     for model in call.anatomy.entries[call.entry.level :]:
         for name in names:
             if hasattr(model, name):
@@ -49,7 +48,7 @@ def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., 
 
 
 def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | None:
-    """Return the model's positions (axes, rows, columns) for each document, or None if none.
+    """Return a model's own positions (axes, rows, columns) of documents with media, or None.
 
     Positions of three axes that the call gives are left alone; positions of one axis only tell
     where documents begin, as collators write them. A model that counts images over the rows of a
@@ -114,7 +113,7 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | N
 def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], TokenMap]:
-    """Return the call for documents as right-padded rows, and the way from packed rows to these."""
+    """Return arguments with documents as right-padded rows, and the map into these rows."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
     call: dict[str, Any] = {}
@@ -138,7 +137,7 @@ def _as_rows(
 
 
 def positions_of_rows(call: Call) -> torch.Tensor | None:
-    """Return the positions (axes, rows, columns) of a batch of single documents, each as alone.
+    """Return positions (axes, rows, columns) of a batch, each row numbered alone; or None.
 
     The model numbers the images over all rows. None if the call has no such images, or brings
     positions.
@@ -160,7 +159,7 @@ def positions_of_rows(call: Call) -> torch.Tensor | None:
 
 @contextmanager
 def _state_kept(model: PreTrainedModel) -> Iterator[None]:
-    """Restore the model's state for generation: it is the latest batch's, not of documents."""
+    """Restore the model's `rope_deltas`, which serve generation, at the end of the block."""
     before = {name: value for name, value in vars(model).items() if name == _STATE}
     try:
         yield
@@ -170,7 +169,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tensor:
-    """Return positions of rows, each computed with its own images, as runs of type 1 tokens."""
+    """Return positions of rows, each computed alone with its images, runs of tokens of type 1."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
         return compute(**call)  # which says what is missing
@@ -246,7 +245,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 
 def images_of_rows(call: Call) -> SeenImages | None:
-    """Return the images of each row of a batch of single documents; None leaves it to upstream.
+    """Return the images of each row of a batch of single documents; None if no mask tells them.
 
     Images that only fill up a row are none of its document.
     """
@@ -262,6 +261,6 @@ def images_of_rows(call: Call) -> SeenImages | None:
 
 
 def _real_images(call: Call) -> torch.Tensor | None:
-    """Return True for images, and False for those that fill up a row; None if nothing says so."""
+    """Return True for images that belong to a row, False for fillers; None if nothing tells."""
     ids = call.arguments.get(_OF_IMAGES)
     return ids != 0 if isinstance(ids, torch.Tensor) else None

@@ -45,7 +45,7 @@ _HOOKS = (
 def examine(
     model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel], None]
 ) -> EnabledModel:
-    """Return the state of a model to be enabled: its parts, facts and options. Changes nothing.
+    """Return the `EnabledModel` of a model that is to be enabled; change nothing.
 
     `renew` is called when it has changed.
     """
@@ -54,7 +54,7 @@ def examine(
 
 
 def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
-    """Return the parts of a model, and the facts of its family that concern it."""
+    """Return the parts of a model, and the traits that follow from them and from its family."""
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy.of(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
@@ -68,11 +68,11 @@ def attach(
     family: Family,
     ask: Callable[[int], bool | None] | None = None,
 ) -> ModelCode:
-    """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
+    """Mark mixing modules, install a model's sites, hook its entries; return its `ModelCode`.
 
-    What is marked and hooked already is brought up to date. Returns whose code the model runs.
-    `ask` says of an entry by its level whether the first label of a row counts in its loss, which
-    is somebody else's; the model itself is asked where it does not know, or there is none.
+    What is marked and hooked already is brought up to date. `ask` says of an entry by its level if
+    the first label of a row counts in its third-party loss; the model itself is asked where it does
+    not know, or there is none.
     """
     anatomy = enabled.anatomy
     code = ModelCode(model, enabled.implementations())
@@ -125,8 +125,7 @@ def attach(
 
 
 def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Return True if the loss of an entry with a third-party forward shifts labels, by running
-    it."""
+    """Return True if an entry's third-party loss shifts labels; run it if `ask` does not know."""
     module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
@@ -152,7 +151,7 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
 
 
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Take back all marks, hooks and sites of a model, also of one that is attached in part.
+    """Take off all marks, hooks and sites of a model, also of one that is attached in part.
 
     The mark of the model itself leaves last: where this is interrupted, it can be done again.
     """

@@ -79,7 +79,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
 def precisions_of(
     model: PreTrainedModel, enabled: EnabledModel
 ) -> tuple[tuple[torch.dtype, ...], str]:
-    """Return the precisions in which a twin is tried, in order, and its device."""
+    """Return the dtypes in which a twin is tried, in order, and the name of its device."""
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
     if (
@@ -105,14 +105,14 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -
     for dtype in precisions:
         modes = answers[0].unmeasured if answers else None
         try:
-            answers.append(_asked(model, enabled, dtype, device, modes, foreign is None))
+            answers.append(_audit_twin(model, enabled, dtype, device, modes, foreign is None))
         except NoTwin as error:
             failure = error
             continue
         if not answers[0].unmeasured:
             break
     if answers:
-        return _read(answers, foreign, enabled.anatomy.causal)
+        return _proof_of_answers(answers, foreign, enabled.anatomy.causal)
     if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
         said = str(failure)
         return Proof(f"not, for {said}", said, said, said, source="twin")
@@ -120,12 +120,12 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -
 
 
 class _Raised(NoTwin):
-    """Calls of a twin raise where stock runs."""
+    """Raised if calls of a twin raise where stock runs."""
 
 
 @dataclass
 class _Answer:
-    """The audit of a twin in one precision, with its refusals apart."""
+    """The audit of a twin in one precision, with refused calls apart."""
 
     twin: Twin
     part: PreTrainedModel
@@ -135,15 +135,14 @@ class _Answer:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The call forms that could not be measured, which they may be in another precision; all
-        without gradients."""
+        """Names of call forms to try in another precision; all of them without gradients."""
         left_out = [
             name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)
         ]
         return tuple(FORMS if "gradients" in self.report.notes else left_out)
 
 
-def _asked(
+def _audit_twin(
     model: PreTrainedModel,
     enabled: EnabledModel,
     dtype: torch.dtype,
@@ -190,22 +189,20 @@ def _asked(
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
-    """Have mixers that insist on kernels of a GPU (Jamba and Zamba, up to transformers 4) run as
-    they do without."""
+    """Switch off GPU kernels in mixers that insist on them (Jamba, Zamba, up to transformers 4)."""
     for module in model.modules():
         if vars(module).get("use_fast_kernels") is True:
             module.use_fast_kernels = False  # type: ignore[assignment]
 
 
 def is_refusal(failure: str) -> bool:
-    """Return True if autopack refused a call, which is a result."""
+    """Return True if the text of a failure begins with an error of autopack: a refusal."""
     found = getattr(errors, failure.partition(":")[0], None)
     return isinstance(found, type) and issubclass(found, AutopackError)
 
 
-def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
-    """Return the proof by audits of twins; a later audit adds call forms that the first left
-    out."""
+def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
+    """Return the proof by audits of twins; later audits add call forms that the first left out."""
     first = answers[0]
     twin, report = first.twin.model, first.report
     packed, labels, padded = (
@@ -229,7 +226,7 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     if first.refused:
         how += f", refused: {', '.join(result.name for result in first.refused)}"
     said = "" if foreign is None else f" (it runs third-party code: {foreign})"
-    inexact = padded or (None if _is_in_its_head(twin, report, causal) else packed)
+    inexact = padded or (None if _mixes_in_head_only(twin, report, causal) else packed)
     padded = (
         inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     )
@@ -249,16 +246,16 @@ def _read(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
 def enabled_like(
     model: PreTrainedModel, like: EnabledModel, **changed: Any
 ) -> Iterator[EnabledModel]:
-    """Enable a twin for a while as the model is, but for `changed` options.
+    """Enable a twin in this block with the options of `like`, but for the `changed` ones.
 
-    Nobody else sees it, so nothing is kept.
+    Nothing else sees the twin, so nothing is kept.
     """
     family = registry.family_for(model)
     options = replace(
         like.options,
         **{"verify": False, "check_every": 0, "sequence_parallel": None, "share": False, **changed},
     )
-    enabled = examine(model, family, options, _not_renewed)
+    enabled = examine(model, family, options, _refuse_change)
     try:
         if set(like.implementations()) - set(enabled.implementations()):
             raise NoTwin(f"its twin attends by {', '.join(enabled.implementations())}")
@@ -272,14 +269,13 @@ def enabled_like(
         detach(model, enabled)
 
 
-def _not_renewed(enabled: EnabledModel) -> None:
-    """Raise `NoTwin`, where an enabled model that has changed would be examined again."""
+def _refuse_change(enabled: EnabledModel) -> None:
+    """Raise `NoTwin` for a twin that has changed, instead of examining it again."""
     raise NoTwin("its twin has changed while it was audited")
 
 
 def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
-    """Return a twin with the losses and methods that were put on modules of the model, without
-    hooks.
+    """Return a model's twin with the losses and methods put on its modules, without hooks.
 
     Raises `NoTwin`.
     """
@@ -290,7 +286,7 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> 
             own = {
                 n: rebound(v, module, stand_in)
                 for n, v in vars(module).items()
-                if _comes_along(n, v, module)
+                if _suits_twin(n, v, module)
             }
             stand_in.__dict__.update(own)
     known = twins.Kinds(twin.model)
@@ -301,9 +297,8 @@ def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> 
     return Twin(twin.model, {name: model.get_submodule(name) for name in left})
 
 
-def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Return True for code on a module that works on another one: a loss, a method, a third-party
-    function."""
+def _suits_twin(name: str, value: Any, module: nn.Module) -> bool:
+    """Return True for code on a module that works on its twin: a loss, a method, a function."""
     if name.startswith("_"):
         return name == "_loss_function"
     if isinstance(value, MethodType):
@@ -314,7 +309,7 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
 
 
 def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
-    """Return the classes of modules that the twin has no like of.
+    """Return the class names of a model's modules that its twin lacks.
 
     Raises `NoTwin` if one of them is a model.
     """
@@ -325,7 +320,7 @@ def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
 
 
 def _call(model: PreTrainedModel) -> None:
-    """Call a twin with a few tokens, as far as it goes."""
+    """Call a twin with a few tokens, and ignore errors."""
     ids = torch.arange(_TOKENS, device=device_of(model))[None] + 3
     given = {"input_ids": ids, **({"decoder_input_ids": ids} if is_pair(model) else {})}
     with contextlib.suppress(Exception), torch.no_grad():  # its audit will say what is wrong
@@ -333,7 +328,7 @@ def _call(model: PreTrainedModel) -> None:
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
-    """Return the outermost model inside that takes tokens by their usual name."""
+    """Return the outermost entry that takes `input_ids` alone, or the innermost entry."""
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
         if _is_of_choices(module) or not takes_tokens(module):
@@ -356,8 +351,7 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
 
 
 def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
-    """Return the reason why padding is unknown to a model's forward if only the model in it was
-    tested, or None.
+    """Return the reason why padding was not tested in a model's own forward, or None.
 
     Transformers' heads for choices make them the rows of a batch and read the first token of each.
     """
@@ -374,9 +368,8 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
     return f"nobody has seen what the forward of {type(model).__name__} does with padding"
 
 
-def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
-    """Return True if documents of packed rows meet only in the head that reads the states of the
-    encoder.
+def _mixes_in_head_only(model: PreTrainedModel, report: LeakReport, causal: bool) -> bool:
+    """Return True if documents of packed rows meet in the head alone, not in the encoder.
 
     The encoder is transformers' own, so it can run padded batches without their padding and give
     the states back; the audit has seen that the head does with them what it does in stock. Who
@@ -390,6 +383,6 @@ def _is_in_its_head(model: PreTrainedModel, report: LeakReport, causal: bool) ->
 
 
 def _is_of_choices(module: PreTrainedModel) -> bool:
-    """Return True for a head that chooses between answers of a question."""
+    """Return True if a model has a head that chooses between answers of a question."""
     head = row_head(module)
     return head is not None and head.of_choices

@@ -70,8 +70,8 @@ def enable(
             `use_cache=False`. False leaves padded batches as they come.
         share: Compute once what several rows of a padded batch begin with (completions of one
             prompt, choices below one passage), where that saves a tenth of its tokens and neither
-            dropout nor noise is on; outputs and gradients are those of every row (docs/steps.md).
-            False computes every row.
+            dropout nor noise is on; outputs and gradients stay the same (docs/steps.md). False
+            computes every row.
         verify: Prove a model by a tiny twin of it, and check its calls closely where no twin tells
             or third-party code takes part (docs/trust.md). "strict" refuses a model that no twin
             proves as a whole. False trusts the structure that was found, and checks no call unless
@@ -86,11 +86,11 @@ def enable(
             every one (`autopack.packing.shard_rows`), and attention goes over whole rows by an
             exchange of tokens for heads (docs/distributed.md). Rows that DeepSpeed shares out
             (ALST) need no word of it.
-        max_tokens: Of a trainer, the most real tokens of one forward. The documents of each
-            optimizer step stay those of batch size, accumulation and ranks; autopack deals them
-            anew to micro-batches and ranks, by cost. Losses and gradients are those of the step as
-            it was (docs/steps.md). "auto" measures in the first two steps what fits into the memory
-            of a GPU. None leaves batches as they come.
+        max_tokens: Of a trainer, the most real tokens of one forward. Each optimizer step keeps its
+            documents, by batch size, accumulation and ranks; autopack deals them anew to
+            micro-batches and ranks, by cost. Losses and gradients stay the same (docs/steps.md).
+            "auto" measures in the first two steps what fits into the memory of a GPU. None leaves
+            batches as they come.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does
@@ -119,7 +119,7 @@ def enable(
 def _enable_any(
     model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle:
-    """Enable a model, a trainer, or each of several; put the way back into `undo`.
+    """Enable a model, a trainer, or each of several; put callbacks that undo it into `undo`.
 
     Nothing is put there for a model that was enabled before.
     """
@@ -140,7 +140,7 @@ def _enable_any(
 
 
 def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
-    """Enable one model, or check the options of one that is enabled already."""
+    """Return the handle of one model: enable it, or check that it is enabled with these options."""
     base = unwrap(model)
     enabled = enabled_at(base)
     if enabled is not None and not enabled.active:
@@ -162,8 +162,7 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
 
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
-    """Enable a model that is not enabled: mark it, hook it and prove it. Undo all that if it
-    fails."""
+    """Mark, hook and prove a model that is not enabled; undo all of it if that fails."""
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
@@ -225,7 +224,7 @@ def _check_same_options(found: Options, given: Options) -> None:
 
 
 def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Raise `UnsupportedModel` if the chosen backend cannot serve the model here."""
+    """Raise `UnsupportedModel` if the chosen backend cannot serve the model on this machine."""
     backend = enabled.options.backend
     if backend == "auto":
         return

@@ -19,8 +19,7 @@ from autopack.runtime.tally import Volume, number_of
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on a call at one model: its plan, the reason, and the size of the part that
-    runs."""
+    """The plan of a call at one entry in words, its reason, and the volume that runs."""
 
     name: str
     what: str
@@ -29,7 +28,7 @@ class Decision:
 
     @property
     def amount(self) -> str:
-        """The documents and tokens that run, if that is decided here."""
+        """Numbers of documents and tokens that run, in words; "" if an inner entry decides."""
         if self.volume is None:
             return ""
         documents = number_of(self.volume.documents, "document")
@@ -45,8 +44,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan of a call of an enabled model. `decisions` has one for each model that it is left
-    to, the outermost first; the last one is what is done. `notes` say what would come before it."""
+    """The plan of a call of an enabled model, in words.
+
+    `decisions` has one for each model that it is left to, the outermost first; the last one is what
+    is done. `notes` say what would come before it.
+    """
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
@@ -66,12 +68,12 @@ class Explanation:
 
     @property
     def what(self) -> str:
-        """The decision in words."""
+        """The outcome of the call, in words."""
         return self.decisions[-1].what
 
     @property
     def reason(self) -> str:
-        """Why."""
+        """The reason for that outcome, in words."""
         return self.decisions[-1].reason
 
     def __str__(self) -> str:
@@ -127,7 +129,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _volume_of(call: Call, plan: CallPlan) -> Volume | None:
-    """Return the counts of what runs, if that is decided at this entry."""
+    """Return the volume that runs, or None if an inner entry decides."""
     if plan.defers:
         return None
     come = call.volume

@@ -1,5 +1,4 @@
-"""The handle that `enable` returns: facts on the models that are enabled, and the way to take it
-back."""
+"""The handle that `enable` returns: facts on the models that are enabled, and `remove`."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class EnabledTrainer:
 
     @property
     def facts(self) -> Facts:
-        """The lines on its data and steps."""
+        """Names and texts about its data and its steps, for `print(handle)`."""
         found = [
             ("data keep", ", ".join(self.kept)),
             ("steps:", cutter_of(self.trainer)),
@@ -56,8 +55,9 @@ class EnabledTrainer:
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """The handle of one or several enabled models. Also a context manager: leaving it disables what
-    the call that returned it has enabled.
+    """Handle to one or several enabled models: their facts, their counts, and `remove`.
+
+    As a context manager it disables, when left, what the call that returned it has enabled.
 
     `model`, `backend`, `verified` and `checked` are of the first model, which of a trainer is the
     one that it trains. `left_alone` and `kept` are of trainers: models that stay as they are, with
@@ -80,9 +80,9 @@ class Handle(AbstractContextManager["Handle"]):
 
     @classmethod
     def of_several(cls, handles: Mapping[Any, Handle]) -> Handle:
-        """Return the handle of all models of some handles, by the names of both."""
+        """Return one handle to the models of several handles, with both names joined."""
         enabled = {
-            name if each._is_of_one else f"{name}.{inner}": model
+            name if each._holds_one_model else f"{name}.{inner}": model
             for name, each in handles.items()
             for inner, model in each._enabled.items()
         }
@@ -92,7 +92,7 @@ class Handle(AbstractContextManager["Handle"]):
         )
 
     def of_trainer(self, trainer: EnabledTrainer) -> Handle:
-        """Return this handle with the facts of the trainer whose models these are."""
+        """Return a handle to the same models with the facts of their trainer."""
         return Handle(self._enabled, self._new, [trainer])
 
     @property
@@ -109,7 +109,7 @@ class Handle(AbstractContextManager["Handle"]):
         return self.enabled.anatomy.entries[0]
 
     @property
-    def _is_of_one(self) -> bool:
+    def _holds_one_model(self) -> bool:
         return [*self._enabled] == [ONE] and not self._trainers
 
     def remove(self) -> None:
@@ -129,7 +129,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def backend(self) -> str:
-        """The backend that was asked for, and for `auto` those that calls may get here."""
+        """The backend that was asked for; for `auto` the names of those that calls may get."""
         if self.enabled.options.backend != "auto":
             return self.enabled.options.backend
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
@@ -161,7 +161,7 @@ class Handle(AbstractContextManager["Handle"]):
         `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its
         padding or as it came, for what reason, and how many documents and tokens it has. A call
         that autopack would refuse is explained too. Of several models each decision has the name of
-        its model before it, that of the first model last. Raises `ValueError` for a model that is
+        its model before it, the first model's last. Raises `ValueError` for a model that is
         disabled.
         """
         found = {}
@@ -184,8 +184,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def summary(self) -> str:
-        """The answer to what users ask first: are calls packed, are they exact, how much is
-        saved."""
+        """One line on whether calls are packed, if they are exact, and how much is saved."""
         proof, tally = self.enabled.proof, self.enabled.tally
         calls = tally.training.plus(tally.evaluation)
         if not self.enabled.active:
@@ -208,7 +207,7 @@ class Handle(AbstractContextManager["Handle"]):
         return f"{packs}, {exact}{saved}"
 
     def _facts(self) -> Facts:
-        """Return the lines on the first model."""
+        """Return names and texts about the first model, for `print(handle)`."""
         enabled, options, tally = self.enabled, self.enabled.options, self.enabled.tally
         attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
@@ -236,7 +235,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def _prefixes(self) -> str:
-        """Return in words whether common beginnings of rows are computed once."""
+        """Words on whether common beginnings of rows are computed once, and on tokens saved."""
         share, reason = self.enabled.options.share, why_not(self.enabled)
         if not share:
             return "not shared (share=False)"
@@ -252,26 +251,26 @@ class Handle(AbstractContextManager["Handle"]):
         return said
 
     def _text(self, indent: str) -> str:
-        """Return the summary and the lines on the first model, indented."""
+        """Return the summary and the facts of the first model, as indented lines."""
         return "\n".join(
             [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())]
         )
 
     @property
-    def _title(self) -> str:
+    def _trainer_or_count(self) -> str:
         names = [type(each.trainer).__name__ for each in self._trainers]
         return names[0] if len(names) == 1 else number_of(len(self._enabled), "model")
 
     def __repr__(self) -> str:
-        if self._is_of_one:
+        if self._holds_one_model:
             return f"autopack: {self._text('  ')}"
         said = [f"  {name}: {each._text('    ')}" for name, each in self.models.items()]
         said += [f"  {name}: left alone: {reason}" for name, reason in self.left_alone.items()]
         said += [f"  {name} {fact}" for each in self._trainers for name, fact in each.facts]
-        return "\n".join([f"autopack: {self._title}", *said])
+        return "\n".join([f"autopack: {self._trainer_or_count}", *said])
 
     def _repr_html_(self) -> str:
-        if self._is_of_one:
+        if self._holds_one_model:
             return parts.facts(self._facts(), f"autopack: {self.summary}")
         groups = [(f"{name}: {each.summary}", each._facts()) for name, each in self.models.items()]
         groups.append(
@@ -283,31 +282,30 @@ class Handle(AbstractContextManager["Handle"]):
                 ],
             )
         )
-        return parts.groups_of_facts(groups, f"autopack: {self._title}")
+        return parts.groups_of_facts(groups, f"autopack: {self._trainer_or_count}")
 
 
 def take_off(enabled: EnabledModel) -> None:
-    """Disable one model, if this is what stands for it still."""
+    """Disable one model, unless it was disabled or enabled anew in the meantime."""
     if _is_in_force(enabled):
         detach(enabled.anatomy.entries[0], enabled)
     leave_harness(enabled)
 
 
 def _is_in_force(enabled: EnabledModel) -> bool:
-    """Return True unless the model was disabled, or enabled anew."""
+    """Return True unless this state's model was disabled, or enabled anew."""
     return enabled_at(enabled.anatomy.entries[0]) is enabled
 
 
 def leave_harness(enabled: EnabledModel) -> None:
-    """Have lm-eval pad as before."""
+    """Release the site at lm-eval's padding, if the model holds it."""
     if enabled.harness is not None:
         enabled.harness.release()
         enabled.harness = None
 
 
 def take_back(trainer: Any) -> None:
-    """Take back what `enable` has done to a trainer itself: the columns that it keeps, its logs,
-    its steps."""
+    """Undo what `enable` has done to a trainer itself: columns that it keeps, logs, steps."""
     # it needs transformers' callbacks, which models alone do not
     from autopack.enabling import trainer_logs
 

@@ -1,4 +1,4 @@
-"""Look at a model, attach to it and prove it by a twin; again if it has changed.
+"""Mark and hook a model and prove it by a twin; again if it has changed.
 
 Calls of a model that has no twin, or runs third-party code, are checked closely
 (`autopack.watching`).
@@ -70,7 +70,7 @@ def renew(enabled: EnabledModel) -> None:
 
 
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
-    """Attach to a model and prove it; from then on it is watched."""
+    """Mark, hook and prove a model, and note its state by which later changes are noticed."""
     # Asked when rows first begin alike, ranks first share them or media first come, and then of
     # what the model is.
     enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
@@ -82,7 +82,7 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
         proof = _proof(model, enabled, code)
-        enabled.proof = _seen(proof, code) if verify else proof
+        enabled.proof = _with_reason_of_hook(proof, code) if verify else proof
         is_whole = enabled.proof.source in ("twin", "")
         enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
         enabled.is_checked_closely = bool(verify) and (
@@ -92,12 +92,12 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
             enabled.proof = _unproven(
                 f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})",
             )
-        _say_what_is_left_out(model, enabled)
+        _warn_of_fields_left_out(model, enabled)
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
 
 def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
-    """Return `first_label_counts` of the twin of an entry, by its level; None if it cannot tell."""
+    """Return True if the first label counts in the loss of an entry's twin; None if not known."""
 
     def ask() -> bool | None:
         twin = twin_of(model, torch.float32)
@@ -112,15 +112,14 @@ def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
         return None
 
 
-def _seen(proof: Proof, code: ModelCode) -> Proof:
-    """Return a proof by which padded batches keep their padding if a hook looks at rows and
-    columns."""
+def _with_reason_of_hook(proof: Proof, code: ModelCode) -> Proof:
+    """Return the proof, with a reason to keep padding if a hook looks at rows and columns."""
     if code.onlooker is None or proof.padded is not None:
         return proof
     return replace(proof, padded=f"{code.onlooker}, and sees the padded form")
 
 
-def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def _warn_of_fields_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
     """Warn, once per model, of output fields that packed calls return as None."""
     left_out = ", ".join(enabled.proof.leaves_out)
     if left_out and left_out not in enabled.logged:
@@ -134,7 +133,7 @@ def _say_what_is_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
-    """Return the proof of a model by its twin, or by checks of its calls."""
+    """Return the proof of a model by its twin, or the one that leaves it to checks of its calls."""
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
@@ -161,5 +160,5 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
 
 
 def _unproven(reason: str) -> Proof:
-    """Return the proof of a model that is refused for `reason`, on packed and padded batches."""
+    """Return a proof that refuses packed and padded batches for `reason`."""
     return Proof(f"not: {reason}", reason, reason, reason)

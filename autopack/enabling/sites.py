@@ -21,7 +21,7 @@ from autopack.runtime.marks import mark_of
 
 
 def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Site]:
-    """Return the functions to replace for a model with marked mixers, as its attention is now."""
+    """Return the sites of a model with marked mixers, for these attention implementations."""
     sites = [*_mixer_sites(anatomy.mixers)]
     # a model may be a mixer itself, run on each document alone
     taken = {(site.module, site.path) for site in sites}
@@ -71,8 +71,7 @@ def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Sit
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
-    """Yield the functions to replace for mixers: their forwards, and operations in their
-    modules."""
+    """Yield the sites of mixers: their forwards, and operations in their Python modules."""
     for kind in dict.fromkeys(modules.defining_class(type(mixer)) for mixer in mixers):
         # A forward of the user's may be taken back at any time; a module that then runs past its
         # site raises.
@@ -91,7 +90,7 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
 
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
-    """Yield transformers' own forwards to replace, so that `model.forward(...)` is `model(...)`."""
+    """Return sites at transformers' own forwards, so that `model.forward(...)` is `model(...)`."""
     own = (
         kind
         for kind in map(modules.defining_class, kinds)
@@ -101,12 +100,12 @@ def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
 
 
 def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool) -> Site:
-    """Return the forward of a class as a function to replace."""
+    """Return the site at the forward of a class."""
     return Site(kind.__module__, f"{kind.__qualname__}.forward", adapter, soft=soft)
 
 
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:
-    """Return the places of attention functions to replace for one implementation."""
+    """Return the sites at the attention functions of one implementation."""
     if releases.attention_function(implementation) is None:
         raise UnsupportedModel(
             f"attn_implementation={implementation!r} is not registered with transformers' "

@@ -31,7 +31,7 @@ class PackingLogs(TrainerCallback):
         self._begin()
 
     def _begin(self) -> None:
-        """Begin to count tokens and seconds anew."""
+        """Reset the counts of tokens and seconds that the next logs report."""
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
         self._seconds = self._logged = 0.0
@@ -39,8 +39,8 @@ class PackingLogs(TrainerCallback):
         # seconds.
         self._since: float | None = None
 
-    def _go_on(self, counts: bool = True) -> None:
-        """Go on from now, and count the time since the last such moment, or leave it out."""
+    def _add_time(self, counts: bool = True) -> None:
+        """Add the time since the last call of this method, if it `counts`."""
         now = time.perf_counter()
         if counts and self._since is not None:
             self._seconds += now - self._since
@@ -51,20 +51,20 @@ class PackingLogs(TrainerCallback):
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         if self._since is None:
-            self._go_on()
+            self._add_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._go_on()
+        self._add_time()
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self._go_on(counts=False)
+        self._add_time(counts=False)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        self._go_on(counts=False)
+        self._add_time(counts=False)
         self.on_train_end()
 
     def on_predict(self, *_: Any, **__: Any) -> None:
-        self._go_on(counts=False)
+        self._add_time(counts=False)
         self._evaluated = self._tally.evaluation  # nothing is logged of it
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -82,13 +82,13 @@ class PackingLogs(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Add packing's counts since the last log to the logs of a trainer."""
+        """Add the counts since the last log to the logs of a trainer."""
         if logs is None:
             return
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any
         # time.
         if "loss" in logs and "learning_rate" in logs:
-            self._go_on()
+            self._add_time()
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
             added = numbers(
                 ran, self._seconds - self._logged, shares=self._tally.training.shared > 0
@@ -102,7 +102,7 @@ class PackingLogs(TrainerCallback):
             if last.get("step") == state.global_step and "loss" in last:
                 last.update(added)
         elif "total_flos" in logs:
-            self._go_on()
+            self._add_time()
             ran = self._tally.training.minus(self._trained_before)
             added = numbers(ran, self._seconds, "train_")
         elif (
@@ -123,7 +123,7 @@ class PackingLogs(TrainerCallback):
 def numbers(
     ran: Volume, seconds: float, prefix: str = "", shares: bool = False
 ) -> dict[str, float]:
-    """Return the logged numbers of some calls in so many seconds; none if nothing ran.
+    """Return the numbers to log for calls that ran in so many seconds; {} if nothing ran.
 
     What was shared is logged from the first time on (`shares`), 0 too: a chart draws a line through
     what is missing, and a summary keeps the last number that there was.
@@ -143,18 +143,17 @@ def numbers(
 
 
 def add_logs(trainer: Any, tally: Tally) -> None:
-    """Have a trainer log what its model's calls hold; one that does already goes on with this
-    tally."""
+    """Put a callback that logs `tally` first on a trainer, in place of an earlier one."""
     take_logs(trainer)
     callbacks_of(trainer).insert(0, PackingLogs(trainer, tally))
 
 
 def take_logs(trainer: Any) -> None:
-    """Take back what `add_logs` has done."""
+    """Take the callback that logs packing off a trainer."""
     callbacks = callbacks_of(trainer)
     callbacks[:] = [each for each in callbacks if not isinstance(each, PackingLogs)]
 
 
 def logs_packing(trainer: Any) -> bool:
-    """Return True if a trainer has the callback."""
+    """Return True if a trainer has the callback that logs packing."""
     return any(isinstance(each, PackingLogs) for each in callbacks_of(trainer))

@@ -49,8 +49,7 @@ Result = tuple[list[Fields], list[torch.Tensor]]
 """The outputs of a call, of each document if they can be told apart, and the gradients of a sum of
 them."""
 Labels = Literal["no", "shifted", "as they are"]
-"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that
-no loss shifts."""
+"""Labels of a call with parts of rows: none, at the tokens that predict them, or at their own."""
 MakeTwin = Callable[[], PreTrainedModel]
 
 _ALIKE = (11,) * 4
@@ -59,7 +58,7 @@ may lack numbers."""
 
 _RANKS = 2
 _LENGTHS = (27, 7, 52, 10)
-"""Documents of two rows, in reverse order in the other, of which a rank has half.
+"""Lengths of the documents of a row, and in reverse of another one; a rank has half of both.
 
 One is longer than a part, none ends with one.
 """
@@ -81,8 +80,8 @@ _MOST = 256
 # --- Rows that begin alike
 
 
-def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str | None:
-    """Return the reason why rows that begin alike cannot share that, in words, or None."""
+def _why_not_prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str | None:
+    """Return the reason why common beginnings of rows cannot be computed once, or None."""
     with enabled_like(make(), enabled, share=True, unpad=True) as twin_enabled:
         # Its weights lie elsewhere than those of the model, and its first batches are to be packed
         # too.
@@ -106,25 +105,28 @@ def _prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str 
 # --- Parts of rows that ranks share
 
 
-def _parts(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: Labels) -> str | None:
-    """Return the reason why ranks that share rows get other results than one rank of whole rows, or
-    None.
+def _why_not_parts(
+    enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: Labels
+) -> str | None:
+    """Return the reason why ranks that share rows get other results than one rank alone, or None.
 
-    With labels a call asks for a loss too. Those of all parts have to add up: of
+    With labels a call asks for a loss too. The losses of all parts have to add up: of
     `num_items_in_batch` tokens where the loss is of shifted labels, else by the tokens that each
     part counts.
     """
-    wanted = _on_one(make(), enabled, None, labels)
+    wanted = _results_of(make(), enabled, None, labels)
     groups = ranks_of_threads(_RANKS)
     models = {group: make() for group in groups}
     # what one thread puts back, another may have drawn from
     with drawing_nothing(models[groups[0]]):
-        parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
-    return _difference(list(map(_together, zip(*parts, strict=True))), wanted, dtype)
+        parts = run_together(
+            groups, lambda group: _results_of(models[group], enabled, group, labels)
+        )
+    return _difference(list(map(_join_parts, zip(*parts, strict=True))), wanted, dtype)
 
 
 def _refuse_hooks(model: PreTrainedModel) -> None:
-    """Raise `NoTwin` for a third-party hook.
+    """Raise `NoTwin` if a third-party hook is on a module of the model.
 
     One that looks at the token before finds none at the beginning of a part, which no check of a
     call sees.
@@ -136,21 +138,19 @@ def _refuse_hooks(model: PreTrainedModel) -> None:
 
 
 def _refuse_layers(twin: Twin) -> None:
-    """Raise `NoTwin` for third-party layers of a model that its twin has none of: they may look at
-    the token before."""
+    """Raise `NoTwin` for third-party layers without a twin: they may look at earlier tokens."""
     for name, module in twin.others.items():
         if not is_own(twins.own_class(module)):
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
-def _on_one(
+def _results_of(
     twin: PreTrainedModel,
     like: EnabledModel,
     group: ThreadGroup | None,
     labels: Labels,
 ) -> list[Result]:
-    """Return the output and gradients of this rank's part of rows, or of whole rows without a
-    group."""
+    """Return the results of this rank's part of rows, or of whole rows, in each mode of calls."""
     found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
         if callable_part(twin_enabled) is not twin:
@@ -160,12 +160,12 @@ def _on_one(
         for training, padded in itertools.product((False, True), repeat=2):
             with left_as_found(twin):  # without dropout
                 twin.train(training)
-                found.append(_of_part(twin, _rows(twin, labels, padded), group, labels))
+                found.append(_result_of_part(twin, _rows(twin, labels, padded), group, labels))
     return found
 
 
 def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
-    """Return packed rows, with some padding if they are to be `padded`."""
+    """Return the arguments of a call with packed rows, with labels and padding as asked for."""
     case = Case(model, _LENGTHS)
     form = FORMS["two rows"]
     call = case.call(replace(form, mask="ones", padding=_PADDING) if padded else form)
@@ -183,11 +183,10 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
     return batch
 
 
-def _of_part(
+def _result_of_part(
     model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels
 ) -> Result:
-    """Return the output and gradients of a rank's part of a batch, or of the whole without a
-    group."""
+    """Return output and gradients of a rank's part of a batch, or of the whole without a group."""
     ids = batch["input_ids"]
     counted = batch.get("attention_mask", torch.ones_like(ids))
     given, share = batch, 1.0
@@ -219,8 +218,8 @@ def _of_part(
     return [found], gradients_of(whole, trained(model))
 
 
-def _together(parts: Sequence[Result]) -> Result:
-    """Return the outputs of all parts side by side, with losses and gradients added."""
+def _join_parts(parts: Sequence[Result]) -> Result:
+    """Return one result of all parts: outputs side by side, losses and gradients added."""
     found = {}
     for name in parts[0][0][0]:
         values = [fields[name] for (fields,), _ in parts]
@@ -234,7 +233,7 @@ def _together(parts: Sequence[Result]) -> Result:
 # --- Documents with media
 
 
-def _media(
+def _why_not_media(
     enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int
 ) -> str | None:
     """Return the reason why documents with `count` media of a kind may mix, or None.
@@ -264,11 +263,10 @@ def _media(
 
 
 def _documents(model: Any, kind: str, count: int) -> list[Document]:
-    """Different documents with media of this kind, as far as the type can be run without: `count`,
-    and as many media.
+    """Return about `count` different documents that hold as many media of a kind.
 
-    Raises `NoTwin` where nobody knows how the type takes them, or there are more than a twin is
-    asked of.
+    Documents of text alone are left out where the type needs media. Raises `NoTwin` for a type with
+    no known form of such media, or for more of them than a twin is asked of.
     """
     if count > _MOST:
         raise NoTwin(f"a call has more than {_MOST} {kind}s or documents")
@@ -286,8 +284,7 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
 
 
 def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
-    """Return the logits of each document, and the parameters' gradients of a weighted sum of
-    them."""
+    """Return the logits of documents, and the parameters' gradients of a weighted sum of them."""
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})
     assert total is not None
@@ -298,14 +295,14 @@ def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
 
 
 _ASKED: dict[str, Callable[..., str | None]] = {
-    "prefixes": _prefixes,
-    "parts": _parts,
-    "media": _media,
+    "prefixes": _why_not_prefixes,
+    "parts": _why_not_parts,
+    "media": _why_not_media,
 }
 
 
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
-    """Return the reason why a twin does not serve a kind of calls; None if it does.
+    """Return the reason why a kind of calls is not exact on a twin of the model; None if it is.
 
     `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
     and hooks are all the library's is kept. Weights of the model have no part in it.
@@ -324,7 +321,7 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
 def _answer(
     model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]
 ) -> str | None:
-    """Ask twins of a model, in one precision after another; return a reason to refuse, or None."""
+    """Return the reason against a kind of calls from a twin, in the first precision that runs."""
     dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:
@@ -348,7 +345,7 @@ def _answer(
 
 
 def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:
-    """Return the difference between the same calls in words; None if that is rounding."""
+    """Return the difference between two lists of results in words; None if that is rounding."""
     # What casts to float32 in code of its own rounds as float32 does.
     tolerance, of_gradients, _ = map(max, OF_TWINS[dtype], OF_TWINS[torch.float32])
     for (documents, gradients), (expected, right_gradients) in zip(found, wanted, strict=True):

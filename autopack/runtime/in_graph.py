@@ -33,7 +33,7 @@ Merge = Callable[[str, list[Any]], Any]
 
 @dataclass(eq=False)
 class Joint:
-    """Tensors that a model has made, and their mapping to an output."""
+    """Result tensors of a model, with the functions that join them to one output."""
 
     parts: Sequence[torch.Tensor]
     join: Join | None = None
@@ -50,14 +50,14 @@ class Joint:
     """The shape of an output that is joined at its first use."""
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the output that parts are joined to."""
+        """Return the output that `parts` are joined to."""
         return parts[0] if self.join is None else self.join(parts)
 
     def output(self) -> torch.Tensor:
-        """Return the output, detached from any graph."""
+        """Return the output, detached from any graph; without values if it has a `shape`."""
         parts, join = [part.detach() for part in self.parts], self.values or self.joined
         if self.shape is not None:
-            return _empty(parts[0], self.shape)
+            return _placeholder(parts[0], self.shape)
         if self.join is None and parts[0].dim() == 0:
             # a view could not be changed in place, as Trainer changes the loss
             return parts[0].clone()
@@ -65,19 +65,19 @@ class Joint:
 
 
 def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with all parts of a type changed, in tuples and lists too."""
+    """Return a value with its parts of type `kind` changed, in tuples and lists too."""
     return tree_map_only(
         kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list)
     )
 
 
 def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
-    """Return the parts of an output, with each result as the tensor that it is joined to.
+    """Return the parts of an output, with each `Joint` replaced by its output tensor.
 
     Each of these outputs is in the graph of all later ones.
     """
     found = (
-        _tied(results)
+        _in_graph_of_later(results)
         if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         else {}
     )
@@ -87,15 +87,14 @@ def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, An
             waits = waits and not any(part.requires_grad for part in result.parts)
             found[result] = result.output() if waits else result.joined(result.parts)
         if waits:
-            _wait(found[result], result)
+            _delay_values(found[result], result)
     return {key: each_leaf(Joint, found.__getitem__, value) for key, value in parts.items()}
 
 
 def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
-    """Return outputs of several runs as one, each part merged by a linear function of name and
-    parts.
+    """Return the outputs of several runs as one; `merge` gives each field, from its name and parts.
 
-    `loss` takes the place of theirs.
+    `merge` is linear in the parts. `loss` takes the place of the runs' losses.
     """
     results: dict[tuple[int, ...], Joint] = {}
     parts = {
@@ -112,7 +111,7 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_t
 def _merged(
     name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]
 ) -> Any:
-    """Return the parts of several runs as a result, and add it to `results`."""
+    """Return one field of several runs as a `Joint`, and add it to `results`."""
     if isinstance(parts[0], tuple | list):
         return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
     if (known := results.get(tuple(map(id, parts)))) is not None:
@@ -125,10 +124,10 @@ def _merged(
     return results.setdefault(tuple(map(id, parts)), result)
 
 
-def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
-    """Return results as tensors in the graph of the results after them."""
+def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
+    """Return the outputs of results, each in the graph of all outputs after it."""
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
-    tied.sort(key=lambda result: max(map(_number, result.parts)))
+    tied.sort(key=lambda result: max(map(_graph_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
     first = next(
         (number for number, result in enumerate(tied) if result.join is not None), len(tied)
@@ -139,11 +138,11 @@ def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
         return {}
     # Whether a backward pass goes to every leaf is seen by one that nobody can ask for.
     probe = torch.zeros(0, device=tied[0].parts[0].device, requires_grad=True).view(0)
-    earlier: tuple[tuple[_Sent, Any], ...] = ()
+    earlier: tuple[tuple[_SentGradients, Any], ...] = ()
     for result in tied:
         way = replace(result, parts=(), values=None)  # the graph must not keep what it was made of
-        stands = [_Stand.apply(part) for part in result.parts]
-        sent = _Sent(way, stands, result.parts)
+        stands = [_StandIn.apply(part) for part in result.parts]
+        sent = _SentGradients(way, stands, result.parts)
         place = (way, sent, stands, earlier, probe.grad_fn)
         output = _Place.apply(place, [result.output()], probe, *stands, *found.values())
         # so that it has a place for hooks, which outlives it
@@ -153,8 +152,8 @@ def _tied(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
     return found
 
 
-class _Sent:
-    """Gradients that later places send to an output, without that output, which holds the graph."""
+class _SentGradients:
+    """Gradients that later outputs send to an earlier one, whose graph is not held."""
 
     def __init__(self, way: Joint, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
         self.edges = [get_gradient_edge(part) for part in parts]
@@ -165,7 +164,7 @@ class _Sent:
         self._parts: list[torch.Tensor] = []
 
     def is_wanted(self, node: Any, to_every_leaf: bool) -> bool:
-        """Return True if this backward pass wants a gradient of the output, which `node` makes."""
+        """Return True if this backward pass wants the gradient of the output that `node` makes."""
         output = None if self.output is None else self.output()
         if to_every_leaf:  # of one that waits nothing was asked for
             is_asked = any(not isinstance(hook, Look) for hook in self.hooks.values())
@@ -173,7 +172,7 @@ class _Sent:
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        """Note gradients of the result's parts, and return the output's gradient."""
+        """Add gradients of the result's parts; return the gradient of the output, or None."""
         if all(part is None for part in parts):
             return None
         if self.refuse is not None:
@@ -189,19 +188,19 @@ class _Sent:
         return self.joined(given)
 
     def taken(self) -> list[torch.Tensor] | None:
-        """Return the gradients that this backward pass has sent, and forget them."""
+        """Return the gradients that this backward pass has sent, or None, and forget them."""
         found = self._parts if self._task == torch._C._current_graph_task_id() else None
         self._task, self._parts = -1, []
         return found
 
 
-class _Stand(torch.autograd.Function):
-    """A stand-in for a tensor, without its memory, in the differentiation of a function of it."""
+class _StandIn(torch.autograd.Function):
+    """Autograd function that returns a tensor's stand-in without memory, to differentiate by it."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        return _empty(part, tuple(part.shape))
+        return _placeholder(part, tuple(part.shape))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -209,7 +208,7 @@ class _Stand(torch.autograd.Function):
 
 
 class _Place(torch.autograd.Function):
-    """A restored output's place in the graph: its gradient goes to the parts that it is made of."""
+    """Autograd function that returns a joined output; its gradient goes to the result's parts."""
 
     @staticmethod
     def forward(
@@ -229,12 +228,12 @@ class _Place(torch.autograd.Function):
             return (None,) * (3 + len(stands) + len(earlier))
         if way.check is not None:
             way.check(gradient)
-        found, before = _split(way, stands, gradient), sent.taken()
+        found, before = _gradients_of_parts(way, stands, gradient), sent.taken()
         if before is not None:
             found = [part - other for part, other in zip(found, before, strict=True)]
         to_every_leaf = torch._C._will_engine_execute_node(probe)
         wanted = [other for other, node in earlier if other.is_wanted(node, to_every_leaf)]
-        gradients: dict[_Sent, torch.Tensor | None] = {}
+        gradients: dict[_SentGradients, torch.Tensor | None] = {}
         if wanted and (before is None or any(bool(part.any()) for part in found)):
             edges = [edge for other in wanted for edge in other.edges]
             options = {
@@ -248,10 +247,10 @@ class _Place(torch.autograd.Function):
         return None, None, None, *found, *(gradients.get(other) for other, _ in earlier)
 
 
-def _split(
+def _gradients_of_parts(
     way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return the gradients of a result's parts."""
+    """Return the gradients of a result's parts for a gradient of its output."""
     if way.join is None:
         return [gradient]
     if way.split is not None:
@@ -266,7 +265,7 @@ def _split(
 
 
 class _Waiting(torch.Tensor):
-    """An output that is not in use yet: any function of torch that uses it finds a plain tensor.
+    """An output that computes its values when a function of torch first uses it.
 
     Code that bypasses torch's functions finds no numbers in it (NaN).
     """
@@ -275,12 +274,12 @@ class _Waiting(torch.Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        tree_map_only(cls, _fill, (args, kwargs))
+        tree_map_only(cls, _fill_waiting, (args, kwargs))
         return function(*args, **(kwargs or {}))
 
 
-def _wait(output: Any, result: Joint) -> None:
-    """Make an output compute its values when it is first read."""
+def _delay_values(output: Any, result: Joint) -> None:
+    """Turn an output into a `_Waiting` tensor, in place."""
     parts, join = [part.detach() for part in result.parts], result.values or result.joined
     inference = torch.is_inference_mode_enabled()
 
@@ -292,15 +291,15 @@ def _wait(output: Any, result: Joint) -> None:
     output.__class__ = _Waiting
 
 
-def _fill(output: Any) -> None:
-    """Compute the values of an output that waits to be read."""
+def _fill_waiting(output: Any) -> None:
+    """Compute the values of a `_Waiting` tensor, which becomes a plain one in place."""
     if type(output) is _Waiting:  # and was not met twice in one call
         values = output.__dict__.pop("values_to_come")
         output.__class__ = torch.Tensor  # type: ignore[assignment]
         output.data = values()
 
 
-def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _placeholder(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor of a shape in the memory of one number: NaN, or 0 for integers."""
     number = like.new_full((), float("nan")) if like.is_floating_point() else like.new_zeros(())
     return like.new_empty(0).set_(number.untyped_storage(), 0, shape, (0,) * len(shape))
@@ -318,6 +317,6 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
     return leaf is not None and leaf.next_functions[0][0] is not None
 
 
-def _number(tensor: torch.Tensor) -> int:
-    """Return a number that grows along the graph."""
+def _graph_number(tensor: torch.Tensor) -> int:
+    """Return a number that grows along the graph: -1 for a leaf, else its node's number."""
     return -1 if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()

@@ -17,9 +17,9 @@ ENABLED = "_autopack_enabled"  # name of the attribute of a model that holds wha
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """Facts that a module that mixes tokens needs in a call."""
+    """Facts that a site needs about a module: its enabled model, and its treatment in calls."""
 
-    link: Link  # the way to the enabled model that it is a part of
+    link: Link  # reference to the enabled model that it is a part of
     way: Way | None = None  # how it is kept within documents, where it is a mixer
     adjustment: Callable[..., Any] | None = None
     """A function of its queries, keys and values, if it is attention that needs one."""
@@ -35,32 +35,32 @@ class Mark:
 
     @property
     def model(self) -> EnabledModel | None:
-        """The enabled model that it is a part of; None in a copy of a part of one."""
+        """The enabled model that the module is a part of; None in a copy of a part of one."""
         return self.link.model
 
 
 def mark_of(module: nn.Module) -> Mark | None:
-    """Return the mark of a module; None if it belongs to no enabled model or mixes no tokens."""
+    """Return the mark of a module, or None if it has none."""
     return module.__dict__.get(MARK)
 
 
 def is_severed(module: nn.Module) -> bool:
-    """Return True if a module has a mark of an enabled model that it is no longer a part of."""
+    """Return True if a module has a mark whose enabled model it is no longer a part of."""
     mark = mark_of(module)
     return mark is not None and mark.model is None
 
 
 def holds_marks(model: nn.Module) -> bool:
-    """Return True if a module of this model belongs to an enabled model."""
+    """Return True if a module in this model has a mark."""
     return any(MARK in module.__dict__ for module in model.modules())
 
 
 def enabled_in(model: nn.Module) -> EnabledModel | None:
-    """Return the enabled model that parts of this model belong to, or None."""
+    """Return the enabled model of the first mark on a module in this model, or None."""
     marks = (mark_of(module) for module in model.modules())
     return next((mark.model for mark in marks if mark is not None), None)
 
 
 def enabled_at(model: nn.Module) -> EnabledModel | None:
-    """Return what stands for a model that is enabled itself, or None."""
+    """Return the `EnabledModel` of a model that is enabled itself, not a part of one; or None."""
     return model.__dict__.get(ENABLED)

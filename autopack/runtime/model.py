@@ -27,8 +27,7 @@ from autopack.runtime.traits import Traits
 
 @dataclass(frozen=True)
 class Around:
-    """A third-party forward around a model: its name, and the module and function it runs in, if
-    known."""
+    """The name, module and function of a third-party forward around an enabled model, if known."""
 
     name: str
     place: str | None
@@ -37,7 +36,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Facts of other libraries that calls of one model ask for (`autopack.integrations`).
+    """Facts and functions of `autopack.integrations` that calls of one model need.
 
     `covered_mixer` is the class name of a mixer whose instance has a forward of its own, past
     autopack's, or None. `check_step` raises in the step of a trainer that loses documents.
@@ -50,7 +49,7 @@ class Neighbours:
 
 
 def in_a_group() -> bool:
-    """Return True if this process is one of several that work together."""
+    """Return True if this process is one of several in an initialized torch.distributed."""
     distributed = torch.distributed
     return (
         distributed.is_available()
@@ -61,14 +60,14 @@ def in_a_group() -> bool:
 
 @dataclass(frozen=True)
 class Proof:
-    """Knowledge of the very code, configuration and release of one model, and its source.
+    """Findings about the exactness of one model's calls: reasons against it, and their source.
 
-    `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them
-    with labels, and padded batches without their padding would not be exact; None where they are. A
-    head may be exact for the latter alone. `source` says what shows it: a "twin" of the model, a
+    `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, packed calls with
+    labels, and padded batches without their padding would not be exact; None where they are. A head
+    may be exact for padded batches alone. `source` says what shows it: a "twin" of the model, a
     twin of a "part" of it, or "checks" of its calls alone; "" where it was not asked for.
-    `leaves_out` names fields of the output that packed calls return as None, since nobody can tell
-    what of them belongs to which document.
+    `leaves_out` names fields of the output that packed calls return as None, since they cannot be
+    split by documents.
     """
 
     how: str
@@ -80,7 +79,7 @@ class Proof:
 
 
 class Link:
-    """The reference to an enabled model of marks and hooks on its modules.
+    """A reference to an enabled model, held by the marks and hooks on its modules.
 
     It is not copied and not pickled along: a copy of a whole model brings its own `EnabledModel`,
     which links itself again, and a copy of a part of one brings nothing but the part, severed from
@@ -110,7 +109,7 @@ class Link:
 
 
 def severed(module: Any) -> str:
-    """Return the reason why a copy of a part of an enabled model cannot run, and the way out."""
+    """Return the error text for a module in a copied part of an enabled model."""
     return (
         f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack "
         "enabled, and knows nothing of that model's documents. autopack.disable(copy) makes it "
@@ -121,15 +120,14 @@ def severed(module: Any) -> str:
 
 _settling = ProcessLock()
 _settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
-"""What this thread, or those in whose context it runs, look at models with."""
+"""Tokens of the examinations that this thread, or one whose context it has, is making."""
 
 
 class EnabledModel:
-    """The state of one enabled model. It travels with the model through deepcopy and pickle;
-    installed sites do not.
+    """The state of one enabled model, copied and pickled along with it, installed sites aside.
 
     A copy, or a model loaded in another process, installs its sites at its first call, and is
-    looked at anew.
+    examined anew.
     """
 
     def __init__(
@@ -169,7 +167,7 @@ class EnabledModel:
         """
         self.proof = Proof("not yet")  # what is known of its code
         self.fingerprint: Fingerprint | None = None
-        """Its state when that was found out; None for a copy, at which nobody has looked yet."""
+        """Its state when that was found out; None for a copy that was not examined yet."""
         self.live: Any = None
         """The checks of its calls (`autopack.watching.live.Live`)."""
         # calls of the auditor and of checks are nothing to tell the user of
@@ -196,7 +194,7 @@ class EnabledModel:
         self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
         """Answers of twins about the model as it is, by such a kind."""
         self._renew = renew
-        # the thread that looks at it, marks it and proves it now
+        # the token of the thread that examines it now
         self._settler: object | None = None
         self.link = Link(self)  # what its marks and hooks know it by
 
@@ -217,7 +215,7 @@ class EnabledModel:
     def follow_code(self) -> None:
         """Examine the model again if a module, a function, its loss or its configuration changed.
 
-        A thread that finds another one at it waits: what is not settled must not be used.
+        Other threads wait until that is done, and do not use a model that is half examined.
         """
         if not self._is_stale() or self.is_settling:  # what settles a model calls it
             return
@@ -227,10 +225,10 @@ class EnabledModel:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Mark that this thread examines and proves the model; its own calls are let through.
+        """Mark that this thread examines the model in this block; its own calls are let through.
 
-        One thread of the process at a time does so. Threads that are given the context of that one,
-        as those of twins are, need not wait for it.
+        One thread of the process at a time does so. Threads that are given its context, such as the
+        threads of twins, need not wait for it.
         """
         with nullcontext() if _settlers.get() else _settling.held():
             before, self._settler = self._settler, object()
@@ -243,26 +241,24 @@ class EnabledModel:
 
     @property
     def is_settling(self) -> bool:
-        """True if this thread looks at it, marks it and proves it, or if that runs a twin in this
-        one.
+        """True if this thread examines the model, or runs a twin for that.
 
-        What a twin runs may call the model itself (a function on it that holds it): that proves it
-        no second time.
+        What a twin runs may call the model itself (a function on it that holds it), and must not
+        prove it a second time.
         """
         return self._settler is not None and self._settler in _settlers.get()
 
     @property
     def is_silent(self) -> bool:
-        """True in calls of a proof or an audit, in which no warning is given."""
+        """True in calls of an examination or an audit, in which no warning is given."""
         return self.is_audited or self.is_settling
 
     def _is_stale(self) -> bool:
-        """Return True if the model has changed since it was proven."""
+        """Return True if the model has changed since it was proven, or was never proven here."""
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def ask_twin(self, *question: Any) -> str | None:
-        """Return the twin's reason why calls of a kind (see `twin_says`) would get something else,
-        or None."""
+        """Return a twin's reason against calls of a kind (see `twin_says`), or None; keep it."""
         if self.is_settling or self.twin_says is None:
             return None
         if question not in self.said_by_twins:
@@ -274,19 +270,18 @@ class EnabledModel:
 
     @property
     def chunk_sizes(self) -> set[int]:
-        """Numbers of tokens that its layers take at a time, now; empty if they take all."""
+        """Numbers of tokens that its layers process at a time; empty for all at once."""
         sizes = {vars(module)["chunk_size_feed_forward"] for module in self.anatomy.chunked}
         return {size for size in sizes if size}
 
     def is_called_from(self, place: str, function: str = ".*") -> bool:
-        """Return True if a running function of a module under `place` holds this model."""
+        """Return True if an object with a running method of module `place` holds this model."""
         return not torch.compiler.is_compiling() and any(
             map(self._is_held_by, callers(place, function))
         )
 
     def _is_held_by(self, caller: Any) -> bool:
-        """Return True if the caller is the model, has it as a part, or keeps either as its
-        `model`."""
+        """Return True if the caller is the model, contains it, or has either as its `model`."""
         held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
         if not isinstance(held, nn.Module):
             return False

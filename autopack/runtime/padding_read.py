@@ -33,11 +33,11 @@ _BLIND = "nobody can tell whether its results at padding are read: they get no g
 
 
 class Look(partial):
-    """A hook on an output that looks at gradients that come, and asks for none."""
+    """A gradient hook that observes an output, and does not count as a wish for its gradient."""
 
 
 class PaddingRead:
-    """Observations of the use of one model's outputs at padding."""
+    """Observations of code that reads one model's results at padding."""
 
     def __init__(self) -> None:
         self.ran = 0  # batches that have run without their padding
@@ -68,25 +68,25 @@ class PaddingRead:
             return None
         if not trained and not tokens.requires_grad:
             return _BLIND
-        if _is_run_again():
+        if _is_in_backward():
             return LOOKS if any(ref() is tokens for ref in self._looked_at) else None
         return LOOKS if self.is_due() or not self.answered else None
 
     def why_state_stays(self, model: nn.Module) -> str | None:
-        """Return the reason why a padded training batch stays, for state of modules, or None."""
+        """Return the reason why a batch keeps its padding for state of modules, or None."""
         if self.writes is not None:
             return f"{self.writes} in a training call, and keeps state of all columns as stock does"
-        return LOOKS_AT_STATE if self.is_due() and not _is_run_again() and State(model) else None
+        return LOOKS_AT_STATE if self.is_due() and not _is_in_backward() and State(model) else None
 
     def look_at_state(self, state: State, counts: bool) -> None:
         """Note the state that an unchanged call wrote; `counts` if it is the call's only check."""
         self.writes = self.writes or state.changed()
-        if counts and not _is_run_again():
+        if counts and not _is_in_backward():
             self.looks += 1
             self.due_at = 2 * (self.ran + self.looks)
 
     def is_due(self) -> bool:
-        """Return True if padding is to be checked in the next batch: 1, 2, 4, 8, ... or so."""
+        """Return True if the next batch is to run as it came, as a check: number 1, 2, 4, 8, ..."""
         return self.ran + self.looks + 1 >= self.due_at
 
     def look(
@@ -96,7 +96,7 @@ class PaddingRead:
         tokens: torch.Tensor | None = None,
         refuses: bool = False,
     ) -> None:
-        """Watch the gradients that come back to an output at padding.
+        """Put hooks on an output's tensors that note gradients at padding.
 
         The batch ran as it came; or else it ran without its padding, and gradients there raise
         (`refuses`).
@@ -104,7 +104,7 @@ class PaddingRead:
         `sides` are masks of real tokens, (rows, columns), each with the prefix of its parts' names
         in the output.
         """
-        if _is_run_again() or torch._C._are_functorch_transforms_active():
+        if _is_in_backward() or torch._C._are_functorch_transforms_active():
             return
         self.looks += not refuses
         self.due_at = 2 * (self.ran + self.looks)
@@ -118,24 +118,24 @@ class PaddingRead:
             axis = Frame(*real.shape).axis_of_output(name.partition("[")[0], value)
             if axis is not None:
                 padding = upload(~real, value.device)
-                value.register_hook(Look(self._arrived, name or "output", padding, axis, refuses))
+                value.register_hook(Look(self._check, name or "output", padding, axis, refuses))
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 
     def note(self, tokens: torch.Tensor | None) -> None:
-        """Note that a batch of these tokens runs without its padding now."""
-        if not _is_run_again():
+        """Count a batch that runs without its padding now, and forget its tokens."""
+        if not _is_in_backward():
             self.ran += 1
             self._forget(tokens)
 
     def _forget(self, tokens: torch.Tensor | None) -> None:
-        """Forget a batch whose gradients have come, and batches that no longer exist."""
+        """Forget the tokens of a batch whose gradients have come, and of batches that are gone."""
         self._looked_at = [
             ref for ref in self._looked_at if ref() is not None and ref() is not tokens
         ]
 
     def refuse(self, name: str) -> None:
-        """Raise `UnsupportedModel`: something beside the labels' loss has read padding."""
+        """Note that output `name` was read at padding, and raise `UnsupportedModel`."""
         self.where = name
         raise UnsupportedModel(
             f"a gradient came back to {name} at padding of a batch that autopack ran without it: "
@@ -145,7 +145,7 @@ class PaddingRead:
             code="unpad-refused",
         )
 
-    def _arrived(
+    def _check(
         self,
         name: str,
         padding: torch.Tensor,
@@ -153,7 +153,7 @@ class PaddingRead:
         refuses: bool,
         gradient: torch.Tensor | None,
     ) -> None:
-        """Note if a gradient is not zero at padding: then code outside reads it."""
+        """Note, or refuse, an output whose gradient is not zero at padding: it is read there."""
         # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
         # no zero.
         if gradient is None or not bool(gradient.isfinite().all()):
@@ -174,13 +174,13 @@ class PaddingRead:
             )
 
 
-def _is_run_again() -> bool:
+def _is_in_backward() -> bool:
     """Return True if a backward pass is running, in which checkpoints repeat earlier calls."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all tensors in a value, with the name of each."""
+    """Yield (name, tensor) for all tensors in nested mappings and sequences."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):

@@ -13,7 +13,7 @@ from autopack.inspection.sharding import Group
 
 
 class RowGroup:
-    """A process group of torch.distributed over which rows are cut into equal parts.
+    """A process group whose ranks each hold an equal part of the columns of every row.
 
     A copy of a model has the same group; a pickled one has lost it, and cannot be called.
     """
@@ -25,7 +25,7 @@ class RowGroup:
 
     @classmethod
     def of(cls, value: Any) -> RowGroup | None:
-        """Return the user's group (process group or one-dimensional mesh); None for one process.
+        """Return the `RowGroup` of a process group or one-dimensional mesh; None for one process.
 
         Raises `ValueError` for anything else, and if this process is not in it.
         """
@@ -83,24 +83,24 @@ class RowGroup:
         return torch.distributed.get_rank(self.group)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the integers of all ranks, (ranks, ...) for (...) on each; no gradients."""
+        """Return integers (...) of all ranks, as (ranks, ...) on each; no gradients."""
         found = [torch.empty_like(values) for _ in range(self.ranks)]
         torch.distributed.all_gather(found, values.contiguous(), group=self.group)
         return torch.stack(found)
 
     def swap(self, parts: torch.Tensor) -> torch.Tensor:
-        """Exchange as `exchange` does, without gradients."""
+        """Send part i of (ranks, ...) to rank i; return the received parts, without gradients."""
         found = torch.empty_like(parts, memory_format=torch.contiguous_format)
         torch.distributed.all_to_all_single(found, parts.contiguous(), group=self.group)
         return found
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Send part i of (ranks, ...) to rank i; return the parts for this rank, by sender."""
+        """Send part i of (ranks, ...) to rank i; return the received parts, with gradients."""
         found: torch.Tensor = _AllToAll.apply(parts, self)
         return found
 
     def whole(self, part: torch.Tensor, columns: int) -> torch.Tensor:
-        """Return the parts of all ranks joined at this axis, as whole rows; gradients add up.
+        """Return all ranks' parts joined along axis `columns` to whole rows; gradients add up.
 
         All ranks compute the results of whole rows; each keeps its `part` of them.
         """
@@ -111,13 +111,13 @@ class RowGroup:
         return torch.cat(found.unbind(0), dim=columns)
 
     def part(self, whole: torch.Tensor, columns: int) -> torch.Tensor:
-        """Return this rank's part of whole rows, whose columns lie at this axis."""
+        """Return this rank's part of whole rows, cut along axis `columns`."""
         size = whole.shape[columns] // self.ranks
         return whole.narrow(columns, self.rank * size, size)
 
 
 class _AllToAll(Function):
-    """The exchange of parts: it is its own transpose, so gradients go back the same way."""
+    """Autograd function of `RowGroup.swap`: its own transpose, so gradients are swapped back."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, rows: RowGroup) -> torch.Tensor:

@@ -23,7 +23,7 @@ from autopack.inspection.sharding import Group
 
 
 class Buffers:
-    """The contents of a module's buffers that a forward in training may write to.
+    """Copies of a module's buffers that a forward in training may write to.
 
     A spectral norm takes a step of its power iteration in every forward. A document alone begins
     where the call began, and so does every part of a packed call that runs the module again.
@@ -41,7 +41,7 @@ class Buffers:
         self._versions = [buffer._version for _, _, buffer, _ in self._held]
 
     def put_back(self) -> bool:
-        """Restore the buffers' contents; return True if any had been written to."""
+        """Restore the buffers' contents; return True if any buffer had been written to."""
         written = False
         for number, (owner, name, buffer, held) in enumerate(self._held):
             if dict(owner._buffers).get(name) is not buffer:
@@ -54,7 +54,7 @@ class Buffers:
 
 
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """Return a module's forward whose later runs begin with the first run's buffers."""
+    """Return a module's forward whose every run begins with the buffers as they are now."""
     if not module.training or next(module.buffers(), None) is None:
         return original
     kept = Buffers(module)
@@ -67,7 +67,7 @@ def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Ca
 
 
 class RankRuns:
-    """A count of the runs of one module in one call, which ranks keep equal.
+    """A count of one module's runs in one call, which ranks keep equal.
 
     Before each run but the first, and when it has no more, a rank asks all others over `groups` if
     any goes on. `total` is the number agreed on earlier, for a call that is recomputed in backward;
@@ -80,7 +80,7 @@ class RankRuns:
         self.count = 0  # runs of this rank so far
 
     def begin(self) -> None:
-        """Begin a run that this rank needs itself."""
+        """Count a run that this rank needs itself, and announce it to the other ranks."""
         if self.count and self._total is None:
             _any_rank_goes_on(self._groups, True)
         self.count += 1
@@ -115,7 +115,7 @@ def largest_over_ranks(groups: Sequence[Group], values: Sequence[int]) -> list[i
 
 
 def _any_rank_goes_on(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -> bool:
-    """Return True if any rank goes on; raise `UnsupportedModel` if another one then cannot."""
+    """Return True if any rank has more runs; raise `UnsupportedModel` if one then cannot."""
     anybody, stuck = largest_over_ranks(groups, [going_on, obstacle is not None])
     if anybody and stuck:
         raise UnsupportedModel(
@@ -133,7 +133,7 @@ _OF_ZERO = ("ds_", "applied_pre_backward_", "pre_bwd_fn", "post_bwd_fn")
 
 @contextmanager
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
-    """Leave a module's random state, buffers and numbers as they were before the runs inside.
+    """Restore a module's random state, buffers and numbers at the end of this block.
 
     The graph of such a run keeps copies of the buffers.
     """
@@ -160,7 +160,7 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
-    """Return an output whose graph also holds the results of idle runs, part by part."""
+    """Return output `kept` with the results of idle runs added to its graph, part by part."""
     if not idle:
         return kept
     if isinstance(kept, torch.Tensor):
@@ -184,7 +184,7 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
 
 
 class _Idle(torch.autograd.Function):
-    """The first of its inputs; in backward the others get zeros."""
+    """Autograd function that returns its first input; the others get gradients of zero."""
 
     @staticmethod
     def forward(ctx: Any, kept: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class Scope:
     in_step: bool = False
     """True if all ranks run this module equally often (`autopack.runtime.runs`)."""
     agreed: dict[int, int] = field(default_factory=dict)
-    """Those numbers of runs, by the module's identity: a recomputation makes as many."""
+    """Agreed numbers of runs, by the module's identity: a recomputation makes as many."""
 
 
 class Activation:
@@ -111,7 +111,7 @@ class Activation:
         return self.inside if self.scope.layout is None else [self.scope.layout]
 
     def enter(self, level: int) -> None:
-        """Pass an inner entry: all is done, only its exit has to be told from the scope's."""
+        """Note that an inner entry is passed, whose exit must not end this activation."""
         self.passed = (*self.passed, level)
         self.deepest = max(self.deepest, level)
 
@@ -128,7 +128,7 @@ def _calling_frame() -> FrameType | None:
 
 
 class Ambient(threading.local):
-    """The scope in force in this thread."""
+    """The innermost activation of each thread."""
 
     # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every
     # thread, so that no graph depends on whether it has been. for Dynamo of torch 2.4, which takes
@@ -143,7 +143,7 @@ ambient = Ambient()
 
 
 def current() -> Activation | None:
-    """Return the innermost activation of this thread whose forward is running, or None.
+    """Return this thread's innermost activation whose forward is running, or None; drop others.
 
     Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. The
     activation of such a forward is dropped here: its frame is no longer on the stack.
@@ -168,13 +168,13 @@ def running_scope() -> Scope | None:
 
 
 def of_model(model: EnabledModel) -> Activation | None:
-    """Return the activation of this thread, if it belongs to this model."""
+    """Return this thread's activation if it belongs to this model, or None."""
     activation = None if ambient.activation is None else current()
     return activation if activation is not None and activation.scope.model is model else None
 
 
 def close(model: EnabledModel, level: int) -> Activation | None:
-    """Leave the entry of `level`. Leaving the first one ends the activation, and returns it."""
+    """Leave the entry at `level`; if no passed entry is left, end and return its activation."""
     activation = ambient.activation
     if (
         activation is None
@@ -203,15 +203,14 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
 
 @contextmanager
 def stock(model: EnabledModel) -> Iterator[None]:
-    """Run an enabled model in this thread as it would run without autopack: entries and sites hand
-    every call on."""
+    """Run an enabled model in this block as if autopack were not there."""
     with in_force(Scope(model, stock=True)):
         yield
 
 
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
-    """Run a part of the current forward in a scope with other `fields`."""
+    """Run a part of the current forward, in this block, in a scope with other `fields`."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
@@ -220,12 +219,12 @@ def changed(**fields: Any) -> Iterator[None]:
 
 
 def without_layout() -> AbstractContextManager[None]:
-    """Run a part of the current forward as if it were not packed."""
+    """Run a part of the current forward, in this block, as if it were not packed."""
     return changed(layout=None, memory=None)
 
 
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
-    """Return the scope of `module`'s forward, or None if it belongs to no enabled model.
+    """Return the scope of `module`'s forward, or None if it has no mark or mixes no tokens.
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with
     another model's. With `one_token` the module has one token per row, which needs no scope: two
@@ -247,7 +246,7 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 
 
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
-    """Return the error for a module that was reached without the model's entry."""
+    """Return the error for a mixing module that was reached without its model's scope."""
     if mark.model is None:
         return OutsideForward(severed(module), code="copied-part")
     return OutsideForward(
@@ -262,8 +261,7 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
 
 
 class ArrivalHook:
-    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its
-    site.
+    """Forward hook that raises if a module that mixes tokens ran past its site in a packed forward.
 
     It holds nothing.
     """
@@ -302,7 +300,7 @@ class ArrivalHook:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return True if its class's compiled forward ran, in which arrival leaves no trace."""
+    """Return True if the module's compiled forward ran, in which arrival leaves no trace."""
     method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
     return (
         getattr(method, "__self__", None) is module
@@ -316,8 +314,7 @@ arguments."""
 
 
 class _Rebound:
-    """A checkpointed function that runs in the scope of the forward in which it was first
-    called."""
+    """A checkpointed function that runs in the scope in which it was first called."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope):
         self.function = function

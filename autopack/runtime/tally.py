@@ -21,7 +21,7 @@ after_each: Callable[[], None] | None = None
 
 
 class Volume(NamedTuple):
-    """The size of some calls, and of their computed part."""
+    """Numbers of rows, columns, tokens and documents of some calls, and of what did not run."""
 
     calls: int = 0
     rows: int = 0  # rows that ran; a padded batch that ran as a packed row is one
@@ -35,7 +35,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
-        """Return the size of packed rows that run unchanged.
+        """Return the volume of packed rows that run unchanged.
 
         Several documents of one token each at the end of a row are padding without a mark (position
         0 for each).
@@ -51,7 +51,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_row(cls, documents: int, *halves: np.ndarray, saved: int = 0) -> Volume:
-        """Return the size of a batch whose real tokens run as one row, or one per half.
+        """Return the volume of a batch whose real tokens run as one row, or one per half.
 
         `saved` of them do not run, since another row began with the same ones.
         """
@@ -61,7 +61,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_batch(cls, *halves: np.ndarray) -> Volume:
-        """Return the size of a batch that runs as it came, one document per row.
+        """Return the volume of a batch that runs as it came, one document per row.
 
         Each half is a mask, (rows, columns), that is True at real tokens.
         """
@@ -69,18 +69,18 @@ class Volume(NamedTuple):
         return cls(1, rows, columns, sum(int(real.sum()) for real in halves), rows)
 
     def without_padding(self) -> Volume:
-        """Return the same calls with their padding taken out before they run."""
+        """Return the volume of the same calls if they run without their padding."""
         return self._replace(
             columns=self.tokens - self.shared,
             skipped=self.skipped + self.columns - self.tokens,
         )
 
     def plus(self, other: Volume) -> Volume:
-        """Return the sum of both."""
+        """Return the sum of this volume and another one, field by field."""
         return Volume(*map(int.__add__, self, other))
 
     def minus(self, other: Volume) -> Volume:
-        """Return this size without an earlier one that is a part of it."""
+        """Return this volume without another one that is a part of it, field by field."""
         return Volume(*map(int.__sub__, self, other))
 
     @property
@@ -116,7 +116,7 @@ class Volume(NamedTuple):
 
 @dataclass
 class Tally:
-    """The outcomes of one enabled model's calls; calls of generation are not counted."""
+    """Counts of one enabled model's calls by outcome; calls of generation are not counted."""
 
     unpadded: Volume = field(default_factory=Volume)  # padded batches that ran as a packed row
     # padded batches that were left as they came, by reason
@@ -133,15 +133,13 @@ class Tally:
     """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = field(default_factory=Volume)  # all others
     _first: tuple[float, int] | None = None
-    """When the first training call began in this process, in seconds, and the real tokens of those
-    before.
-
-    Of a copy it is the copy's first.
+    """The time in seconds when the first training call of this process began, and the real tokens
+    that were counted before it. A copy has its own first call.
     """
     _latest: tuple[float, int] = (0.0, 0)  # the same of the latest
 
     def ran(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
-        """Count a call that is about to run, or recount one that runs otherwise."""
+        """Count a call that is about to run, or correct its earlier count `instead_of`."""
         if instead_of is not None:
             volume = volume.minus(instead_of)
         if not trains:
@@ -155,7 +153,7 @@ class Tally:
             after_each()
 
     def add(self, other: Tally) -> None:
-        """Add the counts of the same model in another process of this machine."""
+        """Add the counts of the same model in another process of this machine, in place."""
         for name in ("after_padding", "left", "refused", "apart"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("unpadded", "training", "evaluation"):
@@ -184,17 +182,17 @@ class Tally:
 
     @property
     def tokens(self) -> int:
-        """Number of real tokens in them."""
+        """Number of real tokens of padded batches that ran as a packed row."""
         return self.unpadded.tokens
 
     @property
     def padding(self) -> int:
-        """Number of padding tokens in them, which were not computed."""
+        """Number of padding tokens left out of padded batches that ran as a packed row."""
         return self.unpadded.skipped
 
     @property
     def trained(self) -> str | None:
-        """The tokens that ran in training, in words; None if none did."""
+        """Number and rate of the tokens that ran in training, in words; None if none did."""
         if not self.training.calls:
             return None
         rate = self.tokens_per_second
@@ -203,7 +201,7 @@ class Tally:
         )
 
     def counted(self) -> dict[str, Any]:
-        """Return the counts so far, by attribute; a later count does not change them."""
+        """Return a copy of the counts so far, by attribute."""
         return {
             name: value.copy() if isinstance(value, Counter) else value
             for name, value in vars(self).items()
@@ -211,7 +209,7 @@ class Tally:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Count nothing meanwhile."""
+        """Restore all counts at the end of this block."""
         before = self.counted()
         try:
             yield
@@ -245,11 +243,10 @@ class Tally:
 
 @dataclass
 class Checked:
-    """Findings of checks of calls so far, and the largest and the kinds of calls that were
-    checked."""
+    """Counts and findings of checks of calls, and the sizes and kinds of the checked calls."""
 
     every: int = 0
-    """Number of training calls from one check to the next; 0 for none but those of the schedule."""
+    """Number of training calls from one check to the next; 0 for scheduled checks alone."""
     checks: int = 0
     """Calls that were checked."""
     worst: float = 0.0
@@ -275,11 +272,11 @@ class Checked:
     """Kinds that were checked: names of arguments, dtype, modes, special tokens."""
 
     def begin_anew(self) -> None:
-        """Forget the checked calls: the next call of any kind is checked."""
+        """Forget which calls were checked, so that the next call of any kind is checked."""
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
     def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
-        """Return True if a call goes beyond those that were checked.
+        """Return True if a call is larger than the checked calls, or of another kind.
 
         It does if a size is twice as large; of code that is checked `closely`, if it is larger.
         """
@@ -296,12 +293,12 @@ class Checked:
         return self.since & (self.since - 1) == 0 or self.leaks > 0
 
     def grow(self, sizes: tuple[int, ...], kinds: set[Any]) -> None:
-        """Remember a call that was checked, and in which no leak was found."""
+        """Add the sizes and kinds of a call that was checked without finding a leak."""
         self.sizes = tuple(map(max, self.sizes, sizes))
         self.kinds |= kinds
 
     def add(self, other: Checked) -> None:
-        """Add the checks of the same model in another process."""
+        """Add the checks of the same model in another process, in place."""
         self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
         self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
         self.calls, self.sizes = self.calls + other.calls, tuple(map(max, self.sizes, other.sizes))
@@ -333,5 +330,5 @@ def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:
 
 
 def number_of(count: int, what: str) -> str:
-    """Return a number of calls, documents or batches, in words."""
+    """Return a count and its noun, singular or plural, such as "2 batches"."""
     return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")

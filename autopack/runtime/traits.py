@@ -17,10 +17,12 @@ from autopack.layout.packed import PackedLayout
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of one model by its family. Those not explained here are so in `Family` and `Way`.
+    """Facts of one model that follow from its family and its modules.
+
+    Fields that are not explained here are explained in `Family` and `Way`.
 
     `adjusted`: its attention gets queries, keys or values that were made by columns.
-    `counts_columns`: something in it counts columns, those of padding too.
+    `counts_columns`: something in it counts columns, padding's too.
     `uses_positions`: it takes `position_ids`. `first_position`: the first token's of a document.
     `knows_padded_positions`: it is known how it numbers a batch with padding on the left.
     `refused_of_text`: arguments that calls without media may not bring, with the reasons.
@@ -55,15 +57,14 @@ class Traits:
 
     @property
     def counts_padding(self) -> bool:
-        """True if tokens get something else behind padding: a state runs over it, or columns are
-        counted."""
+        """True if padding before a token changes its result, by a state or by counted columns."""
         return self.recurs or self.reads_padding or self.counts_columns
 
     @classmethod
     def of(
         cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]
     ) -> Traits:
-        """Return the properties of a model of this anatomy by its family."""
+        """Return the traits of a model with this anatomy, served by `family`."""
         ways = {way for mixer in anatomy.mixers if (way := family.way_of(mixer)) is not None}
         attends = bool(anatomy.attention) or any(way.attends for way in ways)
         # A recurrent mixer may begin anew where positions do.
@@ -100,7 +101,7 @@ class Traits:
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
-    """Return the share of a model's weights that mixers hold, embeddings left out."""
+    """Return the share, 0 to 1, of a model's weights without embeddings that mixers hold."""
     root = anatomy.entries[0]
     try:
         embeddings: Any = root.get_input_embeddings()

@@ -35,7 +35,7 @@ def deal(
     sizes, at = np.asarray(lengths, np.int64), np.asarray(homes, np.int64)
     longest_first = np.argsort(-sizes, kind="stable").tolist()
     if moves and ranks > 1:
-        at = _near(_balanced(cost(sizes), longest_first, ranks), at, sizes, ranks)
+        at = _renumbered(_balanced(cost(sizes), longest_first, ranks), at, sizes, ranks)
     of_rank = [[number for number in longest_first if at[number] == rank] for rank in range(ranks)]
     # A document of more tokens takes one micro-batch, however long it is.
     fewest = max(
@@ -50,7 +50,7 @@ def deal(
 
 
 def _balanced(costs: np.ndarray, order: list[int], ranks: int) -> np.ndarray:
-    """Return a rank for every document: that with the least to do, in this order."""
+    """Return a rank for every document, dealt in `order` to the rank with the least cost."""
     found = np.zeros(len(costs), np.int64)
     loads = [(0.0, rank) for rank in range(ranks)]
     for number in order:
@@ -60,8 +60,8 @@ def _balanced(costs: np.ndarray, order: list[int], ranks: int) -> np.ndarray:
     return found
 
 
-def _near(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: int) -> np.ndarray:
-    """Return ranks numbered anew, so that many tokens stay at home."""
+def _renumbered(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: int) -> np.ndarray:
+    """Return the documents' ranks, renumbered so that many tokens stay at their homes."""
     held = np.zeros((ranks, ranks), np.int64)
     np.add.at(held, (dealt, homes), sizes)
     number = np.zeros(ranks, np.int64)
@@ -73,7 +73,7 @@ def _near(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: int) -
 
 
 def _rows(sizes: np.ndarray, numbers: list[int], rows: int, most: int) -> Rows | None:
-    """Return `rows` micro-batches, each document in the one with the fewest tokens, or None."""
+    """Return `rows` micro-batches of at most `most` tokens, or None if a document does not fit."""
     found: Rows = [[] for _ in range(rows)]
     loads = [(0, row) for row in range(rows)]
     for number in numbers:

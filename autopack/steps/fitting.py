@@ -1,5 +1,4 @@
-"""Find how many tokens of a micro-batch fit into the memory of a device, from the peak of a step
-that ran."""
+"""Find how many tokens of a micro-batch fit into the memory of a device, from a step's peak."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class Memory:
 
 
 def tokens_that_fit(held: int, peak: int, tokens: int, total: int) -> int:
-    """Return how many tokens fit into `SHARE` of `total` bytes, at least 1.
+    """Return the number of tokens that fit into `SHARE` of `total` bytes, at least 1.
 
     `tokens` of them took `peak` bytes, where `held` bytes were there before. Gradients count as
     bytes of tokens, so the number is rather too small than too large.

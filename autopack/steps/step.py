@@ -46,7 +46,7 @@ class Ranks:
         self.own = dist.get_rank(group) if running else 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """Return a value of every rank, in order."""
+        """Return the `value` that each rank passes, by rank; every rank has to call it."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
@@ -62,7 +62,7 @@ def step_of(
     ranks: Ranks,
     moves: bool = True,
 ) -> Step:
-    """Return this rank's part of a step, to which every rank brings its own batches.
+    """Return this rank's micro-batches of a step, to which every rank brings its documents.
 
     Ranks send their lengths, and the documents that another one runs; `moves` says whether any may
     be sent. All have the same number of micro-batches.
@@ -102,7 +102,7 @@ def _exchanged(
     ranks: Ranks,
     like: Sequence[Example],
 ) -> dict[int, Example]:
-    """Return the documents that other ranks held and this one runs."""
+    """Exchange documents with other ranks; return the ones that this rank gets, by number."""
     away = {
         n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank
     }
@@ -118,7 +118,7 @@ def _exchanged(
 
 
 def _on_host(example: Example) -> Example:
-    """Return an example on the CPU, without the batch that it was cut from."""
+    """Return a copy of an example on the CPU, without the batch that it was cut from."""
     # A slice would bring the whole batch that it is a view of.
     return tuple(
         {n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()}
@@ -127,7 +127,7 @@ def _on_host(example: Example) -> Example:
 
 
 def _moved(example: Example, device: torch.device) -> Example:
-    """Return an example on another device."""
+    """Return an example with its tensors on `device`."""
     return tuple(
         {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()}
         for row in example
@@ -141,15 +141,15 @@ def micro_batches(
     tokens.
 
     Divide the summed loss of each by the number of targets in all `batches` of all ranks, as
-    `num_items_in_batch` does, and the gradients are those of `batches` themselves. A document of
-    more tokens than `max_tokens` is alone in its micro-batch.
+    `num_items_in_batch` does, and the gradients are the same as of `batches` themselves. A document
+    of more tokens than `max_tokens` is alone in its micro-batch.
 
     Args:
         batches: The batches of one step on this rank, padded (R, C) with an `attention_mask`, or
             packed.
         max_tokens: The most real tokens of a micro-batch.
-        model: The model that is trained, of which the token of padding and the cost of long
-            documents are read.
+        model: The model that is trained, whose configuration tells the token of padding and the
+            cost of long documents.
         group: The process group that shares the step. Documents move between its ranks, each of
             which gets equally many micro-batches. A rank without a document for one gets labels
             that are all ignored.

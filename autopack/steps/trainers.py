@@ -1,4 +1,4 @@
-"""Stand at a trainer's optimizer step, and run its documents in micro-batches of at most so many
+"""Replace a trainer's optimizer step, and run its documents in micro-batches of at most so many
 tokens.
 
 `Trainer.get_batch_samples` (transformers 4.46 and later) has all batches of a step on every rank
@@ -46,10 +46,11 @@ _COUNTS = ("_metrics", "_total_train_tokens")
 
 
 class StepCutter:
-    """Cuts each optimizer step of one trainer anew; `steps`, `micro_batches` and `slowest` say how.
+    """Hooks on one trainer's methods that cut each optimizer step into other micro-batches.
 
-    `slowest` is the mean of the slowest rank's cost over the mean of all. A `lenient` one leaves
-    steps that it cannot cut as they are, with a warning.
+    `steps`, `micro_batches` and `slowest` say how; `slowest` is the mean of the slowest rank's cost
+    over the mean of all. A `lenient` one leaves steps that it cannot cut as they are, with a
+    warning.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StepCutter:
         )
         self.steps, self.micro_batches, self.tokens, self.slowest = 0, 0, 0, 0.0
         self._trainer, self._enabled = trainer, enabled
-        self._numbers_from_the_first = _numbers_from_the_first(enabled)
+        self._ignores_left_padding = _ignores_left_padding(enabled)
         self._lenient = lenient
         self._refuse_kind()
         self._rows_each = (adapter_of(trainer) or TRANSFORMERS).rows_each
@@ -75,7 +76,7 @@ class StepCutter:
         vars(trainer).update({name: getattr(self, f"_{name}") for name in _SEAMS})
 
     def remove(self) -> None:
-        """Give the trainer back what stood at its steps."""
+        """Put the trainer's own methods back, where no other code has replaced them since."""
         for name in _SEAMS:
             if vars(self._trainer).get(name) == getattr(self, f"_{name}"):
                 vars(self._trainer).pop(name)
@@ -104,7 +105,7 @@ class StepCutter:
     def _training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Train on the micro-batches of a whole step, in the call for its last batch."""
+        """Train on the micro-batches of a whole step, in its last batch's call; return the loss."""
         if not any(inputs is each for each in self._batches):
             return self._original["training_step"](model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self._trainer.args.device)
@@ -165,7 +166,7 @@ class StepCutter:
     # --- The step
 
     def _step(self, model: Any, batches: Sequence[Any], items: Any) -> Step:
-        """Return this rank's part of a step.
+        """Return this rank's micro-batches of a step, made of the batches of all ranks.
 
         Raises `AutopackError` on all ranks if one cannot cut its batches.
         """
@@ -191,7 +192,7 @@ class StepCutter:
             raise _not_cut(trainer, f"another rank says: {elsewhere}")
         examples = [example for each in found for example in each]
         if (self.steps + 1).bit_count() == 1:  # a loss may begin to compare documents later on
-            self._adds_up = self._rule(model, columns, examples, items, ranks)
+            self._adds_up = self._losses_add_up(model, columns, examples, items, ranks)
         if self._memory is not None and self.steps < _MEASURED:
             # As many as the columns of a batch as it came, which fits.
             self.max_tokens = max(
@@ -214,13 +215,12 @@ class StepCutter:
         )
 
     def _share_of(self, part: MicroBatch) -> float:
-        """Return the factor of a loss: a mean counts as many documents as there are, a sum counts
-        itself."""
+        """Return the factor of a micro-batch's loss: its share of documents for mean losses."""
         if self._adds_up:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
-    def _rule(
+    def _losses_add_up(
         self,
         model: Any,
         columns: Columns,
@@ -232,7 +232,7 @@ class StepCutter:
 
         Raises `UnsupportedModel` where neither holds on every rank.
         """
-        chosen = _unlike(examples, columns, self.steps)
+        chosen = _varied_documents(examples, columns, self.steps)
         model.train()
         # which sends buffers around, and here a rank may raise alone
         if isinstance(model, DistributedDataParallel):
@@ -282,7 +282,7 @@ class StepCutter:
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
-        """Run without dropout, in the weights' own precision, and leave all counts unchanged."""
+        """Run the block without dropout, in the weights' own precision; restore all counts."""
         kept = {
             name: copy.deepcopy(value)
             for name, value in vars(self._trainer).items()
@@ -335,7 +335,7 @@ class StepCutter:
         if (
             columns.on_the_left
             and "position_ids" not in columns.per
-            and not self._numbers_from_the_first
+            and not self._ignores_left_padding
         ):
             raise _not_cut(
                 self._trainer,
@@ -350,7 +350,7 @@ def cut_steps(
     max_tokens: int | str,
     lenient: bool = False,
 ) -> StepCutter | None:
-    """Cut the steps of a trainer anew; return None if that is so already.
+    """Put a `StepCutter` on a trainer and return it; None if there is one with this number.
 
     Raises `ValueError` for another number.
     """
@@ -366,14 +366,13 @@ def cut_steps(
 
 
 def cutter_of(trainer: Any) -> StepCutter | None:
-    """Return what cuts the steps of a trainer; None if nothing does."""
+    """Return the `StepCutter` on a trainer, or None."""
     found = getattr(vars(trainer).get("training_step"), "__self__", None)
     return found if isinstance(found, StepCutter) else None
 
 
-def _numbers_from_the_first(enabled: EnabledModel) -> bool:
-    """Return True if padding on the left changes nothing: positions skip it, or only their
-    differences count."""
+def _ignores_left_padding(enabled: EnabledModel) -> bool:
+    """Return True if left padding changes nothing: positions skip it, or only differences count."""
     traits, model = enabled.traits, enabled.anatomy.entries[0]
     if traits.counts_padding:
         return False
@@ -381,8 +380,8 @@ def _numbers_from_the_first(enabled: EnabledModel) -> bool:
     return numbering.along_mask or numbering.after_pad_token or numbering.relative or rotates(model)
 
 
-def _unlike(examples: Sequence[Example], columns: Columns, turn: int) -> list[Example]:
-    """Return a few documents, of unlike labels of rows and unlike lengths, others in each turn."""
+def _varied_documents(examples: Sequence[Example], columns: Columns, turn: int) -> list[Example]:
+    """Return a few documents that differ in row labels and lengths, others in each turn."""
     by_length = sorted(examples, key=lambda each: length_of(each, columns))
     of_rows = [name for name, per in columns.per.items() if per in (Per.ROW, Per.EXAMPLE)]
     by_labels = {str([each[0][name] for name in of_rows]): each for each in by_length}

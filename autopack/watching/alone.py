@@ -91,7 +91,7 @@ def difference_to_stock(
 
 
 def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: bool) -> Compared:
-    """Yield the results of the last and the first document, packed and alone in stock."""
+    """Yield fields of the last and the first document, in the packed call and alone in stock."""
     found = fields_of(output)
     for number in dict.fromkeys((sides.count - 1, 0)):
         before = state_of(call.module)
@@ -111,7 +111,7 @@ def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: b
 
 
 def _compare_padded(runs: Runs, arguments: dict[str, Any], output: Any, sides: Sides) -> Compared:
-    """Yield the results of a padded batch, without its padding and in stock."""
+    """Yield fields of a padded batch, run without its padding and in stock."""
     wanted = runs.stock(arguments)
     found, everybody = fields_of(output), np.ones(sides.count, dtype=bool)
     for name, value in fields_of(wanted).items():
@@ -148,10 +148,7 @@ def _difference(
 
 
 def _comparable_sides(call: Call) -> Sides:
-    """Return where documents lie in a call; raise `CannotTell` if stock is not comparable.
-
-    Raises `CannotTell`.
-    """
+    """Return the documents of a call, by side; raise `CannotTell` if stock is not comparable."""
     if exchange_of(call.model) is not None:
         raise CannotTell("stock's attention exchanges tokens with other ranks")
     has_media = bool(media.given(call.arguments))
@@ -227,7 +224,7 @@ def _labels_select_loss(call: Call) -> bool:
 
 
 def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
-    """Return the arguments of a call without labels that stock scores by predictions of padding.
+    """Return a call's arguments, ignoring labels that stock scores by predictions at padding.
 
     The call leaves these terms out of its loss.
     """

@@ -1,9 +1,9 @@
 """Leaks between documents of a live packed call, found by gradients.
 
-A document cannot always be cut out of a call and run alone: what of its images is its own, for one,
-only its model knows. But what has no part in a result gives it no gradient. So of the embedded
-tokens of a call, and of its media, the gradients by the results of some documents, and by those of
-all others, may not meet at any number.
+A document cannot always be cut out of a call and run alone: only its model knows which images are
+its own, for one. But an input without a part in a result gets no gradient by it. So the gradients
+of a call's embedded tokens and media, by the results of some documents and by the results of all
+others, may not meet at any number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
 
 def by_gradients(call: Call) -> Difference:
-    """Return where documents of a call that packs meet the most. Raises `CannotTell`.
+    """Return the largest gradient that documents of a packed call share. Raises `CannotTell`.
 
     The call runs once more, with media twice, and backward twice for each halving of the number of
     documents.
@@ -65,8 +65,7 @@ def by_gradients(call: Call) -> Difference:
 
 
 def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[Difference, bool]:
-    """Return the leak that a run in a mode shows, and whether no media have a part in its
-    results."""
+    """Return the largest leak that a run in `mode` shows, and True if its media get no gradient."""
     held = [(parameter, parameter.grad) for parameter in call.module.parameters()]
     try:
         with unnoticed(call, share=False), torch.inference_mode(False), torch.enable_grad():
@@ -81,7 +80,7 @@ def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[D
 
 
 class _Throughout(TorchFunctionMode):
-    """A mode in which gradients pass `no_grad`, `detach` and `.data`."""
+    """A torch function mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
     _cuts = (
         torch.Tensor.detach,
@@ -99,8 +98,7 @@ class _Throughout(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
-        """Whether numbers of documents became Python's or NumPy's, through which no gradient goes.
-        """
+        """True once numbers of documents became Python's or NumPy's, where no gradient goes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -117,7 +115,7 @@ class _Throughout(TorchFunctionMode):
 
 
 class _Run:
-    """A run of a call whose results have gradients by its media and by its embedded tokens."""
+    """A run of a call whose results are differentiated by its media and its embedded tokens."""
 
     def __init__(self, call: Call, sides: Sides, mode: AbstractContextManager[Any]):
         given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
@@ -141,13 +139,12 @@ class _Run:
         self._sums = torch.stack([each for each in sums if each is not None])
 
     def is_blind(self) -> bool:
-        """Return True if there are images or sounds and none has a gradient."""
+        """Return True if the call has images or sounds, and none of them gets a gradient."""
         found = gradients_of(self._sums.sum(), self._leaves[: self._media]) if self._media else []
         return bool(found) and not any(bool(gradient.any()) for gradient in found)
 
     def worst(self) -> Difference:
-        """Return where documents meet the most: at tokens or media, or in gradients of third-party
-        modules."""
+        """Return the largest leak: at tokens or media, else in gradients of third-party modules."""
         count = self._sides.count
         # Any two documents lie apart in some bit of their numbers.
         halves = [
@@ -181,8 +178,7 @@ class _Run:
         )
 
     def _shared(self, chosen: list[int]) -> float:
-        """Return the largest part of a gradient that chosen and other documents share at one
-        number."""
+        """Return the relative size of the largest gradient that chosen and others share."""
         both = [
             torch.stack(pair).abs()
             for pair in self._by_halves(chosen, self._leaves)
@@ -221,7 +217,7 @@ def _of_others(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
-    """Return a value with every floating tensor in it made of a leaf of its own."""
+    """Return a value with its floating tensors copied from new leaves, which go into `leaves`."""
 
     def follow(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
@@ -233,7 +229,7 @@ def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
 
 
 def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
-    """Let the model's token embeddings return leaves of the graph, in this thread."""
+    """Replace the outputs of token embeddings, in this block, by copies of new `leaves`."""
     embedding = None
     with suppress(NotImplementedError):
         embedding = model.get_input_embeddings()

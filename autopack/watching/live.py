@@ -33,8 +33,7 @@ _SHARES = (1e-4, 1 - 1e-4)
 
 
 class _Mine(threading.local):
-    """The state of a thread: `checking` while it runs calls of a check, which are not the
-    user's."""
+    """Thread-local state: `checking` is True while a thread runs calls of a check."""
 
     checking = False
 
@@ -52,13 +51,12 @@ class Live:
         self.has_checked = False
 
     def begin_anew(self) -> None:
-        """Forget the checked calls, since code has changed."""
+        """Forget the checked calls, so that the next call of any kind is checked."""
         self.checked.begin_anew()
         self._padded = self.has_checked = False
 
     def before(self, call: Call) -> None:
-        """Count a call that is to run packed or without its padding, and check it if its turn has
-        come.
+        """Count a call that is to run packed or without padding, and check it if that is due.
 
         Raises `LeakDetected`. If the first padded batch of a kind differs from stock's,
         `proof.padded` says so.
@@ -91,8 +89,7 @@ class Live:
         raise LeakDetected(leak)
 
     def after(self, call: Call, packs: bool) -> None:
-        """Check a call that ranks have run together, in which they gather parameters: calls 1, 2,
-        4, 8 and so on.
+        """Check a finished call, number 1, 2, 4, 8, ..., of a model whose parameters ranks gather.
 
         Every rank runs the call equally often, whatever it has. Raises `LeakDetected`.
         """
@@ -100,8 +97,11 @@ class Live:
             self._check_together(call, packs)
 
     def _check_together(self, call: Call, packs: bool) -> None:
-        """Check calls 1, 2, 4, 8 and so on of all, since ranks may have changed the model at
-        different calls."""
+        """Count a call, and check numbers 1, 2, 4, 8, ... by runs that all ranks make together.
+
+        Sizes and kinds of calls have no part in that: ranks may have changed the model at different
+        calls.
+        """
         checked = self.checked
         checked.calls += 1
         if checked.calls & (checked.calls - 1) and not (
@@ -122,11 +122,11 @@ class Live:
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
-        """Return True for a call that is not to be checked: one within a check, or recorded."""
+        """Return True if a call is not to be checked: it is within a check, or recorded."""
         return _mine.checking or call.model.is_settling or _is_recorded(call)
 
     def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
-        """Return the leak of a call; count the check, or say why it could not be made."""
+        """Check a call, and count a check that could not be made; return the leak, or None."""
         has_media = bool(media.given(call.arguments))
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
@@ -151,8 +151,7 @@ class Live:
     def _tried(
         self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
     ) -> tuple[Leak | None, list[str]]:
-        """Return the first leak that is found, and the reason why each way says nothing, empty if
-        it does."""
+        """Return the first leak that checks find, or None, and each one's failure, "" if it ran."""
         leak, reasons = None, []
         with _checking():
             for way in ways:
@@ -176,7 +175,7 @@ class Live:
         self.checked.skipped[reason] += 1
 
     def _leak_of(self, call: Call, found: Difference) -> Leak | None:
-        """Return the leak that a difference shows, or None if it is within rounding."""
+        """Return the leak that a difference shows, or None if within rounding; note the worst."""
         if found.than != REPLACED:
             self.checked.worst = max(self.checked.worst, found.error)
         if found.excess <= 1:
@@ -189,8 +188,7 @@ class Live:
 
 
 def _refuse_backward_hooks(call: Call) -> None:
-    """Raise `UnsupportedModel` for packed rows on ranks that gather parameters, if a hook may
-    change gradients."""
+    """Raise `UnsupportedModel` for packed rows with a backward hook, if ranks gather parameters."""
     if not call.model.is_checked_closely or is_padded(call):
         return
     for name, module in call.module.named_modules():
@@ -206,7 +204,7 @@ def _refuse_backward_hooks(call: Call) -> None:
 
 @contextmanager
 def _checking() -> Iterator[None]:
-    """Run calls that are none of the user's, one check of the process at a time.
+    """Mark the calls of this block as a check's, and wait for other threads' checks first.
 
     A check switches off on the model what draws noise, which another one must not take for its
     state.
@@ -220,7 +218,6 @@ def _checking() -> Iterator[None]:
 
 
 def _is_recorded(call: Call) -> bool:
-    """Return True if the call is recorded, run again in backward, stands for many or has no
-    values."""
+    """Return True if a call is recorded, run again in backward, or has no values (fake, meta)."""
     recorded = torches.is_recorded() or torch._C._current_graph_task_id() != -1
     return recorded or isinstance(call.inputs, FakeTensor) or getattr(call.inputs, "is_meta", False)

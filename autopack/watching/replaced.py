@@ -28,7 +28,7 @@ from autopack.watching.schedule import CannotTell, Runs, sides_of, unnoticed
 _TOGETHER = 4
 """Runs of each rank that gathers parameters together with others."""
 _FEWEST = 4
-"""Number of different tokens in a call from which those of its documents are drawn."""
+"""Least number of different tokens in a call from which other tokens are drawn."""
 
 
 def replaced(
@@ -39,7 +39,7 @@ def replaced(
     packs: bool = True,
     together: bool = False,
 ) -> Difference:
-    """Return the field that moved the farthest. Raises `CannotTell`.
+    """Return the field that moves most if other documents are replaced. Raises `CannotTell`.
 
     Half of the documents are replaced, another half in each `turn`; with `both` then the other half
     too. With a `share` every draw is the number below which that share of draws lie. Of ranks that
@@ -72,8 +72,7 @@ def _worst(
     turn: int,
     both: bool,
 ) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
-    """Return the field that moved the farthest, the places of documents, those that were replaced,
-    and their call.
+    """Return the field that moved the farthest, the sides, replaced documents, and arguments.
 
     Raises `CannotTell`.
     """
@@ -106,7 +105,7 @@ def _compared(
     other: torch.Tensor,
     touched: np.ndarray,
 ) -> Difference | None:
-    """Return how far a field has moved; moved values of no document are True in `gone`."""
+    """Return how far a field moved in untouched documents, or None; note other moves in `gone`."""
 
     def between(chosen: np.ndarray) -> Difference | None:
         one, two = (sides.part(name, each, chosen) for each in (value, other))
@@ -128,7 +127,7 @@ def _compared(
 
 
 def routes(model: nn.Module) -> bool:
-    """Return True if tokens choose experts."""
+    """Return True if a module of the model, by its name, sends tokens to experts."""
     return any(
         "experts" in module._modules or "Expert" in type(module).__name__
         for module in model.modules()
@@ -150,8 +149,7 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
 
 
 def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> dict[str, Any]:
-    """Return the arguments with other tokens in the documents that are touched. Raises
-    `CannotTell`.
+    """Return arguments with other tokens in the documents `touched`. Raises `CannotTell`.
 
     The part of a row on one rank may have none of them.
 
@@ -178,15 +176,14 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
 
 
 def _names_of_tokens(call: Call, side: Side) -> list[str]:
-    """Return the names of the arguments that hold the tokens of one side."""
+    """Return the names of the given arguments that hold the tokens of one side."""
     names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
     given = [name for name in names if call.arguments.get(name) is not None]
     return given or (["labels"] if side.prefix else [])  # of which it makes the decoder's tokens
 
 
 def _shared(call: Call, side: Side) -> np.ndarray:
-    """Return which tokens rows may share, bool (R, C): beginnings in common, with the first token
-    that differs."""
+    """Return a mask (R, C) of tokens that rows may share: beginnings, and the token after each."""
     shared = np.zeros(side.owner.shape, dtype=bool)
     if call.prefixes is not None and len(call.prefixes.columns) == len(side.real):
         columns = call.prefixes.columns
@@ -199,7 +196,7 @@ def _shared(call: Call, side: Side) -> np.ndarray:
 def _others(
     value: torch.Tensor, where: torch.Tensor, special: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return tokens, or embeddings, with others of the same call where they are touched."""
+    """Return tokens or embeddings with others of the same call in place of those at `where`."""
     if value.is_floating_point():
         drawn = torch.randperm(value.shape[1], generator=generator)
         return torch.where(where, value[:, drawn.to(value.device)].flip(-1), value)

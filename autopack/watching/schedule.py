@@ -40,13 +40,12 @@ class CannotTell(Exception):
 
 
 def layout_of(call: Call) -> PackedLayout | None:
-    """Return the documents of the packed rows of a call; None if it has none, or two halves."""
+    """Return the layout of a call's packed rows; None if it has none, or one per half."""
     return call.one_sided_layout() if isinstance(call, PairCall) else call.declared.layout
 
 
 def pair_halves(call: Call) -> tuple[Half, ...]:
-    """Return the halves of a call of an encoder-decoder that packs or pads both; empty for any
-    other."""
+    """Return both halves of an encoder-decoder's call that packs or pads them; () for others."""
     pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
     return () if pair is None else pair.halves
 
@@ -98,15 +97,14 @@ def _documents_of_tokens(layout: PackedLayout) -> np.ndarray:
 
 
 def _documents_of_half(half: Half) -> np.ndarray:
-    """Return the document of each token of an encoder or decoder, (rows, columns); -1 for
-    padding."""
+    """Return the document of each token of a half, (rows, columns); -1 for padding."""
     owner = np.full(half.places.real.shape, -1)
     owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
     return owner
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
-    """Return the sizes of a call, and the kinds of its arguments; `Checked` keeps both.
+    """Return the sizes and the kinds of a call, in the form that `Checked` keeps.
 
     The call packs, or runs a padded batch without its padding.
     Tokens and media are read on the host only for code that is checked `closely`.
@@ -175,8 +173,7 @@ def _sizes_of_media(call: Call) -> tuple[int, int]:
 
 
 class Runs:
-    """Runs of one call, each from the same random state and the same buffers and tensors of the
-    modules.
+    """Runs of one call, each from the same random state, buffers and tensors of modules.
 
     Code that keeps something of a row there would hand it on to the next run.
     """
@@ -186,14 +183,14 @@ class Runs:
         self._count = 0
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of the model."""
+        """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
         self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of stock transformers for these arguments."""
+        """Return the output of stock transformers for these arguments, from the same state."""
         with stock_again(self._module, self._call.model):
             try:
                 return self(arguments)
@@ -207,7 +204,7 @@ class Runs:
     ) -> Difference:
         """Return a difference, with its tolerance widened if two equal runs differ as well.
 
-        Atomic additions, and draws from a generator that nobody knows, differ from run to run.
+        Atomic additions, and draws from an unknown generator, differ from run to run.
         """
         if worst.excess <= 1:
             return worst
@@ -223,7 +220,7 @@ class Runs:
 
     @contextmanager
     def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Make up this rank's runs to `count` at the end, if parameters are gathered `together`.
+        """Run the call until this rank has `count` runs, at the end of the block, if `together`.
 
         A rank whose call does not pack makes nothing else: it raises `CannotTell`.
         """
@@ -260,8 +257,7 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
 
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
-    """Collect the dtypes in which layers run in this thread meanwhile, by their weights and
-    autocast."""
+    """Yield a set that collects, in this block, the dtypes in which layers of this thread run."""
     dtypes: set[torch.dtype] = set()
 
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
