@@ -22,13 +22,14 @@ cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 
 deepseek_v32 diffllama dots1 dots3_note_text electra emu3_text_model ernie ernie4_5 ernie4_5_moe
 exaone4 exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2
-gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
-hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe
-kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3
-mistral mixtral mllama_text_model modernbert-decoder moonshine moshi moss_transcribe_diarize
-nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2
-qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm
-starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
+gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared
+helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2
+jetmoe kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral
+ministral3 mistral mixtral mllama_text_model modernbert-decoder moonshine moshi
+moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3
+phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert
+seed_oss smollm3 solar_open stablelm starcoder2 t5gemma vaultgemma whisper xlm-roberta
+xlm-roberta-xl xmod youtu
 """
 
 _ENCODERS = """
@@ -61,6 +62,17 @@ def _needs() -> dict[str, Any]:
     )
 
 
+def _refuse_reordered(config: Any) -> str | None:
+    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
+    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
+        return (
+            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
+            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
+            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
+        )
+    return None
+
+
 FAMILY = Family(
     name="attention",
     model_types=frozenset((_DECODERS + _ENCODERS).split()),
@@ -69,6 +81,7 @@ FAMILY = Family(
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
     media_types={"video": _PATCHES, "sound": frozenset({"moonshine", "whisper"})},
     unpads_images=frozenset("gemma3 gemma4 gemma4_unified".split()),
+    refusal=_refuse_reordered,
     dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
     tiny=Tiny(
         **_needs(),

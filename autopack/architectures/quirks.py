@@ -51,25 +51,6 @@ LLAMA4 = Family(
 )
 
 
-def _refuse_reordered(config: Any) -> str | None:
-    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
-    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
-        return (
-            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
-            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
-            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
-        )
-    return None
-
-
-GPT2 = Family(
-    name="gpt2",
-    model_types=frozenset({"gpt2"}),
-    how="attention site, document by document",
-    refusal=_refuse_reordered,
-)
-
-
 def _refusal(config: Any) -> str | None:
     """Return why a mixture of experts of Doge is refused, or None."""
     mixes = getattr(config, "is_moe", False)

@@ -172,8 +172,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
     scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
     if scope is None or scope.layout is None:
         return
-    ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
-    if (rows, columns) == (scope.layout.rows, ran):
+    if (rows, columns) == scope.ran:
         raise UnsupportedModel(
             f"{type(module).__name__} attends over packed rows inside the forward of an enabled "
             "model, but it is no part of that model, so autopack does not keep their documents "
@@ -194,12 +193,12 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
     rows of all heads, attends as one process would, and keeps its part.
     """
     assert scope.shared is not None
-    whole = _with_whole_rows(call, scope.shared)
+    whole = _with_whole_rows(call, scope, scope.shared)
     output, _ = _backend_of(whole, scope.model.options.backend, own).attend(whole)
     return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
 
 
-def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
+def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> AttentionCall:
     """Return the call for whole rows and this rank's share of the heads, or all if they cannot be
     shared."""
     module, heads = call.module, call.query.shape[1]
@@ -218,11 +217,9 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
         else []
     )
     if tensors:
-        raise UnsupportedModel(
+        raise scope.refused(
             f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of "
-            "the tokens of a part, so it cannot attend over rows that ranks share. Train it "
-            "without sequence_parallel.",
-            code="sequence-parallel",
+            "the tokens of a part"
         )
     query, key, value = (
         rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states

@@ -128,19 +128,11 @@ def plain_rule(causal: bool) -> Callable[..., Any]:
     )
 
 
-def length_arguments(length: int, device: Any) -> dict[str, Any]:
-    """Return the installed mask functions' arguments for a length of queries and keys, uncached."""
-    keys = {"kv_length": length, "kv_offset": 0}
-    if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
-        return {**keys, "cache_position": torch.arange(length, device=device)}
-    return {**keys, "q_length": length, "q_offset": 0}
-
-
-def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return a mask function's arguments for one row of `length` tokens, no cache, no padding."""
-    alone = dict(arguments, batch_size=1, kv_length=length, kv_offset=0, attention_mask=None)
-    if "cache_position" in alone:  # up to 5.0; later releases say q_length and q_offset
-        alone["cache_position"] = alone["cache_position"][:length]
-    return alone | {
-        name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in alone
+def with_length(arguments: Mapping[str, Any], length: int, **others: Any) -> dict[str, Any]:
+    """Return a mask function's arguments for a length of queries and keys, uncached, and others."""
+    found = {**arguments, "kv_length": length, "kv_offset": 0, **others}
+    if "cache_position" in found:  # up to 5.0; later releases say q_length and q_offset
+        found["cache_position"] = torch.arange(length, device=found["cache_position"].device)
+    return found | {
+        name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in found
     }
