@@ -90,15 +90,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             if scope.memory is not None and mark.reads_encoder
             else None
         )
-        rows = layout if scope.prefixes is None else scope.prefixes.queries
-        _check_shapes(
-            module,
-            rows,
-            memory or rows,
-            query,
-            key,
-            1 if scope.shared is None else scope.shared.ranks,
-        )
+        _check_shapes(module, scope, memory, query, key)
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         call = AttentionCall(
@@ -252,26 +244,17 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
 
 
 def _check_shapes(
-    module: nn.Module,
-    layout: PackedLayout,
-    memory: PackedLayout,
-    query: Tensor,
-    key: Tensor,
-    ranks: int,
+    module: nn.Module, scope: Scope, memory: PackedLayout | None, query: Tensor, key: Tensor
 ) -> None:
-    """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`.
-
-    Each of several `ranks` has an equal part of the columns.
-    """
-    rows, columns = layout.shape
-    of_memory, states = (rows, columns) if memory is layout else memory.shape
-    wanted, of_keys = (rows, columns // ranks), (of_memory, states // ranks)
-    if tuple(query.shape[::2]) == wanted and tuple(key.shape[::2]) == of_keys:
+    """Raise `UnsupportedModel` unless queries are of what runs, and keys too or of `memory`."""
+    ran = scope.ran
+    of_keys = ran if memory is None else memory.shape
+    if tuple(query.shape[::2]) == ran and tuple(key.shape[::2]) == of_keys:
         return
     raise UnsupportedModel(
         f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
-        f"{len(query)} rows, and not from {wanted[1]} to {of_keys[1]} in {rows}, as the packed "
+        f"{len(query)} rows, and not from {ran[1]} to {of_keys[1]} in {ran[0]}, as the packed "
         "batch has them on each rank. Prefixes and cross-attention to other states cannot be "
         "packed; run such documents one per row.",
-        code="other-tokens" if ranks == 1 else "sequence-parallel",
+        code="other-tokens" if scope.shared is None else "sequence-parallel",
     )

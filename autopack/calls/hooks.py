@@ -30,7 +30,7 @@ from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
 from autopack.calls.sequence_parallel import SharedRows
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import torches
-from autopack.inspection.modules import pool_documents
+from autopack.inspection.heads import pool_documents
 from autopack.inspection.sharding import gathering_groups
 from autopack.layout.host import upload
 from autopack.layout.token_map import TokenMap

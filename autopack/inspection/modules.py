@@ -392,27 +392,3 @@ def device_of(model: PreTrainedModel) -> torch.device:
     if isinstance(holder, torch.Tensor):  # latents (Perceiver)
         return holder.device
     return next(holder.parameters()).device
-
-
-def pools_single_tokens(module: nn.Module) -> bool:
-    """Return True if a backbone hands its pooler the first token of every row."""
-    return isinstance(getattr(module, "pooler", None), nn.Linear)
-
-
-def activation_of(module: nn.Module) -> Any:
-    """Return the function that the backbone applies to the pooler's output, or None."""
-    found = [getattr(module, name, None) for name in ("pooler_activation", "activation")]
-    return next(filter(callable, found), None)
-
-
-def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
-    """Return a backbone's output with a pooled vector per document: (documents, channels).
-
-    `starts` are the first tokens of the documents in the flattened rows.
-    """
-    activation, pooled = activation_of(module), None  # what it has made of rows is of no document
-    if activation is not None:
-        pooled = activation(module.pooler(output[0].flatten(0, 1).index_select(0, starts)))
-    if isinstance(output, tuple):
-        return (output[0], pooled, *output[2:])
-    return type(output)(**{**output, "pooler_output": pooled})
