@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.layout.host import upload
+from autopack.layout.packed import real_documents
 from autopack.layout.token_map import Batches, TokenMap, equally_long_documents
 from autopack.mixers import ALONE, RELATIVE, Restarting
 from autopack.mixers.alone import run_documents_alone
@@ -114,18 +117,14 @@ class _AfterAnImage(Way):
         if pixels is None:
             return call.changed(lambda name, value: value)
         groups = equally_long_documents(layout)
-        place = {
-            number: image
-            for image, number in enumerate(sorted(n for group in groups for n in group))
-        }
-        batches = iter(
-            zip(groups, Batches.grouped(layout, equally_long_documents).maps, strict=True)
-        )
+        image = np.cumsum(real_documents(layout)) - 1
+        maps = Batches.grouped(layout, equally_long_documents).maps
+        batches = iter(zip(groups, maps, strict=True))
 
         def original(model: Any, **given: Any) -> Any:
             documents, batch = next(batches)
-            own = torch.tensor([place[number] for number in documents], device=pixels.device)
-            return _of_text(call.original(model, **given, **{_PIXELS: pixels[own]}), batch)
+            own = pixels[upload(image[documents], pixels.device)]
+            return _of_text(call.original(model, **given, **{_PIXELS: own}), batch)
 
         return run_documents_alone(
             replace(call, original=original, arguments=arguments), numbers_itself=True

@@ -13,6 +13,7 @@ from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
 from autopack.layout.packed import real_tokens
 from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
+from autopack.mixers.alone import count_from_zero
 
 # Their attention adds a bias by distance (ALiBi, arXiv 2108.12409).
 ALIBI = Family(
@@ -70,7 +71,7 @@ class _ByCells(Way):
         """Return the embeddings of a batch of documents, with positions left out that count from
         0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
-        if (given == torch.arange(batch.into[1], device=given.device)).all():
+        if count_from_zero(given):
             call = replace(call, arguments={**call.arguments, "position_ids": None})
         return call.by_documents(batch.gather)
 
@@ -150,8 +151,6 @@ class _EveryColumn(Way):
     """
 
     recurs = False
-    words = "every column counts"
-    work = "the model itself, told that every column counts"
 
     def run(self, call: MixerCall) -> Any:
         layout, mixer, ids = call.layout, call.mixer, call.arguments.get("input_ids")

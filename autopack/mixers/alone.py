@@ -307,7 +307,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     in_step = scope is not None and scope.in_step
     outputs = []
     for given, count in zip(every, counts, strict=True):
-        if numbers_itself and _count_from_zero(given.get("position_ids")):
+        if numbers_itself and count_from_zero(given.get("position_ids")):
             given["position_ids"] = None
         if not count and given.get("labels") is not None:
             # Its mean would be that of nothing. In step with others its loss is in the graph all
@@ -333,7 +333,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     )
 
 
-def _count_from_zero(positions: Any) -> bool:
+def count_from_zero(positions: Any) -> bool:
     """Return True for positions 0, 1, 2 and so on in every row."""
     if not isinstance(positions, torch.Tensor):
         return False
