@@ -23,6 +23,11 @@ DERIVED: Any = "derived"
 """Value of a tiny configuration's field that its class derives, against the general rules."""
 
 
+def named(names: str) -> frozenset[str]:
+    """Return the names in a text, such as model types."""
+    return frozenset(names.split())
+
+
 @dataclass(frozen=True)
 class Tiny:
     """Needs of tiny models of a family's types beyond `autopack.tiny`'s general rules, by type.

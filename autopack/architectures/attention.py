@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny, named
 
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet camembert cohere
@@ -43,7 +43,7 @@ lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 
-_PATCHES = frozenset("gemma4 gemma4_unified".split())
+_PATCHES = named("gemma4 gemma4_unified")
 
 
 def _needs() -> dict[str, Any]:
@@ -75,20 +75,20 @@ def _refuse_reordered(config: Any) -> str | None:
 
 FAMILY = Family(
     name="attention",
-    model_types=frozenset((_DECODERS + _ENCODERS).split()),
+    model_types=named(_DECODERS + _ENCODERS),
     how="attention site, document by document",
     numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={"video": _PATCHES, "sound": frozenset({"moonshine", "whisper"})},
-    unpads_images=frozenset("gemma3 gemma4 gemma4_unified".split()),
+    media_types={"video": _PATCHES, "sound": named("moonshine whisper")},
+    unpads_images=named("gemma3 gemma4 gemma4_unified"),
     refusal=_refuse_reordered,
-    dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
+    dense_types=named("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4"),
     tiny=Tiny(
         **_needs(),
         images={
-            "square": frozenset("gemma3 gemma3n got_ocr2".split()),
+            "square": named("gemma3 gemma3n got_ocr2"),
             "patches": _PATCHES,
-            "flat patches": frozenset({"fuyu"}),
+            "flat patches": named("fuyu"),
         },
     ),
 )

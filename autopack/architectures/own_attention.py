@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
-from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
+from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way, named
 from autopack.layout.packed import real_tokens
 from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
@@ -18,7 +18,7 @@ from autopack.mixers.alone import count_from_zero
 # Their attention adds a bias by distance (ALiBi, arXiv 2108.12409).
 ALIBI = Family(
     name="alibi",
-    model_types=frozenset("bloom mpt".split()),
+    model_types=named("bloom mpt"),
     how="the model's own attention, documents alone; biases restart",
     positions=False,
     attends=False,
@@ -43,7 +43,7 @@ def why_not_block_sparse(
 # Its encoder makes a table of rotations for the columns of its rows.
 ROFORMER = Family(
     name="roformer",
-    model_types=frozenset({"roformer"}),
+    model_types=named("roformer"),
     how="the model's encoder, documents alone",
     positions=False,
     attends=False,
@@ -78,7 +78,7 @@ class _ByCells(Way):
 
 TAPAS = Family(
     name="tapas",
-    model_types=frozenset({"tapas"}),
+    model_types=named("tapas"),
     how=(
         "the model's own attention, documents alone; positions restart in every cell of a "
         "document's table"
@@ -217,7 +217,7 @@ def _refusal(config: Any) -> str | None:
 # Beside attention some have relative distances, convolutions or Fourier transforms.
 OWN_ATTENTION = Family(
     name="own_attention",
-    model_types=frozenset(_TYPES.split()),
+    model_types=named(_TYPES),
     how="the model's own attention, documents alone",
     attends=False,
     mixers={

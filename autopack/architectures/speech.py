@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.family import Family, SoundsRule, Tiny
+from autopack.family import Family, SoundsRule, Tiny, named
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
@@ -184,9 +184,9 @@ _TOGETHER: dict[str, SoundsRule] = {
 
 FAMILY = Family(
     name="speech",
-    model_types=frozenset(_TYPES.split()),
+    model_types=named(_TYPES),
     how="attention site, document by document; sounds in the order of the documents",
-    within_token=frozenset({"FunAsrNanoMultiModalProjector"}),
+    within_token=named("FunAsrNanoMultiModalProjector"),
     sounds_together=_TOGETHER,
-    tiny=Tiny(sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()}),
+    tiny=Tiny(sounds={form: named(types) for form, types in _SOUNDS.items()}),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopack.family import Family, MixerCall, Numbering, Tiny
+from autopack.family import Family, MixerCall, Numbering, Tiny, named
 from autopack.mixers import OneByOne
 
 _STREAMS = "its streams of n-grams are numbered from the start of the row"
@@ -89,7 +89,7 @@ _TYPES = """
 blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra perceiver
 prophetnet reformer xlnet
 """
-_WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
+_WITH_IMAGES = named("glm5_next minimax_m3_vl")
 
 
 def _refusal(config: Any) -> str | None:
@@ -110,7 +110,7 @@ _OF_BYTES = (
 
 WHOLE_MODEL = Family(
     name="one_by_one",
-    model_types=frozenset(_TYPES.split()),
+    model_types=named(_TYPES),
     how="the whole model, documents of one length as a batch",
     attends=False,
     refusal=_refusal,
