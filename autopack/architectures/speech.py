@@ -47,12 +47,9 @@ def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     """Return the number of frames of each sound if the call declares it, else None."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
-    names = (
-        "feature_attention_mask",
-        "audio_attention_mask",
-        "input_features_mask",
-        "audio_embed_sizes",
-    )
+    names = """
+    feature_attention_mask audio_attention_mask input_features_mask audio_embed_sizes
+    """.split()
     found: Any = next((given[name] for name in names if given.get(name) is not None), None)
     if found is None:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope, running_scope
 
 
+@dataclass(eq=False)
 class DocumentMask:
     """Description of an attention mask, on its way from the mask function to the attention site.
 
@@ -30,27 +32,22 @@ class DocumentMask:
     numbers, or None if it is not a usual one.
     """
 
-    def __init__(
-        self,
-        layout: PackedLayout,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        pattern: masks.Pattern | None,
-    ):
-        self.layout = layout
-        self.function = function
-        self.arguments = dict(arguments)
-        self.rule: Callable[..., Any] = arguments["mask_function"]
+    layout: PackedLayout
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    pattern: masks.Pattern | None
+
+    def __post_init__(self) -> None:
+        self.rule: Callable[..., Any] = self.arguments["mask_function"]
         """Index-based rule (batch, head, query, key) -> visible, as the model's code composed
         it."""
-        self.pattern = pattern
-        self.absolute = pattern is None and any(
-            tensor.dim() >= 2 and tensor.shape[-1] >= layout.shape[1]
+        self.absolute = self.pattern is None and any(
+            tensor.dim() >= 2 and tensor.shape[-1] >= self.layout.shape[1]
             for tensor in masks.captured_tensors(self.rule)
         )
         """True if the rule reads per-token tensors, so that it must be asked with columns of the
         row."""
-        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
+        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
         self._made: dict[Any, Any] = {}  # masks by the length of a document
 

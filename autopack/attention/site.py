@@ -75,14 +75,11 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            return cross.attend_to_images(
-                original,
-                module,
-                (query, key, value),
-                attention_mask,
-                options,
-                seen,
+            where: Any = scope.layout
+            call = AttentionCall(
+                original, name, module, query, key, value, attention_mask, where, options
             )
+            return cross.attend_to_images(call, seen)
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = (

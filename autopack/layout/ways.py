@@ -79,14 +79,8 @@ OF_EXAMPLES = names(lambda way: way.per in (Of.TOKEN, Of.DOCUMENT))
 """Columns that an example of several documents may have."""
 OF_ROWS = names(lambda way: way.of_rows)
 """Columns that only packed rows have."""
-CACHES = (
-    "cache_params",
-    "past_key_values",
-    "past_key_value",
-    "layer_past",
-    "cache",
-    "mems",
-    "state",
+CACHES = tuple(
+    "cache_params past_key_values past_key_value layer_past cache mems state".split(),
 )
 """Arguments with caches and states that a row continues; a document alone has none of them.
 

@@ -155,13 +155,8 @@ def _bins(part: Any) -> int:
     if isinstance(channels := getattr(part, "subsampling_conv_channels", None), list):
         return int(channels[0])  # Gemma 4 takes the two for one number
     names = (
-        "num_mel_bins",
-        "n_mel_bins",
-        "input_feat_size",
-        "audio_embed_dim",
-        "input_size",
-        "feature_size",
-    )
+        "num_mel_bins n_mel_bins input_feat_size audio_embed_dim input_size feature_size"
+    ).split()
     parts = (part, getattr(part, "asr_config", None))
     found = (getattr(each, name, None) for each in parts for name in names)
     return next(
