@@ -119,12 +119,12 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
         or crops.sum() * each != np.prod(pixels.shape[:-1])
     ):
         return f"{_NUMBERS}, {_IMAGE_GRIDS}, {_CROPS} and pixel_values are not of the same images"
-    ends = np.repeat(np.cumsum(crops), places) * each
-    starts = ends - np.repeat(crops, places) * each
-    within = (numbers < 0) | ((numbers >= starts[:, None]) & (numbers < ends[:, None]))
-    if within.all():
+    owner = np.repeat(np.arange(len(places)), places)[:, None]
+    taken = np.searchsorted(np.cumsum(crops) * each, numbers, side="right")
+    wrong = ((numbers >= 0) & (taken != owner)).any(axis=-1)
+    if not wrong.any():
         return None
-    image = int(np.searchsorted(np.cumsum(places), np.argmin(within.all(axis=-1)), side="right"))
+    image = int(owner[wrong][0, 0])
     return (
         f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of "
         "the call; where each document was processed by itself, add the patches before it, as "
