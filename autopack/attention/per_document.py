@@ -9,8 +9,6 @@ path of `sdpa` and `eager`, and of any attention function that the user register
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any
 
 import torch
 
@@ -36,10 +34,14 @@ def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout, weights = call.layout, None
     groups = _batches_by_length(call)
-    options = {name: option for name, option in call.options.items() if _has_axes(option)}
+    options = {
+        name: option
+        for name, option in call.options.items()
+        if isinstance(option, torch.Tensor) and option.dim() > 1
+    }
     if groups is None:
         batches = layout.spans
-        states = [_by_document(each, layout) for each in call.states]
+        states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
     else:
         batches = tuple((0, 0, each.into[1]) for each in groups.maps)
         states = [
@@ -51,7 +53,8 @@ def attend(call: AttentionCall) -> Output:
             for name, option in options.items()
         }
     outputs: list[torch.Tensor] = []
-    for number, (row, first, end) in enumerate(batches):
+    for number, (place, query, key, value) in enumerate(zip(batches, *states, strict=True)):
+        row, first, end = place
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
         else:
@@ -63,8 +66,7 @@ def attend(call: AttentionCall) -> Output:
                 if groups is None
                 else option[number]
             )
-        own = (each[number] for each in states)
-        output, weight = call.original(call.module, *own, mask, **given)
+        output, weight = call.original(call.module, query, key, value, mask, **given)
         outputs.append(output.flatten(0, 1))
         if call.want_weights and weight is not None:
             if weights is None:
@@ -86,10 +88,10 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> Sequence[torch.T
     copy it once more on the way back.
     """
     rows = states.split(1) if layout.rows > 1 else (states,)
-    cut = (
-        row.split(lengths, dim=2) for row, lengths in zip(rows, layout.lengths_by_row, strict=True)
-    )
-    return [*chain.from_iterable(cut)]
+    found: list[torch.Tensor] = []
+    for row, lengths in zip(rows, layout.lengths_by_row, strict=True):
+        found += row.split(lengths, dim=2)
+    return found
 
 
 def _by_length(
@@ -172,11 +174,8 @@ def _batches_by_length(call: AttentionCall) -> Batches | None:
     alike = call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)
     if not (kinds == 1 or is_worth_it) or call.want_weights or not alike:
         return None
-    if any(_has_axes(each) and each.shape not in of_columns for each in call.options.values()):
-        return None
+    for option in call.options.values():
+        has_axes = isinstance(option, torch.Tensor) and option.dim() > 1
+        if has_axes and option.shape not in of_columns:
+            return None
     return Batches.grouped(layout, equally_long)
-
-
-def _has_axes(option: Any) -> bool:
-    """Return True for a tensor of two or more axes, which has to be cut by documents."""
-    return isinstance(option, torch.Tensor) and option.dim() >= 2

@@ -127,8 +127,8 @@ def read(
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an
     # ordinary one.
-    packing = (each for each in declarations.values() if (each & later).any())
-    starts = next(packing, kept)
+    packing = [each for each in declarations.values() if (each & later).any()]
+    starts = packing[0] if packing else kept
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
@@ -189,13 +189,11 @@ def _tensors(
     if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
         mask = mask[:, -columns:]
     # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
-    is_prepared = prepared.is_readable(mask, shape)
-    if isinstance(mask, torch.Tensor) and (is_prepared or mask.shape == shape):
+    if isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
         _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
-        if is_prepared:
-            yield _PREPARED, prepared.sees_itself(mask).expand(shape)
-            mask = None
-    if isinstance(mask, torch.Tensor) and mask.shape == shape:
+        yield _PREPARED, prepared.sees_itself(mask).expand(shape)
+    elif isinstance(mask, torch.Tensor) and mask.shape == shape:
+        _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
