@@ -9,6 +9,7 @@ path of `sdpa` and `eager`, and of any attention function that the user register
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
     layout, weights = call.layout, None
     groups = _batches_by_length(call)
-    options = {
+    options: dict[str, Any] = {
         name: option
         for name, option in call.options.items()
         if isinstance(option, torch.Tensor) and option.dim() > 1

@@ -88,9 +88,10 @@ def read(
     if not tensors:
         return Declared(None)
     ids = host_side.get(_TOKENS, arguments.get(_TOKENS))
-    if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape:
+    on_device = with_tokens and device.type != "cpu"
+    if on_device and isinstance(ids, torch.Tensor) and ids.shape == shape:
         copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
-        if device.type != "cpu" and (copies or _TOKENS in host_side):
+        if copies or _TOKENS in host_side:
             tensors[_TOKENS] = ids
     # All of a device in one transfer, so that a forward costs at most one device sync.
     host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
