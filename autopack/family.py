@@ -16,8 +16,16 @@ from autopack.layout.token_map import Spread, spread_tokens
 from autopack.layout.ways import CACHES
 from autopack.patching import Site
 
+SoundsRule = Callable[[Any, Mapping[str, Any], PackedLayout], str | None]
+"""Function of the configuration, the arguments of a packed call and its layout; it returns the
+reason why one of the call's sounds would change another's results, or None."""
 DERIVED: Any = "derived"
 """Value of a tiny configuration's field that its class derives, against the general rules."""
+
+
+def named(names: str) -> frozenset[str]:
+    """Return the names in a text, such as model types."""
+    return frozenset(names.split())
 
 
 @dataclass(frozen=True)
@@ -120,9 +128,7 @@ class Family:
     image_of_each: frozenset[str] = frozenset()
     unpads_images: frozenset[str] = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
-    sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = (
-        field(default_factory=dict)
-    )
+    sounds_together: Mapping[str, SoundsRule] = field(default_factory=dict)
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refused_without_images: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None

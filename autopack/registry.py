@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -16,11 +16,11 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import UnsupportedModel
 from autopack.family import Family as Family
+from autopack.family import SoundsRule
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import parameters_of
-from autopack.layout.packed import PackedLayout
 from autopack.mixers import RESTARTING, Alone, Rows
 
 __all__ = ["Family", "families", "register"]
@@ -177,13 +177,8 @@ def media_of(model_type: str) -> frozenset[str]:
     )
 
 
-def sounds_together_of(
-    model_type: str,
-) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
-    """Return the function that tells if packed sounds change each other's results, or None.
-
-    It returns the reason why one sound would change another's results, or None.
-    """
+def sounds_together_of(model_type: str) -> SoundsRule | None:
+    """Return the function that tells if packed sounds change each other's results, or None."""
     return next(
         (f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None
     )

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny, named
 
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet camembert cohere
@@ -22,13 +22,14 @@ cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 
 deepseek_v32 diffllama dots1 dots3_note_text electra emu3_text_model ernie ernie4_5 ernie4_5_moe
 exaone4 exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2
-gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
-hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe
-kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3
-mistral mixtral mllama_text_model modernbert-decoder moonshine moshi moss_transcribe_diarize
-nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2
-qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm
-starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
+gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared
+helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2
+jetmoe kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral
+ministral3 mistral mixtral mllama_text_model modernbert-decoder moonshine moshi
+moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3
+phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert
+seed_oss smollm3 solar_open stablelm starcoder2 t5gemma vaultgemma whisper xlm-roberta
+xlm-roberta-xl xmod youtu
 """
 
 _ENCODERS = """
@@ -42,7 +43,7 @@ lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 
-_PATCHES = frozenset("gemma4 gemma4_unified".split())
+_PATCHES = named("gemma4 gemma4_unified")
 
 
 def _needs() -> dict[str, Any]:
@@ -61,21 +62,33 @@ def _needs() -> dict[str, Any]:
     )
 
 
+def _refuse_reordered(config: Any) -> str | None:
+    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
+    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
+        return (
+            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
+            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
+            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
+        )
+    return None
+
+
 FAMILY = Family(
     name="attention",
-    model_types=frozenset((_DECODERS + _ENCODERS).split()),
+    model_types=named(_DECODERS + _ENCODERS),
     how="attention site, document by document",
     numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={"video": _PATCHES, "sound": frozenset({"moonshine", "whisper"})},
-    unpads_images=frozenset("gemma3 gemma4 gemma4_unified".split()),
-    dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
+    media_types={"video": _PATCHES, "sound": named("moonshine whisper")},
+    unpads_images=named("gemma3 gemma4 gemma4_unified"),
+    refusal=_refuse_reordered,
+    dense_types=named("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4"),
     tiny=Tiny(
         **_needs(),
         images={
-            "square": frozenset("gemma3 gemma3n got_ocr2".split()),
+            "square": named("gemma3 gemma3n got_ocr2"),
             "patches": _PATCHES,
-            "flat patches": frozenset({"fuyu"}),
+            "flat patches": named("fuyu"),
         },
     ),
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopack.architectures.own_attention import why_not_block_sparse
-from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.family import Family, MixerCall, Tiny, Way, named
 from autopack.layout.token_map import Batches, each_by_itself
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
@@ -36,10 +36,10 @@ def _refuse_block_sparse(config: Any) -> str | None:
 
 COLUMN_POSITIONS = Family(
     name="column_positions",
-    model_types=frozenset(_NUMBERING_COLUMNS.split()),
+    model_types=named(_NUMBERING_COLUMNS),
     how="positions restarted; attention document by document",
     positions=False,
-    media_types={"sound": frozenset({"speech_to_text"})},
+    media_types={"sound": named("speech_to_text")},
     refusal=_refuse_block_sparse,
     mixers={
         **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
@@ -49,7 +49,7 @@ COLUMN_POSITIONS = Family(
         },
         **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
     },
-    tiny=Tiny(images={"square": frozenset({"florence2"})}),
+    tiny=Tiny(images={"square": named("florence2")}),
 )
 
 # T5 and its kin make relative distances a bias of attention, which has neither positions nor a
@@ -59,7 +59,7 @@ COLUMN_POSITIONS = Family(
 
 T5 = Family(
     name="t5",
-    model_types=frozenset("mt5 pop2piano switch_transformers t5 umt5".split()),
+    model_types=named("mt5 pop2piano switch_transformers t5 umt5"),
     how="bias of the longest document; attention document by document, across halves too",
     positions=False,
     mixers={
@@ -119,7 +119,7 @@ def _refuse_random_experts(config: Any) -> str | None:
 
 NLLB_MOE = Family(
     name="nllb_moe",
-    model_types=frozenset({"nllb-moe"}),
+    model_types=named("nllb-moe"),
     how=(
         "positions restarted; attention document by document; routers on one document after another"
     ),
@@ -138,7 +138,7 @@ _ENCODERS = {
 
 WHOLE_HALF = Family(
     name="whole_half",
-    model_types=frozenset("led longt5 pegasus_x t5gemma2".split()),
+    model_types=named("led longt5 pegasus_x t5gemma2"),
     how=(
         "one half as a whole, documents of like lengths as a batch; attention document by "
         "document in the other"
@@ -153,7 +153,7 @@ WHOLE_HALF = Family(
             "its decoder attends to its own tokens and to the encoder's states in one softmax",
         ),
     },
-    tiny=Tiny(images={"square": frozenset({"t5gemma2"})}),
+    tiny=Tiny(images={"square": named("t5gemma2")}),
 )
 
 _TOKENS_FIRST = "its attention has tokens before the batch"
@@ -183,7 +183,7 @@ class _FsmtDecoder(OneByOne):
 # Its halves are no models, only modules.
 FSMT = Family(
     name="fsmt",
-    model_types=frozenset({"fsmt"}),
+    model_types=named("fsmt"),
     how="each half as a whole, documents of like lengths as a batch",
     attends=False,
     positions=False,

@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.family import Family, MixerCall, Tiny, Way, named
+from autopack.layout.host import upload
+from autopack.layout.packed import real_documents
 from autopack.layout.token_map import Batches, TokenMap, equally_long_documents
 from autopack.mixers import ALONE, RELATIVE, Restarting
 from autopack.mixers.alone import run_documents_alone
@@ -18,7 +21,7 @@ from autopack.mixers.alone import run_documents_alone
 # them upstream, which in a packed row would be those of other documents, and in a padded batch
 # those that fill up the row (modeling_mllama.py: `cross_attention_mask *=
 # full_text_row_masked_out_mask`), so attention gets nothing else to see.
-_MLLAMA, _IDEFICS, _BLIP = frozenset({"mllama"}), frozenset({"idefics"}), frozenset({"blip"})
+_MLLAMA, _IDEFICS, _BLIP = named("mllama"), named("idefics"), named("blip")
 
 MLLAMA = Family(
     name="cross_attention",
@@ -38,7 +41,7 @@ IDEFICS = Family(
     name="idefics",
     model_types=_IDEFICS,
     how="attention site, document by document; each reads its own images across",
-    within_token=frozenset({"IdeficsVisionTransformer", "IdeficsPerceiverResampler"}),
+    within_token=named("IdeficsVisionTransformer IdeficsPerceiverResampler"),
     image_mask="image_attention_mask",
     tiny=Tiny(needs_images=_IDEFICS, images={"nested, seen": _IDEFICS}),
 )
@@ -57,7 +60,7 @@ BLIP = Family(
 # Its text attends to proteins across, through layers of their own.
 EVOLLA = Family(
     name="evolla",
-    model_types=frozenset({"evolla"}),
+    model_types=named("evolla"),
     how="attention site, document by document; text alone",
     refused_arguments={
         "protein_input_ids": (
@@ -68,7 +71,7 @@ EVOLLA = Family(
 
 
 _OF_INPUT_IDS = Restarting(reads_encoder_tokens=True)
-_WITH_AN_IMAGE = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
+_WITH_AN_IMAGE = named("pix2struct pp_formulanet vision-encoder-decoder")
 
 # The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its
 # decoder's tokens of `input_ids` where it gets none, and never of labels.
@@ -86,15 +89,15 @@ IMAGE_ENCODERS = Family(
     tiny=Tiny(
         needs_images=_WITH_AN_IMAGE,
         images={
-            "flattened patches, masked": frozenset({"pix2struct"}),
-            "square": frozenset({"pp_formulanet", "vision-encoder-decoder"}),
+            "flattened patches, masked": named("pix2struct"),
+            "square": named("pp_formulanet vision-encoder-decoder"),
         },
     ),
 )
 
 
 _PIXELS = "pixel_values"
-_GIT = frozenset({"git"})
+_GIT = named("git")
 
 
 class _AfterAnImage(Way):
@@ -114,18 +117,14 @@ class _AfterAnImage(Way):
         if pixels is None:
             return call.changed(lambda name, value: value)
         groups = equally_long_documents(layout)
-        place = {
-            number: image
-            for image, number in enumerate(sorted(n for group in groups for n in group))
-        }
-        batches = iter(
-            zip(groups, Batches.grouped(layout, equally_long_documents).maps, strict=True)
-        )
+        image = np.cumsum(real_documents(layout)) - 1
+        maps = Batches.grouped(layout, equally_long_documents).maps
+        batches = iter(zip(groups, maps, strict=True))
 
         def original(model: Any, **given: Any) -> Any:
             documents, batch = next(batches)
-            own = torch.tensor([place[number] for number in documents], device=pixels.device)
-            return _of_text(call.original(model, **given, **{_PIXELS: pixels[own]}), batch)
+            own = pixels[upload(image[documents], pixels.device)]
+            return _of_text(call.original(model, **given, **{_PIXELS: own}), batch)
 
         return run_documents_alone(
             replace(call, original=original, arguments=arguments), numbers_itself=True

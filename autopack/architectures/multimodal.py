@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny, named
 from autopack.layout.host import host_values
 
 _GRID = """
@@ -46,7 +46,7 @@ ovis2 pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
     "nested": "idefics2 idefics3 smolvlm",
     "nested, masked": "granite_docling",
 }
-_TYPES = frozenset(" ".join(_IMAGES.values()).split())
+_TYPES = named(" ".join(_IMAGES.values()))
 
 
 _KOSMOS_TEXT = ("kosmos_2_text_model", "kosmos_2_5_text_model")
@@ -78,13 +78,13 @@ MULTIMODAL = Family(
             "Emu3VQVAEAttentionBlock",
         }
     ),
-    dense_types=frozenset({"dots3_note"}),
-    unpads_images=frozenset({"paligemma", "shieldgemma2"}),
+    dense_types=named("dots3_note"),
+    unpads_images=named("paligemma shieldgemma2"),
     refusal=_refusal,
-    media_types={"video": frozenset(_VIDEO_TYPES.split())},
+    media_types={"video": named(_VIDEO_TYPES)},
     tiny=Tiny(
-        needs_images=frozenset("blip-2 instructblip instructblipvideo kosmos-2".split()),
-        images={form: frozenset(types.split()) for form, types in _IMAGES.items()},
+        needs_images=named("blip-2 instructblip instructblipvideo kosmos-2"),
+        images={form: named(types) for form, types in _IMAGES.items()},
     ),
 )
 
@@ -119,12 +119,12 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
         or crops.sum() * each != np.prod(pixels.shape[:-1])
     ):
         return f"{_NUMBERS}, {_IMAGE_GRIDS}, {_CROPS} and pixel_values are not of the same images"
-    ends = np.repeat(np.cumsum(crops), places) * each
-    starts = ends - np.repeat(crops, places) * each
-    within = (numbers < 0) | ((numbers >= starts[:, None]) & (numbers < ends[:, None]))
-    if within.all():
+    owner = np.repeat(np.arange(len(places)), places)[:, None]
+    taken = np.searchsorted(np.cumsum(crops) * each, numbers, side="right")
+    wrong = ((numbers >= 0) & (taken != owner)).any(axis=-1)
+    if not wrong.any():
         return None
-    image = int(np.searchsorted(np.cumsum(places), np.argmin(within.all(axis=-1)), side="right"))
+    image = int(owner[wrong][0, 0])
     return (
         f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of "
         "the call; where each document was processed by itself, add the patches before it, as "
@@ -134,10 +134,10 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
 
 MOLMO2 = Family(
     name="molmo2",
-    model_types=frozenset({"molmo2"}),
+    model_types=named("molmo2"),
     how="attention site, document by document; numbers of patches over all images of a call",
     wrong_media=_misplaced,
-    tiny=Tiny(images={"numbered patches": frozenset({"molmo2"})}),
+    tiny=Tiny(images={"numbered patches": named("molmo2")}),
 )
 
 # One of its axes of positions numbers the images, and upstream goes on counting from row to row. So
@@ -145,11 +145,11 @@ MOLMO2 = Family(
 # alone.
 HUNYUAN_VL = Family(
     name="hunyuan_vl",
-    model_types=frozenset({"hunyuan_vl"}),
+    model_types=named("hunyuan_vl"),
     how=(
         "attention site, document by document; positions document by document; images in the "
         "order of the documents"
     ),
-    counts_images=frozenset({"hunyuan_vl"}),
-    tiny=Tiny(images={"grid": frozenset({"hunyuan_vl"})}),
+    counts_images=named("hunyuan_vl"),
+    tiny=Tiny(images={"grid": named("hunyuan_vl")}),
 )

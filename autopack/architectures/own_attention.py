@@ -9,46 +9,16 @@ import torch
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
-from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
+from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way, named
 from autopack.layout.packed import real_tokens
 from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
-
-# Types whose position_ids say where a document begins.
-_TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm"
-_ATTENTION = """
-CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention
-MegatronBertSelfAttention RemBertSelfAttention XGLMAttention
-"""
-
-
-def _refuse_alibi_of_falcon(config: Any) -> str | None:
-    """Return why Falcon with ALiBi is refused, or None."""
-    if config.model_type == "falcon" and config.alibi:
-        return (
-            "it rounds biases by distance to bfloat16, counted from the start of the row, and "
-            "adds them to the mask"
-        )
-    return None
-
-
-OWN_ATTENTION = Family(
-    name="own_attention",
-    model_types=frozenset(_TYPES.split()),
-    how="the model's own attention, documents alone",
-    attends=False,
-    mixers={
-        **dict.fromkeys(_ATTENTION.split(), ALONE),
-        "Attention": ALONE,  # OpenAI GPT's
-    },
-    refusal=_refuse_alibi_of_falcon,
-)
-
+from autopack.mixers.alone import count_from_zero
 
 # Their attention adds a bias by distance (ALiBi, arXiv 2108.12409).
 ALIBI = Family(
     name="alibi",
-    model_types=frozenset("bloom mpt".split()),
+    model_types=named("bloom mpt"),
     how="the model's own attention, documents alone; biases restart",
     positions=False,
     attends=False,
@@ -70,84 +40,14 @@ def why_not_block_sparse(
     )
 
 
-# Which blocks its sparse attention sees, and whether it is sparse, depends on the row.
-BIG_BIRD = Family(
-    name="big_bird",
-    model_types=frozenset({"big_bird"}),
-    how="the model's own attention, documents alone",
-    attends=False,
-    mixers={"BigBirdSelfAttention": ALONE},
-    refusal=why_not_block_sparse,
-)
-
-
 # Its encoder makes a table of rotations for the columns of its rows.
 ROFORMER = Family(
     name="roformer",
-    model_types=frozenset({"roformer"}),
+    model_types=named("roformer"),
     how="the model's encoder, documents alone",
     positions=False,
     attends=False,
     mixers={"RoFormerEncoder": Alone(by_columns=True)},
-)
-
-# Relative distances, convolutions beside attention, Fourier transforms.
-_BY_PAIRS = Alone(by_columns=True)
-_READING_PADDING = Alone(by_columns=True, reads_padding=True)
-
-_ENCODERS = "convbert deberta deberta-v2 fnet ibert luke mpnet nystromformer squeezebert yoso"
-
-
-def _refusal(config: Any) -> str | None:
-    """Return why a configuration of I-BERT, Nystromformer or YOSO is refused, or None."""
-    if config.model_type == "ibert" and config.quant_mode:
-        return (
-            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one "
-            "range, and in training move that range along with every batch; load it with "
-            "quant_mode=False"
-        )
-    if (
-        config.model_type == "nystromformer"
-        and config.num_landmarks != config.segment_means_seq_len
-    ):
-        return (
-            "NystromformerSelfAttention takes the means of segments of a row of exactly "
-            f"segment_means_seq_len = {config.segment_means_seq_len} columns, padding included, "
-            f"for its {config.num_landmarks} landmarks, so a document of another length has no "
-            "result of its own; with num_landmarks=segment_means_seq_len it attends to all tokens"
-        )
-    if config.model_type == "yoso" and not config.use_expectation:
-        return (
-            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, "
-            "so not even two runs of one document agree; load it with use_expectation=True"
-        )
-    return None
-
-
-OWN_ENCODERS = Family(
-    name="own_encoders",
-    model_types=frozenset(_ENCODERS.split()),
-    how="the model's own attention, documents alone",
-    attends=False,
-    mixers={
-        "ConvBertSelfAttention": _READING_PADDING,
-        "ConvLayer": _READING_PADDING,  # DeBERTa-v2's, where conv_kernel_size is set
-        "DisentangledSelfAttention": _BY_PAIRS,
-        "FNetBasicFourierTransform": _READING_PADDING,
-        "IBertSelfAttention": ALONE,
-        "LukeSelfAttention": _BY_PAIRS,
-        "MPNetSelfAttention": _BY_PAIRS,
-        "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
-        "SqueezeBertEncoder": ALONE,  # in its layers tokens are the last axis
-        "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
-    },
-    refused_arguments={
-        "entity_ids": "entities stand beside the row, and whose document they are of is not said",
-    },
-    refusal=_refusal,
-    numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
-    | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
-    | {"mpnet": Numbering(start=2, uncounted=1)},
 )
 
 
@@ -171,14 +71,14 @@ class _ByCells(Way):
         """Return the embeddings of a batch of documents, with positions left out that count from
         0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
-        if (given == torch.arange(batch.into[1], device=given.device)).all():
+        if count_from_zero(given):
             call = replace(call, arguments={**call.arguments, "position_ids": None})
         return call.by_documents(batch.gather)
 
 
 TAPAS = Family(
     name="tapas",
-    model_types=frozenset({"tapas"}),
+    model_types=named("tapas"),
     how=(
         "the model's own attention, documents alone; positions restart in every cell of a "
         "document's table"
@@ -240,16 +140,6 @@ class _InWindows(Way):
         )
 
 
-LONGFORMER = Family(
-    name="longformer",
-    model_types=frozenset({"longformer"}),
-    how="the model's own attention, documents alone",
-    attends=False,
-    mixers={"LongformerSelfAttention": _InWindows()},
-    numbering={"longformer": AFTER_PAD_TOKEN},
-)
-
-
 class _EveryColumn(Way):
     """Strategy for XLM that counts every column of a packed row as a token.
 
@@ -261,8 +151,6 @@ class _EveryColumn(Way):
     """
 
     recurs = False
-    words = "every column counts"
-    work = "the model itself, told that every column counts"
 
     def run(self, call: MixerCall) -> Any:
         layout, mixer, ids = call.layout, call.mixer, call.arguments.get("input_ids")
@@ -279,13 +167,78 @@ class _EveryColumn(Way):
         return call.original(mixer, **{**call.arguments, "lengths": lengths})
 
 
-XLM = Family(
-    name="xlm",
-    model_types=frozenset({"flaubert", "xlm"}),
+_BY_PAIRS = Alone(by_columns=True)
+_READING_PADDING = Alone(by_columns=True, reads_padding=True)
+
+_TYPES = """
+big_bird codegen convbert deberta deberta-v2 falcon flaubert fnet gpt_neo gpt_neox_japanese gptj
+ibert longformer luke megatron-bert mpnet nystromformer openai-gpt rembert squeezebert xglm xlm yoso
+"""
+_ATTENTION = """
+Attention BigBirdSelfAttention CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention
+GPTNeoXJapaneseAttention IBertSelfAttention MegatronBertSelfAttention RemBertSelfAttention
+SqueezeBertEncoder XGLMAttention
+"""
+"""The first is OpenAI GPT's; in SqueezeBERT's layers tokens are the last axis."""
+
+
+def _refusal(config: Any) -> str | None:
+    """Return why a configuration of one of these types is refused, or None."""
+    if config.model_type == "falcon" and config.alibi:
+        return (
+            "it rounds biases by distance to bfloat16, counted from the start of the row, and "
+            "adds them to the mask"
+        )
+    if config.model_type == "ibert" and config.quant_mode:
+        return (
+            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one "
+            "range, and in training move that range along with every batch; load it with "
+            "quant_mode=False"
+        )
+    if (
+        config.model_type == "nystromformer"
+        and config.num_landmarks != config.segment_means_seq_len
+    ):
+        return (
+            "NystromformerSelfAttention takes the means of segments of a row of exactly "
+            f"segment_means_seq_len = {config.segment_means_seq_len} columns, padding included, "
+            f"for its {config.num_landmarks} landmarks, so a document of another length has no "
+            "result of its own; with num_landmarks=segment_means_seq_len it attends to all tokens"
+        )
+    if config.model_type == "yoso" and not config.use_expectation:
+        return (
+            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, "
+            "so not even two runs of one document agree; load it with use_expectation=True"
+        )
+    # Which blocks its sparse attention sees, and whether it is sparse, depends on the row.
+    return why_not_block_sparse(config)
+
+
+# Beside attention some have relative distances, convolutions or Fourier transforms.
+OWN_ATTENTION = Family(
+    name="own_attention",
+    model_types=named(_TYPES),
     how="the model's own attention, documents alone",
     attends=False,
     mixers={
-        "MultiHeadAttention": Alone(by_columns=True),
+        **dict.fromkeys(_ATTENTION.split(), ALONE),
+        "ConvBertSelfAttention": _READING_PADDING,
+        "ConvLayer": _READING_PADDING,  # DeBERTa-v2's, where conv_kernel_size is set
+        "DisentangledSelfAttention": _BY_PAIRS,
+        "FNetBasicFourierTransform": _READING_PADDING,
+        "LongformerSelfAttention": _InWindows(),
+        "LukeSelfAttention": _BY_PAIRS,
+        "MPNetSelfAttention": _BY_PAIRS,
+        "MultiHeadAttention": _BY_PAIRS,
+        "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
+        "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
         **dict.fromkeys(("FlaubertModel", "XLMModel"), _EveryColumn()),
     },
+    refused_arguments={
+        "entity_ids": "entities stand beside the row, and whose document they are of is not said",
+    },
+    refusal=_refusal,
+    numbering=dict.fromkeys("ibert longformer luke".split(), AFTER_PAD_TOKEN)
+    | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
+    | {"mpnet": Numbering(start=2, uncounted=1)},
 )

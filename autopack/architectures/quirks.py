@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopack.family import Family, Tiny
+from autopack.family import Family, Tiny, named
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import ALONE, Alone, Rows
 
@@ -44,29 +44,10 @@ def _scale_query_by_position(
 # cut by column too, which the mask description already undoes.
 LLAMA4 = Family(
     name="llama4",
-    model_types=frozenset("llama4 llama4_text".split()),
+    model_types=named("llama4 llama4_text"),
     how="attention site, document by document; query temperature restarts per document",
     adjustments={"Llama4TextAttention": _scale_query_by_position},
-    tiny=Tiny(images={"square": frozenset({"llama4"})}),
-)
-
-
-def _refuse_reordered(config: Any) -> str | None:
-    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
-    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
-        return (
-            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
-            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
-            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
-        )
-    return None
-
-
-GPT2 = Family(
-    name="gpt2",
-    model_types=frozenset({"gpt2"}),
-    how="attention site, document by document",
-    refusal=_refuse_reordered,
+    tiny=Tiny(images={"square": named("llama4")}),
 )
 
 
@@ -84,7 +65,7 @@ def _refusal(config: Any) -> str | None:
 # than it does alone.
 DOGE = Family(
     name="doge",
-    model_types=frozenset({"doge"}),
+    model_types=named("doge"),
     how="the model's own attention, documents alone",
     refusal=_refusal,
     mixers={"DogeAttention": ALONE},
@@ -93,7 +74,7 @@ DOGE = Family(
 # `token_dropout` scales its embeddings by the share of mask tokens in a row.
 ESM = Family(
     name="esm",
-    model_types=frozenset({"esm"}),
+    model_types=named("esm"),
     how="attention site, document by document; embeddings of documents alone",
     mixers={"EsmEmbeddings": ALONE},
 )
@@ -101,7 +82,7 @@ ESM = Family(
 # It joins each token with its left and right neighbour.
 MOBILEBERT = Family(
     name="mobilebert",
-    model_types=frozenset({"mobilebert"}),
+    model_types=named("mobilebert"),
     how="embeddings of documents alone; attention document by document",
     mixers={"MobileBertEmbeddings": Alone(reads_padding=True)},
 )
@@ -117,7 +98,7 @@ siglip2_text_model siglip_text_model tipsv2_text_model xclip_text_model
 # positions. What the towers pick of every row is looked after where outputs are (`calls.outputs`).
 TEXT_TOWERS = Family(
     name="text_towers",
-    model_types=frozenset(_TYPES.split()),
+    model_types=named(_TYPES),
     how="attention site, document by document; embeddings of documents as rows",
     mixers={f"{name}TextEmbeddings": Rows(recurs=False) for name in _TOWERS.split()},
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autopack.family import Family, MixerCall, Tiny
+from autopack.family import Family, MixerCall, Tiny, named
 from autopack.mixers import ROWS, Alone, AtOperations, EqualRows, Rows
 
 # Lightning attention carries a sum over all tokens before.
 LIGHTNING = Family(
     name="lightning",
-    model_types=frozenset({"minimax"}),
+    model_types=named("minimax"),
     how="lightning attention on documents as rows; attention document by document",
     mixers={"MiniMaxLightningAttention": ROWS},
 )
@@ -33,7 +33,7 @@ class _ForgettingRows(Rows):
 # document before.
 RG_LRU = Family(
     name="rg_lru",
-    model_types=frozenset({"recurrent_gemma"}),
+    model_types=named("recurrent_gemma"),
     how="recurrent block on documents as rows; attention document by document",
     mixers={"RecurrentGemmaRecurrentBlock": _ForgettingRows()},
 )
@@ -42,7 +42,7 @@ RG_LRU = Family(
 # Time mixing is a recurrence, and both halves of a block look at the token before.
 RWKV = Family(
     name="rwkv",
-    model_types=frozenset({"rwkv"}),
+    model_types=named("rwkv"),
     how="time and channel mixing on documents as rows",
     attends=False,
     mixers={"RwkvFeedForward": ROWS, "RwkvSelfAttention": ROWS},
@@ -51,7 +51,7 @@ RWKV = Family(
 # Its memory is a matrix.
 XLSTM = Family(
     name="xlstm",
-    model_types=frozenset({"xlstm"}),
+    model_types=named("xlstm"),
     how="memory cell on documents as rows",
     attends=False,
     mixers={"xLSTMLayer": ROWS},
@@ -80,7 +80,7 @@ _DUALITY = AtOperations(
 
 STATE_SPACE = Family(
     name="state_space",
-    model_types=frozenset(_SPACES.split()),
+    model_types=named(_SPACES),
     how="convolution and scan by documents; attention document by document",
     mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN)
     | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
@@ -88,7 +88,7 @@ STATE_SPACE = Family(
         "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one "
         "joins those of the next (get_video_features)"
     },
-    tiny=Tiny(images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
+    tiny=Tiny(images={"grid of one frame": named("nemotron_h_omni")}),
 )
 
 # Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do
@@ -101,14 +101,14 @@ bailing_hybrid kimi_linear lara_mini minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hy
 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
 """
 _GATED = "LaraMini OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
-_WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
-_IN_ONE_ROW = frozenset("minicpm_ocr minicpmv4_6 minicpmv4_7".split())
+_WITH_MEDIA = named("qwen3_5 qwen3_5_moe qwen4_exp")
+_IN_ONE_ROW = named("minicpm_ocr minicpmv4_6 minicpmv4_7")
 """Types that take the patches of all images as one row."""
 
 
 DELTA_RULE = Family(
     name="delta_rule",
-    model_types=frozenset(_RULES.split()),
+    model_types=named(_RULES),
     how="convolution and delta rule by documents; attention document by document",
     mixers={
         **{f"{model}GatedDeltaNet": _GATED_DELTA_RULE for model in _GATED.split()},
@@ -140,7 +140,7 @@ _FORMS = {
     "patches in time": "inkling_mm_model",
     "spatial patches": "lfm2_vl",
 }
-_IMAGES = {form: frozenset({name}) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
+_IMAGES = {form: named(name) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
 
 
 # Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of
@@ -150,14 +150,14 @@ _BIASED = "InklingAttention Inkling2FullAttention Inkling2LoopFullAttention"
 
 SHORT_CONVOLUTION = Family(
     name="short_convolution",
-    model_types=frozenset(_CONVOLUTIONS.split()),
+    model_types=named(_CONVOLUTIONS),
     how="taps masked at the start of each document; attention document by document",
     mixers={
         **dict.fromkeys(_AT_CONVOLUTION.split(), AtOperations(("causal_conv1d_fn",))),
         **dict.fromkeys(_BIASED.split(), Alone(by_columns=True)),
         "ZayaCCAProjection": ROWS,
     },
-    within_token=frozenset(_OVER_LAYERS.split()),
-    media_types={"video": frozenset({"lfm3_vl"})},
+    within_token=named(_OVER_LAYERS),
+    media_types={"video": named("lfm3_vl")},
     tiny=Tiny(images=_IMAGES),
 )

@@ -7,7 +7,7 @@ list, or an audit, keeps them from leaking.
 
 from __future__ import annotations
 
-from autopack.family import Family, Tiny
+from autopack.family import Family, Tiny, named
 
 _REASONS = {
     "its encoder puts the patches of an image behind all text of the row, and takes out those in "
@@ -31,5 +31,5 @@ FAMILY = Family(
     model_types=frozenset(),
     how="refused",
     refused_types={name: reason for reason, names in _REASONS.items() for name in names.split()},
-    tiny=Tiny(not_alone=frozenset("gemma4_assistant gemma4_unified_assistant".split())),
+    tiny=Tiny(not_alone=named("gemma4_assistant gemma4_unified_assistant")),
 )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.family import Family, Tiny
+from autopack.family import Family, SoundsRule, Tiny, named
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
@@ -47,12 +47,9 @@ def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     """Return the number of frames of each sound if the call declares it, else None."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
-    names = (
-        "feature_attention_mask",
-        "audio_attention_mask",
-        "input_features_mask",
-        "audio_embed_sizes",
-    )
+    names = """
+    feature_attention_mask audio_attention_mask input_features_mask audio_embed_sizes
+    """.split()
     found: Any = next((given[name] for name in names if given.get(name) is not None), None)
     if found is None:
         return None
@@ -96,7 +93,6 @@ def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray 
 
 def _alike(
     frames: Callable[[Any, Mapping[str, Any]], np.ndarray | None],
-    why: str,
     config: Any,
     given: Mapping[str, Any],
     layout: PackedLayout,
@@ -105,14 +101,11 @@ def _alike(
     lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None
-    return f"they have {lengths.min()} to {lengths.max()} frames, and {why}"
+    return f"they have {lengths.min()} to {lengths.max()} frames, and {_BEHIND}"
 
 
 def _alike_without_a_mask(
-    why: str,
-    config: Any,
-    given: Mapping[str, Any],
-    layout: PackedLayout,
+    config: Any, given: Mapping[str, Any], layout: PackedLayout
 ) -> str | None:
     """Return the reason as `_alike` does, for calls that need not declare how long a sound is.
 
@@ -128,12 +121,11 @@ def _alike_without_a_mask(
         last = features[:, -1]
         ends_in_silence = host_values(last.amax(-1) == last.amin(-1))
         if ends_in_silence.any():
-            which = (
+            return (
                 f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no "
-                "mask tells apart"
+                f"mask tells apart, and {_BEHIND}"
             )
-            return f"{which}, and {why}"
-    return _alike(_lengths, why, config, given, layout)
+    return _alike(_lengths, config, given, layout)
 
 
 def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
@@ -173,45 +165,25 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     )
 
 
-_BEHIND = "what stands behind a shorter one"
-_TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
-    "gemma3n": partial(_alike, _lengths, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
-    "glmasr": partial(
-        _alike, _in_less_than_a_window, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"
-    ),
-    "granite_speech": partial(
-        _alike_without_a_mask,
-        f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}",
-    ),
-    "granite_speech_plus": partial(
-        _alike_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
-    ),
+_BEHIND = "its encoder reads what stands behind a shorter one"
+_TOGETHER: dict[str, SoundsRule] = {
+    "gemma3n": partial(_alike, _lengths),
+    "glmasr": partial(_alike, _in_less_than_a_window),
     "musicflamingo": _as_one_sound,
-    "nemo_speechlm": partial(
-        _alike, _lengths, f"Nemotron3DiarizationModel.upsampler reads {_BEHIND}"
-    ),
-    "nemotron_h_omni": partial(
-        _alike,
-        _with_a_frame_more,
-        "get_audio_features makes the last feature of a shorter one of what stands behind it",
-    ),
-    "phi4_multimodal": partial(
-        _alike_without_a_mask,
-        f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}",
-    ),
+    "nemo_speechlm": partial(_alike, _lengths),
+    "nemotron_h_omni": partial(_alike, _with_a_frame_more),
     "qwen2_audio": _one_for_each,
-    "qwen3_omni_moe_thinker": partial(
-        _alike,
-        _within_chunks,
-        "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
+    "qwen3_omni_moe_thinker": partial(_alike, _within_chunks),
+    **dict.fromkeys(
+        ("granite_speech", "granite_speech_plus", "phi4_multimodal"), _alike_without_a_mask
     ),
 }
 
 FAMILY = Family(
     name="speech",
-    model_types=frozenset(_TYPES.split()),
+    model_types=named(_TYPES),
     how="attention site, document by document; sounds in the order of the documents",
-    within_token=frozenset({"FunAsrNanoMultiModalProjector"}),
+    within_token=named("FunAsrNanoMultiModalProjector"),
     sounds_together=_TOGETHER,
-    tiny=Tiny(sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()}),
+    tiny=Tiny(sounds={form: named(types) for form, types in _SOUNDS.items()}),
 )

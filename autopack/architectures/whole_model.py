@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopack.family import Family, MixerCall, Numbering, Tiny
+from autopack.family import Family, MixerCall, Numbering, Tiny, named
 from autopack.mixers import OneByOne
 
 _STREAMS = "its streams of n-grams are numbered from the start of the row"
@@ -39,6 +39,7 @@ _MODELS = {
         "blocks of the row"
     ): "MraModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
+    "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
@@ -85,10 +86,10 @@ def _with_streams(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 _TYPES = """
-blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra prophetnet
-reformer xlnet
+blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra perceiver
+prophetnet reformer xlnet
 """
-_WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
+_WITH_IMAGES = named("glm5_next minimax_m3_vl")
 
 
 def _refusal(config: Any) -> str | None:
@@ -101,9 +102,15 @@ def _refusal(config: Any) -> str | None:
     return None
 
 
+_OF_BYTES = (
+    "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
+    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its "
+    "loss takes labels of no other number, so the tokens of a packed row have none of their own"
+)
+
 WHOLE_MODEL = Family(
     name="one_by_one",
-    model_types=frozenset(_TYPES.split()),
+    model_types=named(_TYPES),
     how="the whole model, documents of one length as a batch",
     attends=False,
     refusal=_refusal,
@@ -114,26 +121,8 @@ WHOLE_MODEL = Family(
             "ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER
         ),
     },
+    refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
     media_types={"video": _WITH_IMAGES},
     numbering={"mra": Numbering(start=2)},
     tiny=Tiny(images={"grid": _WITH_IMAGES}),
-)
-
-_OF_BYTES = (
-    "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
-    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its "
-    "loss takes labels of no other number, so the tokens of a packed row have none of their own"
-)
-
-PERCEIVER = Family(
-    name="perceiver",
-    model_types=frozenset({"perceiver"}),
-    how="the whole model, documents of one length as a batch",
-    attends=False,
-    refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
-    mixers={
-        "PerceiverForSequenceClassification": OneByOne(
-            "its latents attend to all tokens of the row"
-        )
-    },
 )

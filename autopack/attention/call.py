@@ -129,7 +129,6 @@ class Backend:
     * `refusal` returns why it cannot serve a call, or None.
     * `over_prefixes` attends in a row of S tokens that holds common beginnings of documents once,
       (1, S, H, V); it returns None for a call that it cannot serve.
-    * `is_own` tells whether it is the own backend of an attn_implementation of transformers.
     * For implementations of `stands_in`, `backend="auto"` takes it in place of their own backend
       whenever it can serve a call. Asking for it where it is not available is refused at once.
     * `devices` are the kinds of devices on which it runs.
@@ -140,6 +139,5 @@ class Backend:
     availability: Callable[[], tuple[bool, str]]
     refusal: Callable[[AttentionCall], str | None] = lambda call: None
     over_prefixes: Callable[[AttentionCall, Prefixes], torch.Tensor | None] | None = None
-    is_own: Callable[[str], bool] = lambda implementation: False
     stands_in: frozenset[str] = frozenset()
     devices: frozenset[str] | None = None  # None for all

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from autopack.attention import backends
 from autopack.attention.call import Backend
+from autopack.inspection import releases
 
 BACKENDS: dict[str, Backend] = {
     found.name: import_module(f"{backends.__name__}.{found.name}").BACKEND
@@ -37,6 +38,6 @@ def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
 
 def own_backend(implementation: str) -> str:
     """Return the backend of an attention implementation; eager for unknown ones."""
-    return next(
-        (name for name, backend in BACKENDS.items() if backend.is_own(implementation)), "eager"
-    )
+    if releases.is_flash(implementation):
+        return "flash"
+    return {"sdpa": "sdpa", "flex_attention": "flex"}.get(implementation, "eager")

@@ -3,9 +3,9 @@ images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -54,7 +54,7 @@ def attend(call: AttentionCall) -> Output:
         return call.original(call.module, *call.states, blocks, **options)[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
-    return _one_by_one(call.original, call.module, call.states, mask, options, places), None
+    return _one_by_one(replace(call, mask=mask, options=options), places), None
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
@@ -73,49 +73,35 @@ def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) ->
 
 
 @torch._dynamo.disable  # places on the host would be constants of a graph
-def attend_to_images(
-    function: Callable[..., Any],
-    module: torch.nn.Module,
-    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    mask: torch.Tensor | None,
-    options: Mapping[str, Any],
-    seen: SeenImages,
-) -> Output:
-    """Attend by `function` from documents to the states of their own images; zeros if one has none.
+def attend_to_images(call: AttentionCall, seen: SeenImages) -> Output:
+    """Attend from documents to the states of their own images; zeros if one has none.
 
-    `states` are queries (R, H, C, E), keys and values (R, H, images * n, E); `mask` is None or (R,
-    1, C, images * n). Upstream, a token that sees none of its document's images sees all images of
+    Queries are (R, H, C, E), keys and values (R, H, images * n, E); the mask is None or (R, 1, C,
+    images * n). Upstream, a token that sees none of its document's images sees all images of
     the call; here it sees no other document's. Returns no attention weights.
     """
-    query, key, _ = states
+    query, key, _ = call.states
     rows, _, columns, _ = query.shape
     each, rest = divmod(key.shape[2], seen.count)
     if rest or rows != 1 + seen.documents[-1][0] or columns != seen.documents[-1][2]:
         raise UnsupportedModel(
-            f"{type(module).__name__} attends to images from {rows} rows of {columns} tokens to "
-            f"{key.shape[2]} states of {seen.count} images, and autopack does not know which are "
-            "whose. Run the documents one per row.",
+            f"{type(call.module).__name__} attends to images from {rows} rows of {columns} tokens "
+            f"to {key.shape[2]} states of {seen.count} images, and autopack does not know which "
+            "are whose. Run the documents one per row.",
             code="media-mixed",
         )
     pairs = zip(seen.documents, seen.images, strict=True)
     places = (
         (row, slice(*own), slice(begin * each, stop * each)) for (row, *own), (begin, stop) in pairs
     )
-    tokens = _one_by_one(function, module, states, mask, options, places)
+    tokens = _one_by_one(call, places)
     return tokens.reshape(rows, columns, *tokens.shape[2:]), None
 
 
-def _one_by_one(
-    function: Callable[..., Any],
-    module: torch.nn.Module,
-    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    mask: torch.Tensor | None,
-    options: Mapping[str, Any],
-    places: Iterable[tuple[int, slice, slice]],
-) -> torch.Tensor:
+def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> torch.Tensor:
     """Attend once for each document, with its row, columns and keys in `places`: (1, tokens, H,
     V)."""
-    query, key, value = states
+    query, key, value = call.states
     outputs = []
     for row, queries, keys in places:
         here = slice(row, row + 1)
@@ -124,5 +110,7 @@ def _one_by_one(
             outputs.append(zeros)
             continue
         own = query[here, :, queries], key[here, :, keys], value[here, :, keys]
-        outputs.append(function(module, *own, slice_mask(mask, row, queries, keys), **options)[0])
+        assert not isinstance(call.mask, DocumentMask)
+        mask = slice_mask(call.mask, row, queries, keys)
+        outputs.append(call.original(call.module, *own, mask, **call.options)[0])
     return torch.cat(outputs, dim=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
-from autopack.layout.prefixes import Prefixes
 from autopack.patching import Site
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope, running_scope
 
 
+@dataclass(eq=False)
 class DocumentMask:
     """Description of an attention mask, on its way from the mask function to the attention site.
 
@@ -31,27 +32,22 @@ class DocumentMask:
     numbers, or None if it is not a usual one.
     """
 
-    def __init__(
-        self,
-        layout: PackedLayout,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        pattern: masks.Pattern | None,
-    ):
-        self.layout = layout
-        self.function = function
-        self.arguments = dict(arguments)
-        self.rule: Callable[..., Any] = arguments["mask_function"]
+    layout: PackedLayout
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    pattern: masks.Pattern | None
+
+    def __post_init__(self) -> None:
+        self.rule: Callable[..., Any] = self.arguments["mask_function"]
         """Index-based rule (batch, head, query, key) -> visible, as the model's code composed
         it."""
-        self.pattern = pattern
-        self.absolute = pattern is None and any(
-            tensor.dim() >= 2 and tensor.shape[-1] >= layout.shape[1]
+        self.absolute = self.pattern is None and any(
+            tensor.dim() >= 2 and tensor.shape[-1] >= self.layout.shape[1]
             for tensor in masks.captured_tensors(self.rule)
         )
         """True if the rule reads per-token tensors, so that it must be asked with columns of the
         row."""
-        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
+        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
         self._made: dict[Any, Any] = {}  # masks by the length of a document
 
@@ -76,7 +72,7 @@ class DocumentMask:
         """Return the mask of a document of this length alone, by a rule that is the same for all
         documents."""
         if length not in self._made:
-            self._made[length] = self.function(**masks.with_length(self.arguments, length))
+            self._made[length] = self.function(**self._alone(length))
         return self._made[length]
 
     def for_last(self, tokens: int, length: int) -> torch.Tensor | None:
@@ -89,15 +85,17 @@ class DocumentMask:
             return None
         key = "whole", max(length, self.layout.max_seqlen)
         if key not in self._made:
-            self._made[key] = self.function(
-                **{**masks.with_length(self.arguments, key[1]), **self._no_skips}
-            )
+            self._made[key] = self.function(**{**self._alone(key[1]), **self._no_skips})
         whole = self._made[key]
         return (
             whole[:, :, length - tokens : length, :length]
             if isinstance(whole, torch.Tensor)
             else None
         )
+
+    def _alone(self, length: int) -> dict[str, Any]:
+        """Return the mask function's arguments for a document of this length, without padding."""
+        return masks.with_length(self.arguments, length, batch_size=1, attention_mask=None)
 
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
         """Return the mask of one document, made by a rule that counts columns of the row."""
@@ -108,7 +106,7 @@ class DocumentMask:
                 "Run such documents one per row.",
                 code="attention-unknown",
             )
-        rule, arguments = self.rule, masks.with_length(self.arguments, end - first)
+        rule, arguments = self.rule, self._alone(end - first)
         arguments["mask_function"] = lambda b, h, q, k: rule(b + row, h, q + first, k + first)
         return self.function(**arguments)
 
@@ -162,9 +160,13 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         # stands for another's.
         if scope is None or scope.layout is None:
             return original(*args, **kwargs)
+        padding = kwargs.get("attention_mask")
         if not scope.model.anatomy.attention:
             if scope.shared is not None and not args:
                 kwargs = _of_whole_rows(kwargs, masks.describe_mask(kwargs["mask_function"]), scope)
+                if padding is not None:
+                    _refuse_padding(padding, scope.model)
+                    kwargs["attention_mask"] = padding.new_ones(scope.layout.shape)
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(
@@ -174,19 +176,13 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             )
         # Some models make an all-ones mask of their own; padding that the entry has not seen would
         # be lost.
-        padding = kwargs.get("attention_mask")
         if padding is not None:
             _refuse_padding(padding, scope.model)
         kwargs["attention_mask"] = None
-        pattern, layout, memory = (
-            masks.describe_mask(kwargs["mask_function"]),
-            scope.layout,
-            scope.memory,
-        )
-        if scope.shared is not None:
+        pattern = masks.describe_mask(kwargs["mask_function"])
+        layout, memory = scope.layout, scope.memory
+        if scope.shared is not None or scope.prefixes is not None:
             kwargs = _of_whole_rows(kwargs, pattern, scope)
-        if scope.prefixes is not None:
-            kwargs = _of_documents(kwargs, scope.prefixes)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
             # Of cross-attention, which hides no state of the encoder, or whose rule is asked
             # whether it does.
@@ -210,19 +206,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         if not combined or site.key == "flex_attention":
             return mask
-        if scope.shared is not None:
-            raise UnsupportedModel(
-                "the model combines its masks by code of its own, of which a rank that has a part "
-                "of each row would get whole rows. Train it without sequence_parallel.",
-                code="sequence-parallel",
-            )
-        if scope.prefixes is not None:
-            raise UnsupportedModel(
-                "the model combines its masks by code of its own, which cannot be done for a row "
-                "that holds once what rows of the batch begin with. Use autopack.enable(model, "
-                "share=False).",
-                code="share-refused",
-            )
+        if scope.shared is not None or scope.prefixes is not None:
+            raise scope.refused("the model combines its masks by code of its own")
         return mask.over_rows
 
     return autopack_mask
@@ -253,46 +238,16 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
 
 
 def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dict[str, Any]:
-    """Return a mask function's arguments for whole rows, of whose columns this rank has a part."""
-    layout, rows, padding = scope.layout, scope.shared, arguments.get("attention_mask")
-    assert layout is not None
-    assert rows is not None
-    if padding is not None:
-        _refuse_padding(padding, scope.model)
-        arguments = {**arguments, "attention_mask": padding.new_ones(layout.shape)}
-    asked, part = (
-        (arguments["batch_size"], arguments["kv_length"]),
-        (
-            layout.rows,
-            layout.columns // rows.ranks,
-        ),
-    )
-    if asked != part or (pattern is None and masks.captured_tensors(arguments["mask_function"])):
-        raise UnsupportedModel(
+    """Return a mask function's arguments for whole rows of documents, of which others run here."""
+    asked, layout = (arguments["batch_size"], arguments["kv_length"]), scope.layout
+    by_tokens = scope.shared is not None and pattern is None
+    if asked != scope.ran or (by_tokens and masks.captured_tensors(arguments["mask_function"])):
+        raise scope.refused(
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of "
-            f"single tokens, but this rank has {part[1]} columns of {part[0]} rows that it shares "
-            "with others. Train the model without sequence_parallel.",
-            code="sequence-parallel",
+            f"single tokens, beside {scope.ran[1]} columns of {scope.ran[0]} rows"
         )
-    return arguments | masks.length_arguments(layout.columns, layout.device)
-
-
-def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, Any]:
-    """Return a mask function's arguments for documents whose common beginnings the row that runs
-    holds once."""
-    asked, ran, columns = (
-        (arguments["batch_size"], arguments["kv_length"]),
-        (1, prefixes.tokens),
-        len(prefixes.columns),
-    )
-    if asked != ran:
-        raise UnsupportedModel(
-            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of "
-            f"{ran[1]} tokens holds once what rows of the batch begin with. Use "
-            "autopack.enable(model, share=False).",
-            code="share-refused",
-        )
-    return arguments | masks.length_arguments(columns, prefixes.device)
+    assert layout is not None
+    return masks.with_length(arguments, layout.columns)
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:

@@ -8,6 +8,7 @@ path of `sdpa` and `eager`, and of any attention function that the user register
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,42 +33,55 @@ times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faste
 @torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
     """Attend within each document; return weights too, if wanted and if the function gives them."""
-    layout = call.layout
-    if (
-        not call.want_weights
-        and (groups := _batches_by_length(layout)) is not None
-        and _can_be_batched(call)
-    ):
-        return _attend_as_batches(call, groups), None
-    outputs: list[torch.Tensor] = []
-    weights: torch.Tensor | None = None
-    states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
-    with_axes = [
-        name
+    layout, weights = call.layout, None
+    groups = _batches_by_length(call)
+    options: dict[str, Any] = {
+        name: option
         for name, option in call.options.items()
         if isinstance(option, torch.Tensor) and option.dim() > 1
-    ]
-    for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
+    }
+    if groups is None:
+        batches = layout.spans
+        states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
+    else:
+        batches = tuple((0, 0, each.into[1]) for each in groups.maps)
+        states = [
+            [each.transpose(1, 2) for each in _by_length(each.transpose(1, 2), layout, groups)]
+            for each in call.states
+        ]
+        options = {
+            name: _by_length(option.expand(layout.rows, -1), layout, groups)
+            for name, option in options.items()
+        }
+    outputs: list[torch.Tensor] = []
+    for number, (place, query, key, value) in enumerate(zip(batches, *states, strict=True)):
+        row, first, end = place
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
         else:
             mask = slice_mask(call.mask, row, slice(first, end), slice(first, end))
-        options = dict(call.options_beside(mask))
-        for name in with_axes:
-            options[name] = _slice_option(call, name, options[name], row, first, end)
-        output, weight = call.original(call.module, query, key, value, mask, **options)
-        outputs.append(output)
+        given = dict(call.options_beside(mask))
+        for name, option in options.items():
+            given[name] = (
+                _slice_option(call, name, option, row, first, end)
+                if groups is None
+                else option[number]
+            )
+        output, weight = call.original(call.module, query, key, value, mask, **given)
+        outputs.append(output.flatten(0, 1))
         if call.want_weights and weight is not None:
             if weights is None:
                 weights = weight.new_zeros(
                     layout.rows, weight.shape[1], layout.columns, layout.columns
                 )
             weights[row, :, first:end, first:end] = weight[0]
-    tokens = torch.cat(outputs, dim=1)
-    return tokens.reshape(layout.rows, layout.columns, *tokens.shape[2:]), weights
+    found = torch.cat(outputs)
+    if groups is not None and len(batches) > 1:
+        found = found.index_select(0, groups.back)
+    return found.unflatten(0, (layout.rows, layout.columns)), weights
 
 
-def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tensor]:
+def _by_document(states: torch.Tensor, layout: PackedLayout) -> Sequence[torch.Tensor]:
     """Return states (R, H, C, E) cut into documents, each (1, H, L, E).
 
     They are cut by `split`, whose backward puts the parts together at once; a backward of slices
@@ -79,6 +93,20 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
     for row, lengths in zip(rows, layout.lengths_by_row, strict=True):
         found += row.split(lengths, dim=2)
     return found
+
+
+def _by_length(
+    tokens: torch.Tensor, layout: PackedLayout, groups: Batches
+) -> Sequence[torch.Tensor]:
+    """Return (R, C, ...) as (documents, L, ...) for each length."""
+    flat, maps = tokens.flatten(0, 1), groups.maps
+    if len(maps) > 1:
+        places = layout.derived(
+            "order by length", lambda: torch.cat([each.where.reshape(-1) for each in maps])
+        )
+        flat = flat.index_select(0, places)
+    parts = flat.split([each.sources.size for each in maps])
+    return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
 
 
 def slice_mask(
@@ -134,71 +162,21 @@ def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
     return length in (1, call.query.shape[1]) or length != columns
 
 
-def _can_be_batched(call: AttentionCall) -> bool:
-    """Return True if documents can run as batches: only states and options per column are cut."""
-    layout = call.layout
-    of_columns = (1, layout.columns), (layout.rows, layout.columns)
-    return (
-        call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)
-    ) and all(
-        not _has_axes(option) or option.shape in of_columns for option in call.options.values()
-    )
+def _batches_by_length(call: AttentionCall) -> Batches | None:
+    """Return batches of documents of one length; None if documents have to be cut one by one.
 
-
-def _batches_by_length(layout: PackedLayout) -> Batches | None:
-    """Return batches of documents of one length; None if moving tokens costs more than calls.
-
-    Documents of a single length lie as in a batch already.
+    So it is where more is cut than states and options per column, or moving tokens costs more than
+    calls. Documents of a single length lie as in a batch already.
     """
+    layout = call.layout
     documents, kinds = len(layout.lengths), len(set(layout.lengths))
     is_worth_it = documents >= _MANY * kinds and layout.bounds[-1] <= _SHORT * documents
-    return Batches.grouped(layout, equally_long) if kinds == 1 or is_worth_it else None
-
-
-def _has_axes(option: Any) -> bool:
-    """Return True for a tensor of two or more axes, which has to be cut by documents."""
-    return isinstance(option, torch.Tensor) and option.dim() >= 2
-
-
-def _attend_as_batches(call: AttentionCall, groups: Batches) -> torch.Tensor:
-    """Attend once for each length, with the documents of that length as a batch."""
-    maps = groups.maps
-    order = call.layout.derived(
-        "order by length",
-        lambda: torch.cat([each.where.reshape(-1) for each in maps]),
-    )
-
-    def batches(tokens: torch.Tensor) -> list[torch.Tensor]:
-        """Return (R, C, ...) as (documents, L, ...) for each length."""
-        flat = tokens.flatten(0, 1)
-        ordered = flat if len(maps) == 1 else flat.index_select(0, order)
-        parts = ordered.split([each.sources.size for each in maps])
-        return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
-
-    states = [batches(each.transpose(1, 2)) for each in call.states]
-    columns = {
-        name: batches(option.expand(call.layout.rows, -1))
-        for name, option in call.options.items()
-        if _has_axes(option)
-    }
-    outputs = []
-    for number, batch in enumerate(maps):
-        mask = (
-            call.mask.for_document(0, 0, batch.into[1])
-            if isinstance(call.mask, DocumentMask)
-            else None
-        )
-        options = {
-            **call.options_beside(mask),
-            **{name: parts[number] for name, parts in columns.items()},
-        }
-        output, _ = call.original(
-            call.module,
-            *(each[number].transpose(1, 2) for each in states),
-            mask,
-            **options,
-        )
-        outputs.append(output.flatten(0, 1))
-    if len(maps) == 1:
-        return outputs[0].unflatten(0, groups.shape)
-    return torch.cat(outputs).index_select(0, groups.back).unflatten(0, groups.shape)
+    of_columns = (1, layout.columns), (layout.rows, layout.columns)
+    alike = call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute)
+    if not (kinds == 1 or is_worth_it) or call.want_weights or not alike:
+        return None
+    for option in call.options.values():
+        has_axes = isinstance(option, torch.Tensor) and option.dim() > 1
+        if has_axes and option.shape not in of_columns:
+            return None
+    return Batches.grouped(layout, equally_long)

@@ -76,14 +76,11 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     "does not say which document sees which. Run the documents one per row.",
                     code="media-mixed",
                 )
-            return cross.attend_to_images(
-                original,
-                module,
-                (query, key, value),
-                attention_mask,
-                options,
-                seen,
+            where: Any = scope.layout
+            call = AttentionCall(
+                original, name, module, query, key, value, attention_mask, where, options
             )
+            return cross.attend_to_images(call, seen)
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = (
@@ -91,15 +88,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             if scope.memory is not None and mark.reads_encoder
             else None
         )
-        rows = layout if scope.prefixes is None else scope.prefixes.queries
-        _check_shapes(
-            module,
-            rows,
-            memory or rows,
-            query,
-            key,
-            1 if scope.shared is None else scope.shared.ranks,
-        )
+        _check_shapes(module, scope, memory, query, key)
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         call = AttentionCall(
@@ -173,8 +162,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
     scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
     if scope is None or scope.layout is None:
         return
-    ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
-    if (rows, columns) == (scope.layout.rows, ran):
+    if (rows, columns) == scope.ran:
         raise UnsupportedModel(
             f"{type(module).__name__} attends over packed rows inside the forward of an enabled "
             "model, but it is no part of that model, so autopack does not keep their documents "
@@ -195,12 +183,12 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
     rows of all heads, attends as one process would, and keeps its part.
     """
     assert scope.shared is not None
-    whole = _with_whole_rows(call, scope.shared)
+    whole = _with_whole_rows(call, scope, scope.shared)
     output, _ = _backend_of(whole, scope.model.options.backend, own).attend(whole)
     return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
 
 
-def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
+def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> AttentionCall:
     """Return the call for whole rows and this rank's share of the heads, or all if they cannot be
     shared."""
     module, heads = call.module, call.query.shape[1]
@@ -219,11 +207,9 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
         else []
     )
     if tensors:
-        raise UnsupportedModel(
+        raise scope.refused(
             f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of "
-            "the tokens of a part, so it cannot attend over rows that ranks share. Train it "
-            "without sequence_parallel.",
-            code="sequence-parallel",
+            "the tokens of a part"
         )
     query, key, value = (
         rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in call.states
@@ -256,26 +242,17 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
 
 
 def _check_shapes(
-    module: nn.Module,
-    layout: PackedLayout,
-    memory: PackedLayout,
-    query: Tensor,
-    key: Tensor,
-    ranks: int,
+    module: nn.Module, scope: Scope, memory: PackedLayout | None, query: Tensor, key: Tensor
 ) -> None:
-    """Raise `UnsupportedModel` unless queries have the shape of `layout` and keys of `memory`.
-
-    Each of several `ranks` has an equal part of the columns.
-    """
-    rows, columns = layout.shape
-    of_memory, states = (rows, columns) if memory is layout else memory.shape
-    wanted, of_keys = (rows, columns // ranks), (of_memory, states // ranks)
-    if tuple(query.shape[::2]) == wanted and tuple(key.shape[::2]) == of_keys:
+    """Raise `UnsupportedModel` unless queries are of what runs, and keys too or of `memory`."""
+    ran = scope.ran
+    of_keys = ran if memory is None else memory.shape
+    if tuple(query.shape[::2]) == ran and tuple(key.shape[::2]) == of_keys:
         return
     raise UnsupportedModel(
         f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in "
-        f"{len(query)} rows, and not from {wanted[1]} to {of_keys[1]} in {rows}, as the packed "
+        f"{len(query)} rows, and not from {ran[1]} to {of_keys[1]} in {ran[0]}, as the packed "
         "batch has them on each rank. Prefixes and cross-attention to other states cannot be "
         "packed; run such documents one per row.",
-        code="other-tokens" if ranks == 1 else "sequence-parallel",
+        code="other-tokens" if scope.shared is None else "sequence-parallel",
     )

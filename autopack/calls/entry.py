@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from autopack.inspection import heads, media, modules
-from autopack.inspection.modules import activation_of, pools_single_tokens
+from autopack.inspection.heads import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import is_named_causal_lm, names_of, parameters_of, shifts_labels
 from autopack.runtime.model import EnabledModel

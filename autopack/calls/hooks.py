@@ -31,7 +31,7 @@ from autopack.calls.sequence_parallel import SharedRows
 from autopack.calls.unpadded import Inside, Unpadded
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import torches
-from autopack.inspection.modules import pool_documents
+from autopack.inspection.heads import pool_documents
 from autopack.inspection.sharding import gathering_groups
 from autopack.layout.host import upload
 from autopack.layout.token_map import TokenMap

@@ -20,8 +20,7 @@ from autopack.calls.call import Call, CallPlan
 from autopack.calls.rows import NOT_IN_ROWS, has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
-from autopack.inspection.heads import looks_for_padding
-from autopack.inspection.modules import activation_of, pools_single_tokens
+from autopack.inspection.heads import activation_of, looks_for_padding, pools_single_tokens
 from autopack.inspection.state import State
 from autopack.layout.host import host_values
 from autopack.layout.token_map import TokenMap

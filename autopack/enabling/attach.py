@@ -56,7 +56,7 @@ def examine(
 def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     """Return the parts of a model, and the traits that follow from them and from its family."""
     attending = {name for name, way in family.mixers.items() if way.attends}
-    anatomy = Anatomy.of(model, set(family.mixers), attending, family.within_token)
+    anatomy = Anatomy(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
     traits = Traits.of(family, anatomy, numbering, media)
     return anatomy, replace(traits, sounds_together=registry.sounds_together_of(anatomy.model_type))

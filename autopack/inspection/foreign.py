@@ -20,20 +20,10 @@ from torch import nn
 _AUTOPACK = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
-_LIBRARIES = (
-    *("transformers", "torch", "typing_extensions", "peft", "accelerate"),
-    *("deepspeed", "wandb", "flash_attn", "flash_attn_interface"),
-    *(
-        "safetensors",
-        "huggingface_hub",
-        "tokenizers",
-        "numpy",
-        "tqdm",
-        "packaging",
-        "regex",
-        "yaml",
-    ),
-)
+_LIBRARIES = """
+transformers torch typing_extensions peft accelerate deepspeed wandb flash_attn flash_attn_interface
+safetensors huggingface_hub tokenizers numpy tqdm packaging regex yaml
+""".split()
 """Packages whose functions and hooks keep documents apart.
 
 `autopack.integrations` knows PEFT and accelerate. DeepSpeed gathers parameters and counts time, and

@@ -1,4 +1,4 @@
-"""Heads that give one result per row of their batch, found by transformers' class names."""
+"""Heads and poolers that give one result per row of their batch; heads are found by class names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
+from torch import nn
 
 from autopack.inspection import releases
 from autopack.inspection.foreign import is_of_library
@@ -120,3 +123,27 @@ def reads_whole_row(model: Any) -> str | None:
         if {"p_mask", "question_positions"} & names
         else None
     )
+
+
+def pools_single_tokens(module: nn.Module) -> bool:
+    """Return True if a backbone hands its pooler the first token of every row."""
+    return isinstance(getattr(module, "pooler", None), nn.Linear)
+
+
+def activation_of(module: nn.Module) -> Any:
+    """Return the function that the backbone applies to the pooler's output, or None."""
+    found = [getattr(module, name, None) for name in ("pooler_activation", "activation")]
+    return next(filter(callable, found), None)
+
+
+def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
+    """Return a backbone's output with a pooled vector per document: (documents, channels).
+
+    `starts` are the first tokens of the documents in the flattened rows.
+    """
+    activation, pooled = activation_of(module), None  # what it has made of rows is of no document
+    if activation is not None:
+        pooled = activation(module.pooler(output[0].flatten(0, 1).index_select(0, starts)))
+    if isinstance(output, tuple):
+        return (output[0], pooled, *output[2:])
+    return type(output)(**{**output, "pooler_output": pooled})

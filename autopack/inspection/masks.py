@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
@@ -90,33 +90,24 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     )
 
 
+def _parts(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a mask function and all functions that it combines."""
+    yield function
+    for value in _closure(function).values():
+        for part in value if isinstance(value, tuple | list) else [value]:
+            if inspect.isfunction(part):
+                yield from _parts(part)
+
+
 def known_parts(function: Callable[..., Any]) -> list[Pattern]:
-    """Return the recognised functions among those that a mask function combines."""
-    inner = [
-        part
-        for value in _closure(function).values()
-        if isinstance(value, tuple | list)
-        for part in value
-    ]
-    if inner:
-        return [pattern for part in inner if callable(part) for pattern in known_parts(part)]
-    pattern = describe_mask(function)
-    return [] if pattern is None else [pattern]
+    """Return the recognised functions among a mask function and those that it combines."""
+    return [found for part in _parts(function) if (found := describe_mask(part)) is not None]
 
 
-def captured_tensors(function: Callable[..., Any]) -> list[Any]:
+def captured_tensors(function: Callable[..., Any]) -> list[torch.Tensor]:
     """Return all tensors that a mask function and the functions it combines have captured."""
-    values = list(_closure(function).values())
-    inner = [
-        part
-        for value in values
-        if isinstance(value, tuple | list)
-        for part in value
-        if callable(part)
-    ]
-    inner += [value for value in values if inspect.isfunction(value)]
-    own = [value for value in values if isinstance(value, torch.Tensor)]
-    return own + [tensor for part in inner for tensor in captured_tensors(part)]
+    values = (value for part in _parts(function) for value in _closure(part).values())
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def plain_rule(causal: bool) -> Callable[..., Any]:
@@ -128,19 +119,11 @@ def plain_rule(causal: bool) -> Callable[..., Any]:
     )
 
 
-def length_arguments(length: int, device: Any) -> dict[str, Any]:
-    """Return the installed mask functions' arguments for a length of queries and keys, uncached."""
-    keys = {"kv_length": length, "kv_offset": 0}
-    if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
-        return {**keys, "cache_position": torch.arange(length, device=device)}
-    return {**keys, "q_length": length, "q_offset": 0}
-
-
-def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return a mask function's arguments for one row of `length` tokens, no cache, no padding."""
-    alone = dict(arguments, batch_size=1, kv_length=length, kv_offset=0, attention_mask=None)
-    if "cache_position" in alone:  # up to 5.0; later releases say q_length and q_offset
-        alone["cache_position"] = alone["cache_position"][:length]
-    return alone | {
-        name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in alone
+def with_length(arguments: Mapping[str, Any], length: int, **others: Any) -> dict[str, Any]:
+    """Return a mask function's arguments for a length of queries and keys, uncached, and others."""
+    found = {**arguments, "kv_length": length, "kv_offset": 0, **others}
+    if "cache_position" in found:  # up to 5.0; later releases say q_length and q_offset
+        found["cache_position"] = torch.arange(length, device=found["cache_position"].device)
+    return found | {
+        name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in found
     }

@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -30,7 +29,6 @@ _QUERIES = "query_embeds"
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
-@dataclass(frozen=True, eq=False)
 class Anatomy:
     """The parts of one model.
 
@@ -49,62 +47,41 @@ class Anatomy:
     call.
     """
 
-    model_type: str
-    entries: list[Any]
-    attention: list[nn.Module]
-    mixers: list[nn.Module]
-    towers: list[nn.Module]
-    within_token: list[nn.Module]
-    halves: tuple[nn.Module, nn.Module] | None
-    checkpointed: list[nn.Module]
-    chunked: list[nn.Module]
-    configs: list[PretrainedConfig]
-    causal: bool
-    one_way: bool
-    counts_along_mask: bool
-    has_row_dependent_rotary: bool
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: PreTrainedModel,
         mixing: Collection[str],
         attending: Collection[str],
         within: Collection[str],
-    ) -> Anatomy:
+    ) -> None:
         """Take a model apart by names of classes.
 
         Classes in `mixing` mix tokens; the ones that are also in `attending` attend. All attention
         of classes in `within` is over parts of a token or of media.
         """
-        models, outer = entries(model), mixers(model, within)
+        outer, found = mixers(model, within), attention_modules(model)
         inside = {part for module in outer for part in module.modules()}
-        found = attention_modules(model)
-        attention = [module for module in found if module not in inside]
-        configs = configs_of([*models, *attention])
-        causal = [
-            is_causal(module, model.config) for module in [*attention, *mixers(model, attending)]
-        ]
-        return cls(
-            model_type=model.config.model_type,
-            entries=models,
-            attention=attention,
-            mixers=mixers(model, mixing),
-            towers=towers(model),
-            within_token=list(
-                dict.fromkeys([*outer, *(module for module in found if module in inside)])
-            ),
-            halves=halves(model),
-            checkpointed=checkpointed(model),
-            chunked=[
-                module for module in model.modules() if "chunk_size_feed_forward" in vars(module)
-            ],
-            configs=configs,
-            causal=any(causal),
-            one_way=all(causal),
-            counts_along_mask=adds_up_mask(models, configs),
-            has_row_dependent_rotary=bool(row_dependent_rotaries(model)),
+        self.model_type = model.config.model_type
+        self.entries = entries(model)
+        self.attention = [module for module in found if module not in inside]
+        self.mixers = mixers(model, mixing)
+        self.towers = towers(model)
+        self.within_token = list(
+            dict.fromkeys([*outer, *(module for module in found if module in inside)])
         )
+        self.halves = halves(model)
+        self.checkpointed = checkpointed(model)
+        self.chunked = [
+            module for module in model.modules() if "chunk_size_feed_forward" in vars(module)
+        ]
+        self.configs = configs_of([*self.entries, *self.attention])
+        causal = [
+            is_causal(module, model.config)
+            for module in [*self.attention, *mixers(model, attending)]
+        ]
+        self.causal, self.one_way = any(causal), all(causal)
+        self.counts_along_mask = adds_up_mask(self.entries, self.configs)
+        self.has_row_dependent_rotary = bool(row_dependent_rotaries(model))
 
     @property
     def mixing(self) -> list[nn.Module]:
@@ -398,27 +375,3 @@ def device_of(model: PreTrainedModel) -> torch.device:
     if isinstance(holder, torch.Tensor):  # latents (Perceiver)
         return holder.device
     return next(holder.parameters()).device
-
-
-def pools_single_tokens(module: nn.Module) -> bool:
-    """Return True if a backbone hands its pooler the first token of every row."""
-    return isinstance(getattr(module, "pooler", None), nn.Linear)
-
-
-def activation_of(module: nn.Module) -> Any:
-    """Return the function that the backbone applies to the pooler's output, or None."""
-    found = [getattr(module, name, None) for name in ("pooler_activation", "activation")]
-    return next(filter(callable, found), None)
-
-
-def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
-    """Return a backbone's output with a pooled vector per document: (documents, channels).
-
-    `starts` are the first tokens of the documents in the flattened rows.
-    """
-    activation, pooled = activation_of(module), None  # what it has made of rows is of no document
-    if activation is not None:
-        pooled = activation(module.pooler(output[0].flatten(0, 1).index_select(0, starts)))
-    if isinstance(output, tuple):
-        return (output[0], pooled, *output[2:])
-    return type(output)(**{**output, "pooler_output": pooled})

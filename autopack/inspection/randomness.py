@@ -175,14 +175,7 @@ def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
     return chance if 0.01 < share < 0.99 else chance > share
 
 
-_DROPPING = (
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-)
+_DROPPING = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split()
 _STAND_INS: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _first),
     "gumbel_softmax": _softmax,

@@ -22,25 +22,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from autopack.inspection import releases
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-_PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
+_PRODUCTS = {*"matmul bmm baddbmm einsum".split()}
 _KERNELS = {
-    "scaled_dot_product_attention",
-    "_flash_attention_forward",
-    "flash_attn_func",
-    "flash_attn_varlen_func",
+    *"scaled_dot_product_attention _flash_attention_forward".split(),
+    *"flash_attn_func flash_attn_varlen_func".split(),
 }
-_WRITING = {
-    "add_",
-    "clamp_",
-    "clamp_max_",
-    "clamp_min_",
-    "copy_",
-    "div_",
-    "lerp_",
-    "mul_",
-    "renorm_",
-    "sub_",
-}
+_WRITING = {*"add_ clamp_ clamp_max_ clamp_min_ copy_ div_ lerp_ mul_ renorm_ sub_".split()}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 

@@ -8,13 +8,11 @@ that function notes the padding beside the tensor that it makes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
-from autopack.errors import UnsupportedModel
 from autopack.integrations.trainers import derives_from
 from autopack.layout.host import note_padding
 from autopack.patching import Site, SiteLease
@@ -29,27 +27,14 @@ def is_harness(holder: Any) -> bool:
 
 
 def lease() -> SiteLease:
-    """Return the site of the function that `HFLM` pads with.
-
-    Raises `UnsupportedModel` if its module has no such function.
-    """
-    if not hasattr(import_module(_MODULE), _PADS):
-        raise UnsupportedModel(
-            f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval "
-            "has none. Install lm-eval 0.4.3 or newer, or enable its model alone, "
-            "autopack.enable(lm.model): its batches stay padded.",
-            code="which-model",
-        )
+    """Return the site of the function that `HFLM` pads with."""
     return SiteLease(_sites)
 
 
 def _sites(_: tuple[str, ...]) -> list[Site]:
     """Return the function of lm-eval that pads a batch, as a function to replace."""
-    return [
-        Site(
-            _MODULE, _PADS, _adapt, parameters=("max_length", "tensors", "padding_side"), soft=True
-        )
-    ]
+    named = ("max_length", "tensors", "padding_side")
+    return [Site(_MODULE, _PADS, _adapt, parameters=named, soft=True)]
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:

@@ -16,15 +16,7 @@ from autopack.integrations import peft
 from autopack.integrations.trainers import derives_from
 from autopack.runtime.model import Around
 
-_AROUND = (
-    "lightning",
-    "pytorch_lightning",
-    "sentence_transformers",
-    "setfit",
-    "deepspeed",
-    "trl",
-    "opacus",
-)
+_AROUND = ("lightning pytorch_lightning sentence_transformers setfit deepspeed trl opacus").split()
 """Libraries whose modules around a model are known here, beside PEFT, accelerate and torch."""
 
 

@@ -87,15 +87,12 @@ def read(
     tensors = dict(_tensors(arguments, host_side, shape, device, continues))
     if not tensors:
         return Declared(None)
-    ids = arguments.get("input_ids")
-    if (
-        with_tokens
-        and isinstance(ids, torch.Tensor)
-        and ids.shape == shape
-        and device.type != "cpu"
-    ):
+    ids = host_side.get(_TOKENS, arguments.get(_TOKENS))
+    on_device = with_tokens and device.type != "cpu"
+    if on_device and isinstance(ids, torch.Tensor) and ids.shape == shape:
         copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
-        tensors |= {_TOKENS: host_side.get(_TOKENS, ids)} if copies or _TOKENS in host_side else {}
+        if copies or _TOKENS in host_side:
+            tensors[_TOKENS] = ids
     # All of a device in one transfer, so that a forward costs at most one device sync.
     host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
     tokens, positions = host.pop(_TOKENS, None), host.get("position_ids")
@@ -111,70 +108,46 @@ def read(
     # The first real token of a row starts a document whether it is said or not.
     first = real & (np.cumsum(real, axis=1) == 1)
     later = real & ~first
-    jumps, are_own, others = (
-        False,
-        False,
-        [starts for name, starts in declarations.items() if name != "position_ids"],
-    )
+    jumps, kept = False, None
     if positions is not None:
-        starting = declarations["position_ids"] & later
+        own = declarations.pop("position_ids")
+        others = next(iter(declarations.values()), None)
         # Positions that do not go on by one declare documents only if they begin anew somewhere:
         # generation counts on after padding, and scripts that stretch positions leave gaps.
         of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-        anew = (
-            (positions == 0)
-            | (positions == first_position)
-            | ((positions == of_row) & (not continues))
-        )
-        if any_positions and others and not continues:
-            are_own = bool((starting & ~others[0] & ~anew).any())
-        jumps = bool(starting.any()) and not anew[starting].any()
-        if are_own or jumps:
-            del declarations["position_ids"]
-        jumps &= not (are_own or continues)
+        anew = (positions == 0) | (positions == first_position)
+        anew |= (positions == of_row) & (not continues)
+        if any_positions and others is not None and not continues:
+            kept = others if (own & later & ~others & ~anew).any() else None
+        jumps = (own & later).any() and not anew[own & later].any()
+        if kept is None and not jumps:
+            declarations = {"position_ids": own, **declarations}
+        jumps = bool(jumps and kept is None and not continues)
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an
     # ordinary one.
-    packing = [starts for starts in declarations.values() if (starts & later).any()]
-    starts = packing[0] if packing else others[0] if are_own else None
+    packing = [each for each in declarations.values() if (each & later).any()]
+    starts = packing[0] if packing else kept
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
-        counted = (
-            host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
-        )
+        counted = host.get("labels", np.full(shape, ignored_label)) != ignored_label
         # which stand a column before their tokens, and are used in place of labels
         if "shift_labels" in host:
             counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
-        labelled, after = (
-            bool(counted[~real].any()),
-            bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any()),
-        )
+        labelled = bool(counted[~real].any())
+        after = bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
-    slots = max(
-        [host[name].size for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in host], default=0
-    )
-    layout = PackedLayout.from_starts(
-        _with_padding(starts, real, later), device, positions, real, slots
-    )
-    for name in ("max_length_q", "max_length_k"):
-        value = arguments.get(name)
-        # A tensor is not read: it would cost a device sync, and the layout does not need it.
-        if isinstance(value, int) and real.all() and value < layout.max_seqlen:
-            raise _invalid(
-                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found "
-                f"{value}",
-            )
-    ones = (
-        "attention_mask" in host
-        and declarations.keys() == {"position_ids"}
-        and bool((mask == 1).all())
-    )
-    return Declared(
-        layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens
-    )
+    bounds = [host[name].size for name in host if name.startswith("cu_seq_lens_")]
+    slots = max(bounds, default=0)
+    starts = _with_padding(starts, real, later)
+    layout = PackedLayout.from_starts(starts, device, positions, real, slots)
+    alone = "attention_mask" in host and declarations.keys() == {"position_ids"}
+    ones = alone and bool((mask == 1).all())
+    found = None if real.all() else real
+    return Declared(layout, found, positions, beside_ones=ones, tokens=tokens)
 
 
 def _tensors(

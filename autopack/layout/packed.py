@@ -55,22 +55,13 @@ class PackedLayout:
     _derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        bounds, sizes = self.bounds, np.diff(self.bounds)
-        if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (sizes <= 0).any():
-            raise ValueError(
-                f"document bounds must rise from 0 to rows * columns = {self.rows * self.columns}; "
-                f"found {bounds}"
-            )
-        if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
-            raise ValueError(
-                f"a document spans two rows of {self.columns} tokens; found bounds {bounds}"
-            )
+        bounds = self.bounds
         fixed = (bounds if self.slots is None else self.slots).astype(np.int32)
         # Built here rather than on first use: inside a compiled graph it must be a tensor that
         # already exists.
         cu_seqlens = upload(bounds.astype(np.int32), self.device)
         vars(self).update(
-            sizes=sizes,
+            sizes=np.diff(bounds),
             cu_seqlens=cu_seqlens,
             extent=cu_seqlens.new_empty(()).expand(self.rows, self.columns),
             slots_on_host=torch.from_numpy(fixed),

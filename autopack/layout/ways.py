@@ -53,11 +53,6 @@ class Declaration:
     starts: Callable[[np.ndarray], np.ndarray] | None = None
     of_rows: bool = False
 
-    @property
-    def in_examples(self) -> bool:
-        """True if an example of several documents may have it as a column."""
-        return self.per in (Of.TOKEN, Of.DOCUMENT)
-
 
 TABLE = (
     Declaration("position_ids", says_more=True),
@@ -80,17 +75,12 @@ FLASH_KWARGS = names(lambda way: way.per in (Of.BOUND, Of.CALL))
 LAYOUT_KWARGS = names(lambda way: way.per is not Of.DOCUMENT and not way.says_more)
 """Arguments that only declare documents: the entry takes them out of a packed call."""
 PER_TOKEN = names(lambda way: way.per is Of.TOKEN)
-OF_EXAMPLES = names(lambda way: way.in_examples)
+OF_EXAMPLES = names(lambda way: way.per in (Of.TOKEN, Of.DOCUMENT))
+"""Columns that an example of several documents may have."""
 OF_ROWS = names(lambda way: way.of_rows)
 """Columns that only packed rows have."""
-CACHES = (
-    "cache_params",
-    "past_key_values",
-    "past_key_value",
-    "layer_past",
-    "cache",
-    "mems",
-    "state",
+CACHES = tuple(
+    "cache_params past_key_values past_key_value layer_past cache mems state".split(),
 )
 """Arguments with caches and states that a row continues; a document alone has none of them.
 

@@ -198,29 +198,20 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     column = batch.where % columns
     row = batch.where[:, 0] // columns
     row = row if len(mask) > 1 else row * 0
-    if mask.dim() < 3 or mask.shape[-2] == 1 or mask.requires_grad:
-        return _gather_pairs(mask[row], column, column)
-    # What belongs to the documents alone is read, where that above copies whole rows for each of
-    # them.
+    return _pairs(mask, row, column, column)
+
+
+def _pairs(
+    mask: torch.Tensor, row: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    """Return columns `queries` and `keys` of (rows, ..., columns or 1, columns) for each document,
+    which lies in a `row`."""
+    if mask.dim() == 2:
+        return mask[row[:, None], keys]
+    queries = queries if mask.shape[-2] > 1 else queries[:, :1] * 0
     between = [slice(None)] * (mask.dim() - 3)
-    places: Any = (row[:, None, None], *between, column[:, :, None], column[:, None])
+    places: Any = (row[:, None, None], *between, queries[:, :, None], keys[:, None])
     return mask[places].movedim((1, 2), (-2, -1))
-
-
-def _gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return columns `queries` and `keys` of (documents, ..., columns or 1, columns), per
-    document."""
-
-    def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
-        between = (1,) * (parts.dim() + axis - 1)
-        return torch.take_along_dim(
-            parts,
-            columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)),
-            axis,
-        )
-
-    parts = along(-1, keys)
-    return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
 
 
 def _across(
@@ -235,9 +226,8 @@ def _across(
     if name in _STATES:
         return theirs.gather(value)
     if name in MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.shape[1]:
-        return _gather_pairs(
-            value.expand(theirs.into[0], *value.shape[1:]), ours.where, theirs.where
-        )
+        row = ours.where[:, 0] * 0
+        return _pairs(value.expand(1, *value.shape[1:]), row, ours.where, theirs.where)
     return spread_tokens(value, ours.shape, ours.gather)
 
 
@@ -317,7 +307,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     in_step = scope is not None and scope.in_step
     outputs = []
     for given, count in zip(every, counts, strict=True):
-        if numbers_itself and _count_from_zero(given.get("position_ids")):
+        if numbers_itself and count_from_zero(given.get("position_ids")):
             given["position_ids"] = None
         if not count and given.get("labels") is not None:
             # Its mean would be that of nothing. In step with others its loss is in the graph all
@@ -343,7 +333,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     )
 
 
-def _count_from_zero(positions: Any) -> bool:
+def count_from_zero(positions: Any) -> bool:
     """Return True for positions 0, 1, 2 and so on in every row."""
     if not isinstance(positions, torch.Tensor):
         return False

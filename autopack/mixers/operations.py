@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,6 @@ class _Scan:
     """A scan over tokens: its arguments with tokens, their axis, and how a kernel is told of
     documents."""
 
-    name: str
     positional: tuple[int, ...]
     named: tuple[str, ...]
     axis: int
@@ -128,7 +127,7 @@ class _Scan:
         given = [*(args[i] for i in self.positional if i < len(args)), *map(kwargs.get, self.named)]
         for value in given:
             if value is not None:
-                check_tokens(value.movedim(self.axis, 1).shape, layout, self.name)
+                check_tokens(value.movedim(self.axis, 1).shape, layout, "a scan")
 
     def __call__(
         self,
@@ -225,21 +224,16 @@ def _inner(
     return run_per_document_row(run, layout)
 
 
-def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> _Scan:
-    """Return the scan of a delta rule, by the name of its function."""
-    return _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
-
+_DELTA_RULE = _Scan((0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens")
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _convolution,
     "mamba2_split_conv1d_scan_combined": _fused,
-    "mamba2_chunk_scan": _Scan(
-        "mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root
-    ),
+    "mamba2_chunk_scan": _Scan((0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
     "mamba_inner_fn": _inner,
-    "mamba_selective_scan": _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None),
-    "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
-    "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
+    "mamba_selective_scan": _Scan((0, 1, 3, 4), ("z",), -1, None),
+    "torch_chunk_gated_delta_rule": _DELTA_RULE,
+    "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=lambda longest: 32),
 }
 """Adaptations to documents of functions that mix tokens, by the names in transformers' modeling
 files.

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +22,6 @@ from autopack.inspection.source import parameters_of
 from autopack.layout.forms import Frame
 from autopack.layout.host import upload
 from autopack.layout.packed import PackedLayout, real_documents
-from autopack.layout.prefixes import Prefixes
 from autopack.layout.token_map import each_part
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS
@@ -129,20 +129,24 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory),
             )
 
-        if (rows := scope.shared) is not None:
-            arguments = {
-                name: _of_whole_rows(mixer, way, name, value, scope)
-                for name, value in arguments.items()
-            }
-            with changed(shared=None):
-                return _cut(run(arguments), scope.layout.shape, lambda whole: rows.part(whole, 1))
-        if (prefixes := scope.prefixes) is not None:
-            arguments = {
-                name: _of_documents(name, value, prefixes) for name, value in arguments.items()
-            }
-            with changed(prefixes=None):
-                return _cut(run(arguments), prefixes.row.shape, prefixes.row.gather)
-        return run(arguments, memory)
+        rows, prefixes = scope.shared, scope.prefixes
+        if rows is None and prefixes is None:
+            return run(arguments, memory)
+
+        def kept(part: Any) -> Any:
+            if isinstance(part, torch.Tensor) and part.shape[:2] == layout.shape:
+                if rows is not None:
+                    return rows.part(part, 1)
+                if prefixes is not None:
+                    return prefixes.row.gather(part)
+            return part
+
+        arguments = {
+            name: each_part(partial(_of_whole_rows, mixer, way, scope, name), value)
+            for name, value in arguments.items()
+        }
+        with changed(shared=None, prefixes=None):
+            return each_part(kept, run(arguments))
 
     return autopack_mixer
 
@@ -174,34 +178,34 @@ def _with_own_images(
     return {**arguments, "encoder_hidden_states": states}, memory
 
 
-def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scope: Scope) -> Any:
-    """Return an argument of whole rows, gathered from the parts of all ranks."""
-    if isinstance(value, tuple | list):
-        return type(value)(_of_whole_rows(mixer, way, name, each, scope) for each in value)
+def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, value: Any) -> Any:
+    """Return an argument of whole rows of documents, from one of what runs here of them."""
     if not isinstance(value, torch.Tensor):
         return value
     assert scope.layout is not None
+    (rows, columns), wide = scope.ran, scope.layout.columns
+    frame = Frame(rows, columns)
+    if scope.prefixes is not None:
+        row = scope.prefixes.row
+        # a mask of the row, in which columns are in the order of tokens
+        if value.dim() == 4 and value.shape[-2:] == (columns, columns):
+            places = row.back.to(value.device)
+            return value.index_select(2, places).index_select(3, places)
+        return frame.changed(name, value, row.restore)
     assert scope.shared is not None
-    columns = scope.layout.columns // scope.shared.ranks
-    axis = Frame(scope.layout.rows, columns).axis_of(name, value)
+    axis = frame.axis_of(name, value)
     if axis is not None:
         return scope.shared.whole(value, axis)
     if way.counts and name == "position_ids":  # which numbers columns
-        return torch.arange(scope.layout.columns, dtype=value.dtype, device=value.device)
-    if (
-        name in MASKS
-        and value.dim() == 4
-        and value.shape[-2] in (1, columns)
-        and _hides_nothing(value, scope)
-    ):
-        wide = scope.layout.columns
-        return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
+        return torch.arange(wide, dtype=value.dtype, device=value.device)
+    is_mask = name in MASKS and value.dim() == 4 and value.shape[-2] in (1, columns)
+    if is_mask and _hides_nothing(value, scope):
+        queries = wide if value.shape[-2] > 1 else 1
+        return value[..., :1, :1].expand(*value.shape[:2], queries, wide)
     if columns in value.shape:
-        raise UnsupportedModel(
-            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the "
-            f"{columns} columns that a rank has of each row, and autopack cannot tell what whole "
-            "rows have there. Train it without sequence_parallel.",
-            code="sequence-parallel",
+        raise scope.refused(
+            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for {columns} "
+            "columns, and autopack cannot tell what whole rows have there"
         )
     return value
 
@@ -212,30 +216,6 @@ def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
     fields = (item for config in scope.model.anatomy.configs for item in vars(config).items())
     near = any(value and _OF_REACH.search(name) for name, value in fields)
     return not near and bool((mask == mask[..., :1, :1]).all())
-
-
-def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
-    """Return an argument for documents that share nothing from one for a row with common beginnings
-    once."""
-    if isinstance(value, tuple | list):
-        return type(value)(_of_documents(name, part, prefixes) for part in value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    places, pairs = prefixes.row.back.to(value.device), (prefixes.tokens, prefixes.tokens)
-    # a mask of the row, in which columns are in the order of tokens
-    if value.dim() == 4 and value.shape[-2:] == pairs:
-        return value.index_select(2, places).index_select(3, places)
-    return Frame(1, prefixes.tokens).changed(name, value, prefixes.row.restore)
-
-
-def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return an output with `keep` applied to its values per token: tensors (*shape, ...)."""
-    return each_part(
-        lambda part: (
-            keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part
-        ),
-        output,
-    )
 
 
 @dataclass(frozen=True, eq=False)

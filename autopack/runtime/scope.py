@@ -66,6 +66,28 @@ class Scope:
     agreed: dict[int, int] = field(default_factory=dict)
     """Agreed numbers of runs, by the module's identity: a recomputation makes as many."""
 
+    @property
+    def ran(self) -> tuple[int, int]:
+        """Rows and columns that modules see here of the rows of `layout`."""
+        assert self.layout is not None
+        if self.shared is not None:
+            return self.layout.rows, self.layout.columns // self.shared.ranks
+        return self.layout.shape if self.prefixes is None else (1, self.prefixes.tokens)
+
+    def refused(self, why: str) -> UnsupportedModel:
+        """Return the error of a module that cannot run where `ran` is not what `layout` has."""
+        if self.shared is not None:
+            return UnsupportedModel(
+                f"{why}, where each rank has a part of every row. Train it without "
+                "sequence_parallel.",
+                code="sequence-parallel",
+            )
+        return UnsupportedModel(
+            f"{why}, in a row that holds once what rows of the batch begin with. Use "
+            "autopack.enable(model, share=False).",
+            code="share-refused",
+        )
+
 
 class Activation:
     """A scope in force, from the entry that put it in force to the exit that ends it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -27,8 +28,6 @@ IMAGE = "image"
 """Marker of an image among the lengths of runs of text."""
 _FRAMES = "frames and instructions"
 _BESIDE = "square beside text"
-_SIDE = 2
-"""Number of patches that are merged, in each direction."""
 
 
 def needs_images(model: PreTrainedModel) -> bool:
@@ -65,12 +64,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         if needs_images(model):  # its encoder takes no tokens, and one image
             return Document(decoded, (_picture(model, seed, generator),))
     fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
-    ids_of_placeholders = (getattr(config, name, None) for name in fields)
-    placeholder = next(
-        (value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1
-    )
     around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
-    found = list(runs(config, parts, seed, placeholder, around, add))
+    found, placeholder = runs(config, parts, seed, fields, around, add)
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
     names = [
@@ -113,209 +108,124 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
     return features_of(model, "video" if form_of(model) == _FRAMES else "image", picture)[1]
 
 
+_FORMS = """
+grid | pixel_values drawn 2*merge*merge*many channels*times*patch*patch
+grid | image_grid_thw row 1 merge*many 2*merge | image_merge_sizes numbers merge
+grid of squares | pixel_values drawn 2*merge*merge*many channels patch patch
+grid of squares | image_grid_thw row 1 merge*many 2*merge
+grid of one frame | pixel_values drawn 8*many channels*patch*patch | image_grid_hw row 2*many 4
+grid of tokens | pixel_values drawn 2*many merge*patch merge*patch channels
+grid of tokens | image_grid_thw row 1 many 2
+patches in time | pixel_values drawn more times patch patch channels
+row of patches | pixel_values drawn 1 channels patch 16*many*patch | target_sizes row 4 4*many
+square | pixel_values drawn 1 channels size size
+square after a prefix | pixel_values drawn 1 channels size size
+square beside text | pixel_values drawn 1 channels size size
+square and instructions | pixel_values drawn 1 channels size size
+square and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4 words
+frames and instructions | pixel_values drawn 1 2 channels size size
+frames and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4 words
+square and crops | pixel_values drawn 1 channels size size
+square and crops | pixel_values_local drawn many channels size size | num_local_patches numbers many
+views | pixel_values drawn 1 channels size size
+views | pixel_values_local drawn many channels half half | num_local_patches numbers many
+square and grids of crops | pixel_values drawn 1 channels size size
+square and grids of crops | pixel_values_local drawn 2*many channels size size
+square and grids of crops | num_local_patches numbers 2*many | patches_grid row many 2
+two resolutions | pixel_values drawn 1 channels size size
+two resolutions | high_res_pixel_values drawn 1 channels fine fine
+sized | pixel_values drawn 1 channels size size | image_sizes row size width
+tiles | pixel_values drawn 1 5 channels size size | image_sizes row tall 2*size
+tiles alone | pixel_values drawn 1 2 channels size size
+tiles by row | pixel_values drawn 1 1 tiles channels size size
+tiles by row | aspect_ratio_ids row many | aspect_ratio_mask mask 1 1 tiles many
+nested | pixel_values drawn 1 1 channels size size
+nested, seen | pixel_values drawn 1 1 channels size size
+nested, masked | pixel_values drawn 1 1 channels size size | pixel_attention_mask boolean 1 1 1
+flat patches | pixel_values drawn 1 more channels*patch*patch
+flattened patches | flattened_patches drawn 1 6 of_patch
+flattened patches, masked | flattened_patches drawn 1 6 of_patch | attention_mask mask 1 6 2*more
+numbered patches | pixel_values drawn more high*wide channels*patch*patch
+numbered patches | image_grids row rows columns rows*many columns | image_num_crops numbers more
+spatial patches | pixel_values drawn 1 16 channels*patch*patch
+spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16 8*many
+patches | pixel_values drawn 1 side*side channels*patch*patch
+"""
+"""The arguments of one image, by the form: each is drawn, tokens, a row of numbers, numbers, or a
+mask (of ones and zeros, or boolean) of which so many are not padding. Axes and numbers are products
+of the sizes in `_picture`."""
+
+
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments of one image; images of different numbers differ in size if the type
     allows."""
     form, vision, odd = form_of(model), _vision(model), number % 2
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    channels = next(
-        (
-            getattr(vision, n)
-            for n in ("in_channels", "in_chans", "num_channels")
-            if hasattr(vision, n)
-        ),
-        3,
-    )
+
+    def of_vision(*names: str, default: int = 1) -> Any:
+        return next((v for name in names if (v := getattr(vision, name, None))), default)
+
     size = getattr(getattr(vision, "sam_config", vision), "image_size", None)
     size = size if isinstance(size, int) else rules.FIELDS["image_size"]
-    patch = getattr(vision, "patch_size", rules.FIELDS["patch_size"])
-    many = 1 + odd
+    patch = of_vision("patch_size", default=rules.FIELDS["patch_size"])
+    merge = of_vision("spatial_merge_size", "merge_size", "merge_kernel_size", default=2)
+    sizes = {
+        "many": 1 + odd,
+        "more": 2 + odd,
+        "words": 3 + odd,
+        "channels": of_vision("in_channels", "in_chans", "num_channels", default=3),
+        "size": size,
+        "half": size // 2,
+        "width": size if odd else size // 2,
+        "tall": size * (2 - odd),
+        "fine": getattr(getattr(model.config, "high_res_vision_config", None), "image_size", 1),
+        "patch": of_vision("model_patch_size", default=patch) if form == "patches" else patch,
+        "merge": merge if isinstance(merge, int) else merge[0],
+        "times": of_vision("temporal_patch_size", "patch_temporal"),
+        "tiles": of_vision("max_num_tiles"),
+        "of_patch": 2 + of_vision("patch_embed_hidden_size"),
+        "side": 2 * of_vision("pooling_kernel_size"),
+    }
+    if form == "numbered patches":
+        high, wide = (side // patch for side in vision.image_size)
+        sizes |= {"high": high, "wide": wide, "rows": high // 2, "columns": wide // 2}
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
 
-    def pixels(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+    def made(kind: str, *axes: str) -> torch.Tensor:
+        shape = [prod(sizes.get(part) or int(part) for part in axis.split("*")) for axis in axes]
+        if kind == "drawn":
+            return torch.randn(shape, generator=generator).to(dtype)
+        if kind == "tokens":
+            low, high = rules.ORDINARY.start, rules.ORDINARY.stop
+            return torch.randint(low, high, shape, generator=generator)
+        if kind in ("mask", "boolean"):
+            mask = (torch.arange(prod(shape[:-1])) < shape[-1]).reshape(shape[:-1])
+            return mask.long() if kind == "mask" else mask
+        return torch.tensor([shape] if kind == "row" else shape)
 
-    def square(*shape: int) -> torch.Tensor:
-        return pixels(*shape, channels, size, size)
-
-    def flat(*shape: int) -> torch.Tensor:
-        return pixels(*shape, channels * patch**2)
-
-    def one(*values: int) -> torch.Tensor:
-        return torch.tensor([values])
-
-    match form:
-        case "grid" | "grid of squares":
-            # grid: (patches, channels * pixels), and the grid of each image
-            # grid of squares: as grid, (patches, channels, height, width)
-            merge = _merge(vision)
-            depth = (
-                getattr(vision, "temporal_patch_size", None)
-                or getattr(vision, "patch_temporal", None)
-                or 1
-            )
-            of_patch = (
-                (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
-            )
-            found: dict[str, Any] = {"pixel_values": pixels(2 * merge**2 * many, *of_patch)}
-            found["image_grid_thw"] = one(1, merge * many, 2 * merge)
-            merged = "image_merge_sizes" in inspect.signature(type(model).forward).parameters
-            return {**found, "image_merge_sizes": torch.tensor([merge])} if merged else found
-        case "grid of one frame":
-            # as grid, where a grid has no time
-            return {"pixel_values": flat(8 * many), "image_grid_hw": one(2 * many, 4)}
-        case "grid of tokens":
-            # (tokens, height, width, channels), and the grid of each image
-            side = patch * _merge(vision)
-            return {
-                "pixel_values": pixels(2 * many, side, side, channels),
-                "image_grid_thw": one(1, many, 2),
-            }
-        case "patches in time":
-            # (patches, times, height, width, channels)
-            return {
-                "pixel_values": pixels(1 + many, vision.temporal_patch_size, patch, patch, channels)
-            }
-        case "row of patches":
-            # (1, channels, height, patches * width), and the size of each image in patches
-            high, wide = 2 * _SIDE, 2 * _SIDE * many
-            return {
-                "pixel_values": pixels(1, channels, patch, high * wide * patch),
-                "target_sizes": one(high, wide),
-            }
-        case "square" | "square after a prefix" | "square beside text":
-            # square: (images, channels, height, width) square after a prefix: as square; token
-            # types tell the last run of text, which is learned square beside text: as square, one
-            # for each document, whose tokens have no places for it
-            return {"pixel_values": square(1)}
-        case "square and instructions" | "frames and instructions":
-            # square and instructions: as square, and tokens for each image, with a mask of padding
-            # frames and instructions: the same, of (videos, frames, channels, height, width)
-            frames = square(1, 2) if form == _FRAMES else square(1)
-            ids = torch.randint(
-                rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator
-            )
-            mask = (torch.arange(4) < 2 + many).long()[None]
-            return {
-                "pixel_values": frames,
-                "qformer_input_ids": ids,
-                "qformer_attention_mask": mask,
-            }
-        case "square and crops" | "views":
-            # square and crops: as square, the crops of all images, and how many each image has
-            # views: (images, channels, height, width), and smaller views of each, one after the
-            # other
-            of_local = size if form == "square and crops" else size // 2
-            found = {
-                "pixel_values": square(1),
-                "pixel_values_local": pixels(many, channels, of_local, of_local),
-            }
-            return {**found, "num_local_patches": torch.tensor([many])}
-        case "square and grids of crops":
-            # as square and crops, in lists, and how many crops lie side by side and below each
-            # other
-            found = {"pixel_values": square(1), "pixel_values_local": square(2 * many)}
-            return {**found, "num_local_patches": [2 * many], "patches_grid": [[many, 2]]}
-        case "two resolutions":
-            # as square, and the same image at a higher resolution
-            fine = model.config.high_res_vision_config.image_size
-            return {
-                "pixel_values": square(1),
-                "high_res_pixel_values": pixels(1, channels, fine, fine),
-            }
-        case "sized":
-            # (images, channels, height, width), padded, and the size of each image
-            image, width = square(1), size if odd else size // 2
-            image[..., width:] = 0
-            return {"pixel_values": image, "image_sizes": one(size, width)}
-        case "tiles":
-            # (images, tiles, channels, height, width), and the size of each image
-            return {"pixel_values": square(1, 5), "image_sizes": one(size * (2 - odd), 2 * size)}
-        case "tiles alone":
-            # as tiles, without the size, equally many of every image
-            return {"pixel_values": square(1, 2)}
-        case "tiles by row":
-            # (rows, images, tiles, channels, height, width), and which tiles each token sees
-            tiles = square(1, 1, vision.max_num_tiles)
-            tiles[:, :, many:] = 0
-            mask = (torch.arange(vision.max_num_tiles) < many).long()[None, None]
-            return {"pixel_values": tiles, "aspect_ratio_ids": one(many), "aspect_ratio_mask": mask}
-        case "nested" | "nested, seen":
-            # nested: (rows, images, channels, height, width)
-            # nested, seen: the same, and which images each token sees
-            return {"pixel_values": square(1, 1)}
-        case "nested, masked":
-            # as nested, and which images a row has
-            return {
-                "pixel_values": square(1, 1),
-                "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
-            }
-        case "flat patches":
-            # (1, patches, channels * pixels), of all images
-            return {"pixel_values": flat(1, 1 + many)}
-        case "flattened patches" | "flattened patches, masked":
-            # flattened patches: (images, patches, row and column and channels * pixels); a mask
-            # tells the placeholders flattened patches, masked: the same, and which patches are none
-            # of padding
-            high, wide, of_patch = _SIDE, _SIDE + odd, vision.patch_embed_hidden_size
-            # zeros are padding
-            patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)
-            where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
-            patches[:, : high * wide] = torch.cat(
-                [where[None], pixels(1, high * wide, of_patch)], dim=2
-            )
-            more = (
-                {}
-                if form == "flattened patches"
-                else {"attention_mask": (patches.sum(dim=-1) != 0).long()}
-            )
-            return {"flattened_patches": patches, **more}
-        case "numbered patches":
-            # (crops, patches, channels * pixels), and which of all are pooled for each placeholder
-            crops, (high, wide) = 1 + many, (side // patch for side in vision.image_size)
-            windows = (
-                torch.arange(high * wide)
-                .reshape(high // 2, 2, wide // 2, 2)
-                .transpose(1, 2)
-                .reshape(-1, 4)
-            )
-            numbers = torch.cat([windows + high * wide * crop for crop in range(crops)])
-            numbers[-1, -1] = -1  # padding
-            grids = one(high // 2, wide // 2, high // 2 * (crops - 1), wide // 2)
-            found = {
-                "pixel_values": flat(crops, high * wide),
-                NUMBERS: numbers,
-                "image_grids": grids,
-            }
-            return {**found, "image_num_crops": torch.tensor([crops])}
-        case "spatial patches":
-            # (images, patches, channels * pixels), which are none of padding, and how many lie side
-            # by side
-            high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
-            mask = (torch.arange(most) < high * wide).long()[None]
-            return {
-                "pixel_values": flat(1, most),
-                "spatial_shapes": one(high, wide),
-                "pixel_attention_mask": mask,
-            }
-    assert form == "patches"  # (images, patches, channels * pixels), and where each patch lies
-    patch = getattr(vision, "model_patch_size", patch)
-    side = 2 * getattr(vision, "pooling_kernel_size", 1)
-    where = torch.stack(
-        torch.meshgrid(
-            torch.arange(side),
-            torch.arange(side),
-            indexing="xy",
-        ),
-        dim=-1,
-    ).reshape(1, -1, 2)
-    return {"pixel_values": flat(1, side**2), "image_position_ids": where}
-
-
-def _merge(vision: Any) -> int:
-    """Return how many patches on a side become one token."""
-    names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
-    found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
-    return int(found if isinstance(found, int) else found[0])
+    lines = (line.split(" | ") for line in _FORMS.strip().splitlines())
+    wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
+    found: dict[str, Any] = {name: made(*how) for name, *how in wanted}
+    pixels: Any = found.get("pixel_values")
+    if "image_merge_sizes" not in inspect.signature(type(model).forward).parameters:
+        found.pop("image_merge_sizes", None)
+    if form == "sized":
+        pixels[..., sizes["width"] :] = 0
+    elif form == "tiles by row":
+        pixels[:, :, 1 + odd :] = 0
+    elif form == "square and grids of crops":
+        found |= {name: found[name].tolist() for name in ("num_local_patches", "patches_grid")}
+    elif "flattened_patches" in found:  # begin with their row and column; zeros are padding
+        where = torch.cartesian_prod(torch.arange(1, 3), torch.arange(1, 3 + odd))
+        patches = found["flattened_patches"][0]
+        patches[: len(where), :2], patches[len(where) :] = where, 0
+    elif form == "numbered patches":  # those of all that are pooled for each placeholder
+        numbers = torch.arange(pixels.shape[:2].numel()).reshape(-1, high // 2, 2, wide // 2, 2)
+        found[NUMBERS] = numbers.transpose(2, 3).reshape(-1, 4)
+        found[NUMBERS][-1, -1] = -1  # padding
+    elif form == "patches":
+        across = torch.arange(sizes["side"])
+        found["image_position_ids"] = torch.cartesian_prod(across, across).flip(-1)[None]
+    return found
 
 
 def _vision(model: PreTrainedModel) -> Any:

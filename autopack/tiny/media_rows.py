@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.registry import families, first_position
+from autopack.tiny import rules
 from autopack.tiny.models import tokens
 
 _ALONG = {"row of patches": -1, "flat patches": 1}
@@ -63,26 +64,31 @@ def runs(
     config: Any,
     parts: Sequence[int | str],
     seed: int,
-    placeholder: int,
+    fields: Sequence[str],
     around: Sequence[tuple[str, str]],
     count_of_next: Callable[[], int],
-) -> Iterator[torch.Tensor]:
-    """Yield the tokens (1, tokens) of each part of a document: of text, or placeholders of the next
-    medium.
+) -> tuple[list[torch.Tensor], int]:
+    """Return the tokens (1, tokens) of each part of a document, and the placeholder among them.
 
-    The fields `around` of a configuration name the tokens that begin and end a medium, if it has
-    such fields.
+    A part is text, or placeholders of the next medium. The first of `fields` of a configuration
+    names the placeholder, and those `around` the tokens that begin and end a medium, if it has such
+    fields.
     """
+    owners = (config, getattr(config, "audio_config", None))
+    known = (getattr(owner, name, None) for owner in owners for name in fields)
+    placeholder = next((value for value in known if isinstance(value, int)), rules.VOCAB - 1)
+    found = []
     for number, part in enumerate(parts):
         if isinstance(part, int):
-            yield tokens(config, 1, part, seed=seed * 100 + number)
+            found.append(tokens(config, 1, part, seed=seed * 100 + number))
             continue
-        ids = torch.full((1, count_of_next()), placeholder)
+        ids = [placeholder] * count_of_next()
         for names in around:
             start, end = (getattr(config, name, None) for name in names)
             if isinstance(start, int) and isinstance(end, int):
-                ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
-        yield ids
+                ids = [start, *ids, end]
+        found.append(torch.tensor([ids]))
+    return found, placeholder
 
 
 def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, int]:

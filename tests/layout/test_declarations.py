@@ -224,8 +224,6 @@ INVALID = {
         "position_ids": torch.arange(8)[None],
         "seq_idx": ONE_ROW["seq_idx"],
     },
-    "max_length_q too small": {"cu_seq_lens_q": torch.tensor([0, 3, 8]), "max_length_q": 4},
-    "max_length_k too small": {"position_ids": ONE_ROW["position_ids"], "max_length_k": 2},
 }
 
 

@@ -88,15 +88,6 @@ def test_first_positions_come_from_the_positions_of_the_call():
     assert layout.first_positions.tolist() == [5, 0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "bounds"),
-    [(1, [1, 5]), (1, [0, 4]), (1, [0, 3, 3, 5]), (1, [0, 3, 2, 5]), (2, [0, 4, 10])],
-)
-def test_impossible_bounds_are_refused(rows, bounds):
-    with pytest.raises(ValueError, match="rise from 0|spans two rows"):
-        PackedLayout(rows, 5, np.array(bounds), CPU)
-
-
 def test_rows_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"same number of tokens; found \[5, 6\]"):
         PackedLayout.from_lengths([[2, 3], [2, 4]])

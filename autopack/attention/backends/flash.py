@@ -96,5 +96,4 @@ BACKEND = Backend(
     attend=attend,
     over_prefixes=over_prefixes,
     availability=availability,
-    is_own=releases.is_flash,
 )

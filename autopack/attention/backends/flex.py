@@ -70,5 +70,4 @@ BACKEND = Backend(
     name="flex",
     attend=attend,
     availability=availability,
-    is_own=lambda implementation: implementation == "flex_attention",
 )

@@ -27,5 +27,4 @@ BACKEND = Backend(
     attend=attend,
     over_prefixes=prefixes.by_stretches,
     availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
-    is_own=lambda implementation: implementation == "sdpa",
 )
