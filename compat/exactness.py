@@ -279,9 +279,7 @@ def _markdown(results: Cells, task: str) -> str:
 
 def _counts(results: Cells) -> str:
     leaks = sum(has(cells, "LEAK") for cells in results.values())
-    exact = sum(
-        has(cells, "exact") and not has(cells, "LEAK") for cells in results.values()
-    )
+    exact = sum(has(cells, "exact") and not has(cells, "LEAK") for cells in results.values())
     refused = len(results) - exact - leaks
     return (
         f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."

@@ -4,6 +4,7 @@
     python -m compat.NAME WORD ...        those that are called so, or else those whose names contain a word
     python -m compat.NAME --record        also put them among those in compat/results, and write their pages
     python -m compat.NAME --check         run nothing; tell what is wrong in the record, and which page is old
+    python -m compat.NAME --pages         run nothing; write the pages of the record
 
 The exit status is 1 where something is wrong. A study is a module with a `STUDY`."""
 
@@ -117,7 +118,7 @@ def write_pages(
 
 def told(said: list[str]) -> int:
     """Print what is not as it has to be, and return the exit status."""
-    print("\n".join([*said, "Run the command without --check."] if said else ["up to date"]))
+    print("\n".join(said or ["up to date"]))
     return int(bool(said))
 
 
@@ -133,12 +134,20 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(study.about)
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the names of cells")
     parser.add_argument("--record", action="store_true", help="record them, and write the pages")
-    parser.add_argument("--check", action="store_true", help="hold pages to the record; run nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="hold pages to the record; run nothing"
+    )
+    parser.add_argument(
+        "--pages", action="store_true", help="write the pages of the record; run nothing"
+    )
     for name, options in study.options.items():
         parser.add_argument(f"--{name}", **options)
     asked = parser.parse_args(arguments)
     if asked.check:
         return told(study.stale())
+    if asked.pages:
+        settle(study.pages(study.recorded()))
+        return 0
     names = chosen(study.cells(), asked.words)
     if not names:
         parser.error(f"nothing is called {' or '.join(asked.words)}")
