@@ -1,7 +1,7 @@
 """The one command of all studies: cells are chosen, measured, printed, recorded, and shown on pages.
 
     python -m compat.NAME                 measure all cells of a study
-    python -m compat.NAME WORD ...        those that are called so, or else those whose names contain a word
+    python -m compat.NAME WORD ...        those of which it is the name or a word of it, or else those that contain it
     python -m compat.NAME --record        also put them among those in compat/results, and write their pages
     python -m compat.NAME --check         run nothing; tell what is wrong in the record, and which page is old
     python -m compat.NAME --pages         run nothing; write the pages of the record
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,7 +126,7 @@ def told(said: list[str]) -> int:
 def chosen(names: Iterable[str], words: Sequence[str]) -> list[str]:
     """The names that are words, or else those that contain one; all where there are no words."""
     names = list(names)
-    same = [name for name in names if name in words]
+    same = [name for name in names if {name, *re.split("[ /:]+", name)} & {*words}]
     return same or [name for name in names if not words or any(word in name for word in words)]
 
 

@@ -64,7 +64,6 @@ def pages(cells: Cells) -> dict[Path, str]:
         of = [results.get(name, {}) for results in by_release.values()]
         size = next((_count(each["parameters"]) for each in of if "parameters" in each), "")
         rows.append([name, cls, size, *(_cell(each, reasons) for each in of)])
-    head, line, *rest = markdown_table(rows)
     numbers = {r: Counter(each["status"] for each in of.values()) for r, of in by_release.items()}
     counts = [
         f"* {release}: " + ", ".join(f"{found[each]} {each}" for each in STATUSES if found[each])
@@ -79,8 +78,8 @@ Models of the configurations that their authors publish, at full size on the met
 default call; torch {torch}. A cell says what has proven the model (`handle.enabled.proof`),
 and the processor time and peak memory of `enable`. compat/published has the configurations.
 """
-    lines = [text, head, line.replace("---|---|---|", "---|---|---:|", 1), *rest]
-    return {matrix.RESULTS / "published.md": "\n".join([*lines, "", *counts, "", *notes]) + "\n"}
+    lines = [text, *markdown_table(rows), "", *counts, "", *notes, ""]
+    return {matrix.RESULTS / "published.md": "\n".join(lines)}
 
 
 def _cell(found: dict[str, Any], reasons: dict[str, int]) -> str:
