@@ -56,11 +56,13 @@ def test_the_museums_own_model_is_sound_in_every_call(model):
 
 
 def statements_of(path):
-    """How many statements there are beside imports, docstrings and that of EXHIBIT."""
+    """How many statements there are beside imports, docstrings, `mistaken` and `sound`."""
     made = [
         node
         for node in ast.parse(path.read_text()).body
-        if not ast.unparse(node).startswith(("import", "from", "EXHIBIT", "'", '"'))
+        if not ast.unparse(node).startswith(
+            ("import", "from", "mistaken =", "sound =", "def mistaken", "def sound", "'", '"')
+        )
     ]
     every = [each for node in made for each in ast.walk(node) if isinstance(each, ast.stmt)]
     return sum(not isinstance(getattr(each, "value", None), ast.Constant) for each in every)
@@ -83,18 +85,15 @@ def test_there_are_enough_of_them_and_of_their_projects():
 
 
 def test_an_exhibit_says_what_kind_it_is_and_where_it_was_reported():
-    settings = {
-        "kind": "masks",
-        "reported": ("trl#1",),
-        "says": "",
-        "mistaken": dict,
-        "sound": dict,
-    }
-    exhibit.Exhibit(**settings)
+    assert exhibit.parsed("A\n\nmasks: trl#1, b/c#2\n\nIt\nis.") == (
+        "masks",
+        ["trl#1", "b/c#2"],
+        "It is.",
+    )
     with pytest.raises(ValueError, match="kind must be one of"):
-        exhibit.Exhibit(**settings | {"kind": "others"})
+        exhibit.parsed("A\n\nothers: trl#1\n\nIt is.")
     with pytest.raises(ValueError, match="a project and a number"):
-        exhibit.Exhibit(**settings | {"reported": ("trl",)})
+        exhibit.parsed("A\n\nmasks: trl\n\nIt is.")
 
 
 @pytest.mark.parametrize(
