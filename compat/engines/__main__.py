@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from compat import study
 from compat.common import packages
-from compat.engines.cells import ENGINE_NAMES, types_of
+from compat.engines.cells import ENGINES, types_of
 from compat.engines.start import run
 from compat.study import Study
 
@@ -21,7 +21,7 @@ GOOD = ("exact", "refused", "ended", "absent", "no stock")
 STUDY = Study(
     "engines",
     str(__doc__),
-    lambda: [f"{engine}/{kind}" for engine in ENGINE_NAMES for kind in types_of(engine)],
+    lambda: [f"{engine}/{kind}" for engine in ENGINES for kind in types_of(engine)],
     lambda names, asked: run(names, asked.timeout),
     lambda _, verdict: None if verdict["status"] in GOOD else verdict["status"],
     lambda: packages("accelerate"),
