@@ -9,7 +9,16 @@ import torch
 import autopack
 from compat.museum import exhibit, measure, page
 from compat.museum.__main__ import STUDY
-from compat.museum.models._plain import Convolution, Plain, Recurrence, Routed, Varlen, made
+from compat.museum.models._plain import (
+    Attention,
+    Convolution,
+    Plain,
+    Recurrence,
+    Routed,
+    Router,
+    Varlen,
+    made,
+)
 
 NAMES = exhibit.names()
 QUICK = (
@@ -37,21 +46,10 @@ def test_every_exhibit_is_found_and_its_twin_is_not(name):
     is_as_recorded(name)
 
 
-class OfVarlen(Plain):
-    part = Varlen
-
-
-class OfRecurrence(Plain):
-    part = Recurrence
-
-
-class OfConvolution(Plain):
-    part = Convolution
-
-
-@pytest.mark.parametrize("model", [Plain, OfVarlen, OfRecurrence, OfConvolution, Routed])
-def test_the_museums_own_model_is_sound_in_every_call(model):
+@pytest.mark.parametrize("part", [Attention, Varlen, Recurrence, Convolution, Router])
+def test_the_museums_own_model_is_sound_in_every_call(part):
     torch.manual_seed(0)
+    model = Routed if part is Router else type("Of", (Plain,), {"part": part})
     assert autopack.audit(made(model, output_router_logits=False)).exact
 
 
