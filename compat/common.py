@@ -10,7 +10,7 @@ import platform
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,3 +73,14 @@ def short(reason: str) -> str:
     line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(reason.split()))
     line = re.sub(r"(/[\w.+-]+)+/(?=[\w.-]+)", "", line)
     return line if len(line) <= 240 else line[:239] + "…"
+
+
+def gradients_apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+    """The largest error of gradients by name, of the norm of each; of those that are all but zero,
+    which have no scale of their own, of a thousandth of the largest norm."""
+    least = 1e-3 * max((gradient.norm().item() for gradient in wanted.values()), default=0.0)
+    errors = (
+        (found[name].float() - gradient).norm().item() / max(gradient.norm().item(), least)
+        for name, gradient in wanted.items()
+    )
+    return max(errors, default=0.0)

@@ -1,8 +1,7 @@
-"""Print, for every causal type, whether rows that begin alike give what stock gives where that is
+"""Measure, for every causal type, whether rows that begin alike give what stock gives where that is
 computed once.
 
-    python -m compat.prefixes --record        all types on all backends, recorded in compat/results/prefixes.json
-    python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
+    python -m compat.prefixes --record     all types on all backends; other releases have a record of their own
 
 Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain
 `autopack.enable(model)`. Its batches are trees of depth 1, 2 and 3, padded and as packed rows.
@@ -13,26 +12,21 @@ computes every row, as it would without prefixes."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections import Counter
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
+import transformers
 
 import autopack
 from autopack import tiny
 from autopack.calls.prefixes import why_not
 from autopack.errors import AutopackError
-from compat.common import quietly, said, write_json
+from compat import study
+from compat.common import said
 from compat.exactness import BACKENDS, Undeclared, built, stand_in
 from compat.standins import taken_for_kernels
+from compat.study import Study
 
-RESULTS = Path(__file__).parent / "results" / "prefixes.json"
 TOLERANCE = {"logits": 1e-4, "hidden": 1e-4, "loss": 1e-5, "gradients": 1e-3}
 """Of float32, relative to the largest value: those of `autopack.audit`, and of losses a tenth of
 its."""
@@ -130,27 +124,24 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
         kept = why_not(handle.enabled)
         if kept is not None:
             return {"status": "kept", "reason": kept}
-        errors: dict[str, float] = {}
-        shared = 0
-        for batch, wanted in zip(batches, stock, strict=True):
+        found, shared = [], 0
+        for batch in batches:
             for _ in range(2):  # in the first one, whether padding is read is found out
                 before = handle.tally.training.shared
                 try:
-                    found = results_of(model, *batch)
+                    found.append(results_of(model, *batch))
                 except AutopackError as error:
                     return {"status": "refused", "reason": error.message.partition("\n")[0]}
                 shared += handle.tally.training.shared > before
-            for name in wanted:
-                errors[name] = max(errors.get(name, 0.0), _error(found[name], wanted[name]))
         if not shared:
             return {
                 "status": "kept",
                 "reason": why_not(handle.enabled) or "; ".join(handle.tally.left),
             }
         packed = _packed(model, handle, batches, stock)
-    apart = {name for name, error in errors.items() if not error <= TOLERANCE[name]}
+    errors = _errors(found, [each for each in stock for _ in range(2)])
     return {
-        "status": "APART" if apart else "exact",
+        "status": "APART" if _apart(errors) else "exact",
         "shared calls": shared,
         "packed": packed,
         **errors,
@@ -160,18 +151,25 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
 def _packed(model: Any, handle: Any, batches: list[Any], stock: list[Any]) -> str:
     """What becomes of the same documents in packed rows: exact, APART by how much, kept, or why it
     is refused."""
-    worst = dict.fromkeys(TOLERANCE, 0.0)
     shared = handle.tally.training.shared
-    for batch, wanted in zip(batches, stock, strict=True):
-        try:
-            found = results_of_row(model, *batch)
-        except AutopackError as error:
-            return "refused: " + error.message.partition("\n")[0]
-        for name in wanted:
-            worst[name] = max(worst[name], _error(found[name], wanted[name]))
-    if any(not error <= TOLERANCE[name] for name, error in worst.items()):
+    try:
+        found = [results_of_row(model, *batch) for batch in batches]
+    except AutopackError as error:
+        return "refused: " + error.message.partition("\n")[0]
+    worst = _errors(found, stock)
+    if _apart(worst):
         return "APART by " + ", ".join(f"{name} {error:.0e}" for name, error in worst.items())
     return "exact" if handle.tally.training.shared > shared else "kept"
+
+
+def _apart(errors: dict[str, float]) -> bool:
+    return any(not error <= TOLERANCE[name] for name, error in errors.items())
+
+
+def _errors(found: list[Any], wanted: list[Any]) -> dict[str, float]:
+    """The largest errors of all calls, by what is compared."""
+    pairs = list(zip(found, wanted, strict=True))
+    return {name: max(_error(one[name], other[name]) for one, other in pairs) for name in TOLERANCE}
 
 
 def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
@@ -188,50 +186,33 @@ def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     return worst
 
 
-def _measured(model_type: str, backend: str) -> dict[str, Any]:
-    try:
-        return measure(model_type, backend)
-    except Exception as error:
-        return {"status": "ERROR", "reason": said(error)}
+def _measured(model_type: str) -> dict[str, Any]:
+    found = {}
+    for backend in BACKENDS:
+        try:
+            found[backend] = measure(model_type, backend)
+        except Exception as error:
+            found[backend] = {"status": "ERROR", "reason": said(error)}
+    return found
 
 
-def main() -> int:
-    """Run the measurements, print a line for each cell, and return 1 where one is apart."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument(
-        "--record", action="store_true", help="merge them into the recorded results"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="where it is recorded (%(default)s)"
-    )
-    asked = parser.parse_args()
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    with quietly():
-        for model_type in tqdm(asked.types or tiny.types_for("causal-lm"), disable=None):
-            cells = found[model_type] = {
-                backend: _measured(model_type, backend) for backend in BACKENDS
-            }
-            for backend, cell in cells.items():
-                print(model_type, backend, *(f"{name}={value}" for name, value in cell.items()))
-    everything = [cell for cells in found.values() for cell in cells.values()]
-    print(dict(Counter(cell["status"] for cell in everything)))
-    if asked.record:
-        recorded = json.loads(asked.results.read_text())["types"] if asked.results.exists() else {}
-        versions = {name: version(name) for name in ("transformers", "torch")}
-        write_json(
-            asked.results,
-            {**versions, "types": dict(sorted({**recorded, **found}.items()))},
-            depth=3,
-        )
-    bad = any(
-        cell["status"] in ("APART", "ERROR") or "APART" in cell.get("packed", "")
-        for cell in everything
-    )
-    return int(bad)
+def _wrong(_: str, cells: dict[str, Any]) -> str | None:
+    bad = [
+        backend
+        for backend, cell in cells.items()
+        if cell["status"] in ("APART", "ERROR") or "APART" in cell.get("packed", "")
+    ]
+    return ", ".join(bad)
 
+
+_RELEASE = transformers.__version__
+STUDY = Study(
+    "prefixes" if _RELEASE == "5.23.0" else f"prefixes-{_RELEASE}",
+    str(__doc__),
+    lambda: tiny.types_for("causal-lm"),
+    lambda names, _: ((name, _measured(name)) for name in names),
+    _wrong,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(study.main(STUDY))

@@ -6,12 +6,10 @@ python -m compat.readme --check    exit with 1 where README.md says something el
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +17,10 @@ import autopack
 from autopack import registry, tiny
 from autopack.architectures.encoder_decoders import WHOLE_HALF as HALVES
 from autopack.mixers import OneByOne
-from compat.exactness import RELEASE, recorded, results_of
+from compat import study
+from compat.exactness import has, page_of, recorded
 from compat.matrix import ROOT, load_matrix
-from compat.tables import cells_of, counts, load_results, proofs, share
+from compat.tables import cells_of, counts, load_results, markdown_table, proofs, share
 from compat.words import SOURCES
 
 README = ROOT / "README.md"
@@ -42,14 +41,8 @@ Cells = dict[str, dict[str, Any]]
 def served() -> str:
     """The table of what is served: per task the numbers of types that are exact, refused, and that
     could not be run."""
-    version = _short(RELEASE)
-    rows = [
-        (
-            f"| task of the model's class | types of transformers {version} | exact | refused | "
-            "could not be run |"
-        ),
-        "|---|---|---|---|---|",
-    ]
+    types = f"types of transformers {_release()}"
+    rows = [["task of the model's class", types, "exact", "refused", "could not be run"]]
     rows += [_row(task, results) for task, results in recorded().items()]
     whole = [
         f
@@ -63,13 +56,22 @@ def served() -> str:
         "whole encoder or decoder keeps them apart: that is run on each document alone, and "
         "`enable` warns of it."
     )
-    return "\n".join([*rows, "", textwrap.fill(remark, 130, break_on_hyphens=False)])
+    return "\n".join([*markdown_table(rows), "", _filled(remark)])
 
 
-def _row(task: str, results: dict[str, Cells]) -> str:
-    exact = [
-        name for name, cells in results.items() if _has(cells, "exact") and not _has(cells, "LEAK")
+def _filled(text: str) -> str:
+    words = " ".join(text.split())
+    return textwrap.fill(words, 130, break_on_hyphens=False, break_long_words=False)
+
+
+def _exact(results: dict[str, Cells]) -> list[str]:
+    return [
+        name for name, cells in results.items() if has(cells, "exact") and not has(cells, "LEAK")
     ]
+
+
+def _row(task: str, results: dict[str, Cells]) -> list[str]:
+    exact = _exact(results)
     refused = {
         name: reason
         for name, cells in results.items()
@@ -80,7 +82,7 @@ def _row(task: str, results: dict[str, Cells]) -> str:
     )
     not_run = ", ".join(f"{n} ({reason})" for reason, n in others.most_common())
     count = str(len(exact))
-    with_images = sum(_has(results[name], "exact", key="images") for name in exact)
+    with_images = sum(has(results[name], "exact", key="images") for name in exact)
     without_text = sum(
         any("without images" in cell for cell in results[name].values()) for name in exact
     )
@@ -91,19 +93,15 @@ def _row(task: str, results: dict[str, Cells]) -> str:
         )
     if without_text:
         count += f", {without_text} with images alone"
-    link = f"[{TASKS.get(task, task)}](compat/results/{results_of(task).with_suffix('.md').name})"
-    return f"| {link} | {len(results)} | {count} | {_grouped(refused)} | {not_run or 0} |"
-
-
-def _has(cells: Cells, status: str, key: str = "status") -> bool:
-    return any(cell.get(key) == status for cell in cells.values())
+    link = f"[{TASKS.get(task, task)}](compat/results/{page_of(task).name})"
+    return [link, str(len(results)), count, _grouped(refused), not_run or "0"]
 
 
 def _refusal(name: str, cells: Cells) -> str | None:
     """Why autopack refuses a type, in the first words of the recorded reason; None where it does
     not."""
     by_family = any(name in family.refused_types for family in registry.families())
-    if _has(cells, "exact") or not (_has(cells, "refused") or by_family):
+    if has(cells, "exact") or not (has(cells, "refused") or by_family):
         return None
     reason = next(cell["reason"] for cell in cells.values() if "reason" in cell)
     # The class that a reason begins with is that of one type, and what follows a comma explains or
@@ -114,11 +112,11 @@ def _refusal(name: str, cells: Cells) -> str | None:
 def _obstacle(cells: Cells) -> str:
     """What keeps transformers itself from running a type that is neither exact nor refused."""
     reason = next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
-    if _has(cells, "LEAK"):
+    if has(cells, "LEAK"):
         return "LEAKS"
     if "requires the" in reason or "No module named" in reason:
         return "a package is missing"
-    return "not built tiny" if _has(cells, "unbuildable") else "stock transformers raises"
+    return "not built tiny" if has(cells, "unbuildable") else "stock transformers raises"
 
 
 def _grouped(reasons: dict[str, str]) -> str:
@@ -162,39 +160,26 @@ def versions() -> str:
     ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
     {left["padded"]:,} stay as they came and packed labels of {left["labels"]:,} are refused; see
     [compat/results/README.md](compat/results/README.md)."""
-    return textwrap.fill(
-        " ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False
-    )
+    return _filled(text)
 
 
 def summary() -> str:
     """What is served, in a few lines: types by task, and cells of all releases."""
     counted = []
     for task, results in recorded().items():
-        exact = [
-            name
-            for name, cells in results.items()
-            if _has(cells, "exact") and not _has(cells, "LEAK")
-        ]
-        pictures = sum(
-            any(cell.get("images") == "exact" for cell in cells.values())
-            for cells in results.values()
-        )
+        pictures = sum(has(cells, "exact", "images") for cells in results.values())
         also = f", {pictures} with images" if pictures else ""
-        counted.append(f"{len(exact)} of {len(results)} ({TASKS.get(task, task)}{also})")
+        counted.append(f"{len(_exact(results))} of {len(results)} ({TASKS.get(task, task)}{also})")
     matrix = load_matrix()
     releases = list(load_results(matrix).values())
     found: Counter[str] = sum(map(counts, releases), Counter())
-    version = _short(RELEASE)
-    text = f"""With transformers {version} {_listed(counted)} model types are exact, and none leaks
+    text = f"""With transformers {_release()} {_listed(counted)} model types are exact, and none leaks
     ([tables](docs/reliability.md#model-types-and-releases)); with {len(releases)} releases from
     {matrix.releases[0].minor} to {matrix.releases[-1].minor} it is so of {found["exact"]:,} pairs of a type
     and a backend, {found["LEAK"] + found["crash"]} are wrong, and the rest are refused
     ([releases](compat/results/README.md)). `enable` tests a tiny random copy of your model first, in about a
     second; some of its later calls are tested too ([how](docs/trust.md))."""
-    return textwrap.fill(
-        " ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False
-    )
+    return _filled(text)
 
 
 NEEDS = {
@@ -214,7 +199,7 @@ table."""
 def needed() -> str:
     """Measure packed rows of tiny models in stock transformers, and enabled: a table of what
     leaks."""
-    lines = [f"| packed rows, transformers {_short(RELEASE)} | stock | enabled |", "|---|---|---|"]
+    rows = [[f"packed rows, transformers {_release()}", "stock", "enabled"]]
     for words, (model_type, mode) in NEEDS.items():
         model = tiny.build(model_type, task="masked-lm" if model_type == "bert" else "causal-lm")
         ask = partial(autopack.audit, model, modes=(mode,), training=(False,), gradients=False)
@@ -222,12 +207,13 @@ def needed() -> str:
         with autopack.enable(model):
             enabled = ask()
         said = ("exact" if report.exact else "**leaks**" for report in (stock, enabled))
-        lines.append(f"| {words} | {' | '.join(said)} |")
-    return "\n".join(lines)
+        rows.append([words, *said])
+    return "\n".join(markdown_table(rows))
 
 
-def _short(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+def _release() -> str:
+    """That of the record, such as 5.23."""
+    return ".".join(study.recorded("exactness")["with"]["transformers"].split(".")[:2])
 
 
 BLOCKS: dict[str, Callable[[], str]] = {"needed": needed, "served": summary}
@@ -251,29 +237,11 @@ def written(text: str) -> str:
     return text
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write README.md anew, or with `--check` return 1 where that would change it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; exit with 1 where README.md is out of date",
-    )
-    check = parser.parse_args().check
-    present = README.read_text(encoding="utf-8")
-    wanted = written(present)
-    if check and wanted != present:
-        print(
-            "README.md is not what the families and recorded results give; run `python -m "
-            "compat.readme`."
-        )
-        return 1
-    if not check:
-        README.write_text(wanted, encoding="utf-8")
-    return 0
+    pages = lambda: {README: written(README.read_text(encoding="utf-8"))}  # noqa: E731
+    return study.write_pages(__doc__, pages, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -60,20 +60,3 @@ def stale(function: Function) -> Function:
         return known[id(args[0])][1]
 
     return first
-
-
-def seam(name: str, at: str, breaks: Break, *tests: str) -> Seam:
-    """Return a row of the table; a test stands in the file that was named last before it."""
-    file = ""
-    found: list[str] = []
-    for test in tests:
-        if test.endswith(".py"):
-            file = test
-        else:
-            found.append(f"tests/{file}::{test}")
-    return Seam(name, f"autopack.{at}", breaks, tuple(found))
-
-
-def as_one(layout: Any) -> Any:
-    """Return the layout of the same rows, each one document."""
-    return type(layout).from_lengths([[layout.columns]] * layout.rows, layout.device)

@@ -1,8 +1,7 @@
 """Break autopack on purpose, at one named function at a time, and see that its tests notice.
 
-    python -m compat.seams                    every seam of compat/seam_table
-    python -m compat.seams --only flex scan:  the seams whose names contain one of these
-    python -m compat.seams --list             print the seams and run nothing
+    python -m compat.seams --record           every seam of compat/seam_table
+    python -m compat.seams flex scan:         the seams whose names contain one of these
 
 The tests of all seams run once with wrappers that change nothing, and have to pass. Those of each
 seam then run with its break, in a process of its own, and every one has to fail. Nothing on disk
@@ -12,7 +11,6 @@ fail without a break.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import gc
@@ -21,9 +19,9 @@ import inspect
 import io
 import multiprocessing
 import os
-import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tqdm import tqdm
 
-from compat.common import packages, write_json
+from compat import study
 from compat.matrix import ROOT
 from compat.seam_breaks import Break, Seam, unchanged
 from compat.seam_table import SEAMS
+from compat.study import Study
 
 _BROKEN = "AUTOPACK_COMPAT_SEAM"
 """The environment variable that names the seam to processes which tests spawn."""
@@ -211,88 +209,39 @@ def _of(test: str, names: set[str]) -> list[str]:
     return [name for name in names if name == test or name.startswith((f"{test}[", f"{test}::"))]
 
 
-def problems(seams: Iterable[Seam], root: Path = ROOT) -> list[str]:
-    """Return what is wrong with seams, in words: names that come twice, what is not found."""
-    seams = list(seams)
-    names = [seam.name for seam in seams]
-    found = [
-        f"{name}: there are several of this name"
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-    ]
+def problems(seams: Iterable[Seam]) -> list[str]:
+    """Return what is wrong with seams, in words: names that come twice, functions that are not
+    found."""
+    counts = Counter(seam.name for seam in seams)
+    found = [f"{name}: there are several of this name" for name, n in counts.items() if n > 1]
     for seam in seams:
         try:
             home_of(seam.at)
         except (ImportError, AttributeError, LookupError) as error:
             found.append(f"{seam.name}: {error}")
-        found += [
-            f"{seam.name}: there is no test {test}"
-            for test in seam.tests
-            if not _exists(test, root)
-        ]
         found += [] if seam.tests else [f"{seam.name}: it names no tests"]
     return found
 
 
-def _exists(test: str, root: Path) -> bool:
-    file, *names = test.partition("[")[0].split("::")
-    text = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else None
-    return text is not None and all(
-        re.search(rf"^\s*(?:class|def) {name}\b", text, re.MULTILINE) for name in names
-    )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Try the seams that are asked for; return 1 where one survives or cannot be tried."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[""],
-        metavar="WORD",
-        help="seams whose names contain one of these",
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="processes that run tests at the same time"
-    )
-    parser.add_argument("--list", action="store_true", help="print the seams and run nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
-    asked = parser.parse_args(arguments)
-    seams = [seam for seam in SEAMS if any(word in seam.name for word in asked.only)]
-    if not seams:
-        parser.error(f"no seam has {' or '.join(asked.only)} in its name; see --list")
-    if asked.list:
-        print(
-            "\n".join(f"{seam.name}\n    {seam.at}\n    {' '.join(seam.tests)}" for seam in seams)
-        )
-        return 0
+def _measured(names: list[str], asked: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    seams = [seam for seam in SEAMS if seam.name in names]
     if wrong := problems(seams):
-        print("\n".join(wrong))
-        return 1
-    width = max(len(seam.name) for seam in seams)
-    outcomes: list[Outcome] = []
-    for outcome in tqdm(run(seams, asked.jobs), total=len(seams), unit=" seams", disable=None):
-        outcomes.append(outcome)
-        with tqdm.external_write_mode():
-            print(
-                f"{outcome.seam.name:<{width}}  {'' if outcome.caught else '!! '}{outcome.by}",
-                flush=True,
-            )
-    caught = sum(outcome.caught for outcome in outcomes)
-    print(f"\n{len(outcomes)} seams: {caught} caught, {len(outcomes) - caught} not.")
-    if asked.json is not None:
-        tried = [
-            {"name": each.seam.name, "caught": each.caught, "by": each.by} for each in outcomes
-        ]
-        write_json(asked.json, {"with": packages(), "seams": tried})
-    return int(caught < len(outcomes))
+        raise SystemExit("\n".join(wrong))
+    for each in run(seams, asked.jobs):
+        yield each.seam.name, {"status": "caught" if each.caught else "SURVIVES", "by": each.by}
 
+
+STUDY = Study(
+    "seams",
+    str(__doc__),
+    lambda: [seam.name for seam in SEAMS],
+    _measured,
+    options={"jobs": {"type": int, "default": 1, "help": "processes at the same time"}},
+)
 
 if __name__ == "__mp_main__" and os.environ.get(_BROKEN):
     _held = put(next(seam for seam in SEAMS if seam.name == os.environ[_BROKEN]))
     _held.__enter__()  # for as long as the process lives
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(study.main(STUDY))

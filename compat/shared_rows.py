@@ -1,8 +1,7 @@
-"""Print, for every causal and masked type, whether rows that two ranks share give what each
+"""Measure, for every causal and masked type, whether rows that two ranks share give what each
 document gives alone.
 
-    python -m compat.shared_rows                     all types, recorded in compat/results/shared_rows.json
-    python -m compat.shared_rows llama gpt_oss       some types, printed only
+    python -m compat.shared_rows --record
 
 Two processes of gloo have half of the columns of every row each. Models are tiny and random,
 without dropout and in training mode, and enabled by `autopack.enable(model,
@@ -11,12 +10,9 @@ alone on one process. Positions are those of `PackingCollator.for_model`."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
-from collections import Counter
-from importlib.metadata import version
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +24,12 @@ from autopack import tiny
 from autopack.errors import AutopackError
 from autopack.inspection.source import shifts_labels
 from autopack.registry import first_position
-from compat.common import quietly, said, short, write_json
+from compat import study
+from compat.common import quietly, said, short
+from compat.study import Study
 from tests.integration.documents import FLOAT32, run_alone
 from tests.integration.row_parts import model_of, rows_of, shared
 
-RESULTS = Path(__file__).parent / "results" / "shared_rows.json"
-NAMES = [f"{name}:{task}" for task in ("causal-lm", "masked-lm") for name in tiny.types_for(task)]
 TOLERANCE = 10 * FLOAT32
 LENGTHS = ((7, 12, 5), (3, 19, 2))
 """Of two rows of 24 columns: documents begin and end in parts of both ranks, and one is longer than
@@ -90,26 +86,20 @@ def _work(rank: int, kinds: list[str], folder: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
-    """Run the measurements, print the table, and return 1 where a type is wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("types", nargs="*", help="model types (default: all)")
-    arguments = parser.parse_args()
-    kinds = [
-        name for name in NAMES if not arguments.types or name.partition(":")[0] in arguments.types
-    ]
+def _measured(kinds: list[str], _: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_work, args=(kinds, folder), nprocs=2)
-        found = json.loads(Path(folder, "found.json").read_text())
-    counted = Counter(cell["status"] for cell in found.values())
-    print(f"\n{len(found)} types: {dict(counted)}")
-    if not arguments.types:
-        versions = {name: version(name) for name in ("transformers", "torch")}
-        write_json(RESULTS, {**versions, "types": found}, depth=3)
-    return int(counted["WRONG"] + counted["ERROR"] > 0)
+        yield from json.loads(Path(folder, "found.json").read_text()).items()
 
+
+STUDY = Study(
+    "shared_rows",
+    str(__doc__),
+    lambda: [
+        f"{name}:{task}" for task in ("causal-lm", "masked-lm") for name in tiny.types_for(task)
+    ],
+    _measured,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(study.main(STUDY))

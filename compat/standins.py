@@ -19,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from compat import signatures
 from compat.old_releases import bound_at_import
@@ -190,10 +189,6 @@ def _computed(given: Mapping[str, Any]) -> torch.Tensor:
 _BOUNDS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
-def _with_nothing(given: Mapping[str, Any]) -> tuple[torch.Tensor, None]:
-    return _computed(given), None
-
-
 def _paged(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("the stand-in has no paged cache")
 
@@ -216,7 +211,7 @@ def _flash_3() -> dict[str, ModuleType]:
 
 def _flash_4() -> dict[str, ModuleType]:
     package, cute = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
-    _fill(cute, signatures.FLASH_4, _with_nothing)
+    _fill(cute, signatures.FLASH_4, lambda given: (_computed(given), None))
     package.cute = cute  # type: ignore[attr-defined]
     return {"flash_attn": package, "flash_attn.cute": cute}
 
@@ -227,12 +222,8 @@ def _fill(module: ModuleType, package: str, compute: Callable[[Mapping[str, Any]
     vars(module)["flash_attn_with_kvcache"] = _paged
 
 
-def _flash_2() -> dict[str, ModuleType]:
-    return flash_2_of(_computed)
-
-
-_FLASH = {
-    "flash_attention_2": _flash_2,
+_FLASH: dict[str, Callable[[], dict[str, ModuleType]]] = {
+    "flash_attention_2": partial(flash_2_of, _computed),
     "flash_attention_3": _flash_3,
     "flash_attention_4": _flash_4,
 }
@@ -299,13 +290,12 @@ def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
             )
         else:
             # It takes the dtype of the first linear layer, and GPT-2's attention has none.
-            first = partial(_first_or, torch.nn.Linear(1, 1))
-            stack.enter_context(mock.patch.object(integration, "next", first, create=True))
+            layer = torch.nn.Linear(1, 1)
+            first = mock.patch.object(
+                integration, "next", lambda found: next(found, layer), create=True
+            )
+            stack.enter_context(first)
         yield
-
-
-def _first_or(default: Any, found: Iterator[Any]) -> Any:
-    return next(found, default)
 
 
 def set_implementation(model: Any, implementation: str) -> None:
@@ -390,32 +380,6 @@ def _places_of(sizes: tuple[int, ...], device: Any = None) -> list[torch.Tensor]
         torch.arange(n, device=device).view([-1 if a == b else 1 for b in range(4)])
         for a, n in enumerate(sizes)
     ]
-
-
-class _Float64(TorchFunctionMode):
-    __module__ = "torch.compat"  # in a mode of somebody else's, calls are checked
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.float:
-            return torch.Tensor.double(*args)
-        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {
-            name: torch.float64 if value is torch.float32 else value
-            for name, value in (kwargs or {}).items()
-        }
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def float64_throughout() -> Iterator[None]:
-    """Lift the casts to float32 that models make in their own code whatever dtype they have."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Float64():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def taken_for_kernels(handle: Any) -> None:

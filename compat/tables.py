@@ -280,11 +280,6 @@ labels; *other* are cells in which stock itself raises on one document, or of wh
 [releases](releases) has every cell, with reasons."""
 
 
-def write_table(matrix: Matrix) -> None:
-    """Write the generated page anew."""
-    table_path().write_text(markdown(matrix, load_results(matrix)), encoding="utf-8")
-
-
 def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
     """What contradicts the matrix among the recorded results and the generated page, and what has
     no record yet."""

@@ -29,12 +29,10 @@ from typing import Any
 
 import transformers
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from compat import study
+from compat.matrix import ROOT, tomllib
+from compat.tables import markdown_table
 
-ROOT = Path(__file__).parents[1]
 DOCUMENTED = Path(__file__).with_name("upstream.toml")
 PAGE = ROOT / "docs" / "upstream.md"
 TYPES = """
@@ -46,9 +44,7 @@ Outcomes = dict[str, dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study.parser_of(__doc__)
     parser.add_argument(
         "directory", type=Path, help="where transformers' tests folder and conftest.py are"
     )
@@ -103,39 +99,18 @@ def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcome
     """Run tests in one form: stock where `unpad` is None."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder, "outcomes.json")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "compat.upstream_plugin",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "--tb=no",
-        ]
-        command += [
-            "-n",
-            str(args.jobs),
-            "--outcomes",
-            str(outcomes),
-            "--no-header",
-            "-rN",
-            "--disable-warnings",
-        ]
+        options = (
+            "-p compat.upstream_plugin -p no:cacheprovider -q --tb=no --no-header -rN "
+            f"--disable-warnings -n {args.jobs} --outcomes"
+        )
+        command = [sys.executable, "-m", "pytest", *options.split(), str(outcomes)]
         command += ["-k", args.keyword] if args.keyword else []
         command += ["--unpad", unpad] if unpad else []
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        surroundings = {
-            "PYTHONPATH": paths,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        same = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environ = {**os.environ, **same, "PYTHONPATH": paths}
         print(f"\n{'enabled, unpad=' + repr(unpad) if unpad else 'stock'}", flush=True)
-        done = subprocess.run(
-            [*command, *what], cwd=args.directory, env={**os.environ, **surroundings}, check=False
-        )
+        done = subprocess.run([*command, *what], cwd=args.directory, env=environ, check=False)
         if done.returncode > 1:  # 1 says that tests failed
             raise SystemExit(
                 f"pytest ended with status {done.returncode}; see what it says: {' '.join(command)}"
@@ -153,28 +128,19 @@ def documented() -> dict[str, str]:
 def table(types: list[str], enabled: Outcomes, failures: list[str]) -> str:
     """A line per type: tests that pass enabled, those among them in which a model was, and those
     that fail."""
-    lines = [
-        "| type | pass | of them with an enabled model | fail when enabled |",
-        "|---|---|---|---|",
-    ]
+    rows = [["type", "pass", "of them with an enabled model", "fail when enabled"]]
     total: Counter[int] = Counter()
     for model_type in types:
         here = [name for name in enabled if f"/{model_type}/" in name]
-        passed = [name for name in here if enabled[name]["outcome"] == "passed"]
-        row = (
-            len(passed),
-            sum(map(_has_enabled, map(enabled.get, passed))),
-            len({*here} & {*failures}),
-        )
+        passed = [enabled[name] for name in here if enabled[name]["outcome"] == "passed"]
+        row = len(passed), sum(map(_has_enabled, passed)), len({*here} & {*failures})
         total.update(dict(enumerate(row)))
-        lines.append(f"| {model_type} | {' | '.join(map(str, row))} |")
-    return "\n".join([*lines, f"| all | {' | '.join(str(total[column]) for column in range(3))} |"])
+        rows.append([model_type, *map(str, row)])
+    return "\n".join(markdown_table([*rows, ["all", *(str(total[column]) for column in range(3))]]))
 
 
-def _has_enabled(found: dict[str, Any] | None) -> bool:
-    return found is not None and any(
-        fate.startswith("enabled") for fate in found["models"].values()
-    )
+def _has_enabled(found: dict[str, Any]) -> bool:
+    return any(fate.startswith("enabled") for fate in found["models"].values())
 
 
 def page(counted: str, failures: list[str], reasons: dict[str, str], note: str = "") -> str:

@@ -2,8 +2,7 @@
 model does.
 
 Bools are flipped, numbers are given and taken away and made 0, 1 and more, thresholds are made
-small enough for the auditor's documents to cross them, strings go through their choices, lists of
-layers through every order of neighbours, and rotary embeddings through their types."""
+small enough for the auditor's documents to cross them, strings go through their choices, and rotary embeddings through their types."""
 
 from __future__ import annotations
 
@@ -210,27 +209,10 @@ def _lists(field: str, value: list[Any], optional: bool) -> Iterator[Any]:
         if not all(isinstance(kind, (str, int)) for kind in kinds):
             return
         yield from ([kind, kind] for kind in kinds)
-        if len(kinds) > 1:
-            yield walk(kinds)
-        if len(kinds) == 2:
-            yield walk(kinds[::-1])
+        if len(kinds) > 1:  # of which the fuzz draws other orders
+            yield from (other for other in (kinds, kinds[::-1]) if other != value)
     elif all(type(entry) is int for entry in value):
         yield from (other for other in ([], [0], [1], [0, 1]) if other != value)
-
-
-def walk(kinds: list[Any]) -> list[Any]:
-    """A list from the first kind on in which every kind follows every kind, itself included."""
-    left = {(a, b) for a in kinds for b in kinds}
-    found = [kinds[0]]
-    while left:
-        ahead = next((b for b in reversed(kinds) if (found[-1], b) in left), None)
-        if ahead is None:
-            ahead = next(
-                iter(sorted(left, key=lambda pair: (kinds.index(pair[0]), kinds.index(pair[1]))))
-            )[0]
-        left.discard((found[-1], ahead))
-        found.append(ahead)
-    return found
 
 
 def _of_dict(
@@ -301,16 +283,4 @@ def _hashable(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        kinds = {
-            name: inner.get("rope_type") for name, inner in value.items() if isinstance(inner, dict)
-        }
-        kind = value.get("rope_type") or ", ".join(
-            f"{name} {inner}" for name, inner in kinds.items()
-        )
-        return (
-            str(kind)
-            if kind
-            else str({name: inner for name, inner in value.items() if not isinstance(inner, list)})
-        )
-    return str(value)
+    return str(value.get("rope_type", value) if isinstance(value, dict) else value)

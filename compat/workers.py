@@ -108,7 +108,7 @@ def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator
             left = list(unit.modes)
             try:
                 if worker is None:
-                    worker = _started(environment)
+                    worker = started(environment)
                 worker.ask(unit)
                 while left:
                     cell = worker.answer(limit)
@@ -133,14 +133,15 @@ def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator
             worker.stop()
 
 
-def _started(environment: Place) -> Worker:
-    command = [environment.python, "-m", "compat.cells"]
+def started(environment: Place, *module: str) -> Worker:
+    """A process that runs a module in a release."""
+    command = [environment.python, "-m", *(module or ["compat.cells"])]
     return Worker(environment.environ(), environment.log, command)
 
 
 def introduction(environment: Place) -> dict[str, Any]:
     """What a release holds: its packages and model types by task, or why autopack refuses it."""
-    worker = _started(environment)
+    worker = started(environment)
     try:
         return worker.about
     finally:

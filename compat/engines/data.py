@@ -10,6 +10,7 @@ import torch
 
 from autopack import tiny
 from autopack.inspection.source import shifts_labels
+from compat.common import gradients_apart
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
@@ -130,25 +131,16 @@ class Step:
         if missing := wanted.gradients.keys() - self.gradients.keys():
             raise AssertionError(f"no gradients of {sorted(missing)[:4]}")
         errors = [abs(self.loss - wanted.loss) / abs(wanted.loss)]
-        largest = max(gradient.norm().item() for gradient in wanted.gradients.values())
-        for name, gradient in wanted.gradients.items():
-            # one that is all but zero has no scale
-            scale = max(gradient.norm().item(), 1e-3 * largest)
-            errors.append((self.gradients[name].float() - gradient).norm().item() / scale)
+        errors.append(gradients_apart(self.gradients, wanted.gradients))
         # Some engines give zeros to parameters that are not used.
         errors += [
             gradient.norm().item()
             for n, gradient in self.gradients.items()
             if n not in wanted.gradients
         ]
-        moved = torch.cat(
-            [(wanted.parameters[name] - start[name]).flatten() for name in sorted(wanted.gradients)]
-        )
-        found = torch.cat(
-            [
-                (self.parameters[name].float() - start[name]).flatten()
-                for name in sorted(wanted.gradients)
-            ]
+        found, moved = (
+            torch.cat([(of[name].float() - start[name]).flatten() for name in wanted.gradients])
+            for of in (self.parameters, wanted.parameters)
         )
         errors.append(((found - moved).norm() / moved.norm()).item())
         return max(errors)

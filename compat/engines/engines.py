@@ -284,27 +284,3 @@ class TensorParallel(Engine):
         enable(self.base)
         self.model = self.base
         self.optimizer = optimizer_of(self.model)
-
-
-def like(base: type[Engine], **attributes: Any) -> type[Engine]:
-    """An engine that differs from another in attributes."""
-    return type(base.__name__, (base,), attributes)
-
-
-ENGINES: dict[str, type[Engine]] = {
-    "ddp": DDP,
-    "ddp static_graph": like(DDP, options={"static_graph": True}),
-    "ddp find_unused_parameters": like(DDP, options={"find_unused_parameters": True}),
-    "ddp no_sync": like(DDP, accumulates=True),
-    "ddp, a rank dies": like(DDP, dies=True),
-    "fsdp1": FSDP1,
-    "fsdp1 no_sync": like(FSDP1, accumulates=True),
-    "accelerate ddp": Accelerate,
-    "accelerate fsdp2": Accelerate,
-    "tensor parallel": TensorParallel,
-    "zero1": Zero,
-    "zero2": like(Zero, stage=2),
-    "zero3": like(Zero, stage=3),
-}
-"""Engines whose ranks have whole rows, by their names in `compat.engines.cells`; those of FSDP2 are
-beside them."""

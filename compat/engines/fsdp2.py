@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from compat.engines.engines import BFLOAT16, Engine, layers_of, like
+from compat.engines.engines import BFLOAT16, Engine, layers_of
 
 
 class FSDP2(Engine):
@@ -62,18 +62,10 @@ class HSDP(FSDP2):
         )
 
 
-_LOWER = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-ENGINES: dict[str, type[Engine]] = {
-    "fsdp2": FSDP2,
-    "fsdp2 on 4": FSDP2,
-    "fsdp2 by linear layer": FineFSDP2,
-    "fsdp2 without resharding": like(FSDP2, options={"reshard_after_forward": False}),
-    "fsdp2 accumulating": like(FSDP2, accumulates=True),
-    "fsdp2 checkpointing": like(FSDP2, checkpointing=False),
-    "fsdp2 reentrant checkpointing": like(FSDP2, checkpointing=True),
-    "fsdp2 bfloat16": like(
-        FSDP2, options={"mp_policy": _LOWER}, tolerance=BFLOAT16, dtype=torch.bfloat16
-    ),
-    "fsdp2, a rank dies": like(FSDP2, dies=True),
-    "hsdp": HSDP,
-}
+class LowerFSDP2(FSDP2):
+    """In bfloat16, with gradients reduced in float32."""
+
+    tolerance, dtype = BFLOAT16, torch.bfloat16
+    options: ClassVar[dict[str, Any]] = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    }

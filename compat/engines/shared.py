@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from compat.engines import fsdp2
-from compat.engines.engines import DDP, ENGINES, Engine, Zero, like
+from compat.engines.cells import ENGINES
+from compat.engines.engines import DDP, Engine, Zero
 from compat.engines.fsdp2 import FSDP2
 
 
@@ -70,14 +71,14 @@ class SharedZero(Zero):
         return super().wrap(model)
 
 
-ENGINES_OF_PARTS: dict[str, type[Engine]] = {
-    "shared rows": SharedDDP,
-    "shared rows on 4": SharedDDP,
-    "shared rows fsdp2": SharedFSDP2,
-    "shared rows fsdp2 checkpointing": like(SharedFSDP2, checkpointing=False),
-    "shared rows zero1": SharedZero,
-    # with parameters gathered module by module, and gradients averaged over all ranks
-    "shared rows zero3": like(SharedZero, stage=3, adds_parts=False),
-}
-ALL_ENGINES = ENGINES | fsdp2.ENGINES | ENGINES_OF_PARTS
-"""Each engine by its name in `compat.engines.cells`."""
+def engine_of(name: str) -> type[Engine]:
+    """The engine of a row of engines.toml."""
+    row = {key: value for key, value in ENGINES[name].items() if key not in ("types", "processes")}
+    base = next(each for each in _descendants(Engine) if each.__name__ == row["class"])
+    return type(base.__name__, (base,), row)
+
+
+def _descendants(base: type[Engine]) -> Iterator[type[Engine]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _descendants(each)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.engines.cells import DYING, PROCESSES
+from compat.engines.cells import ENGINES, processes_of
 
 ROOT = Path(__file__).parents[2]
 _ACCELERATE = {
@@ -31,9 +31,9 @@ def run(cells: Sequence[str], timeout: float = 60.0) -> Iterator[tuple[str, Verd
     batches: dict[tuple[int, str], list[str]] = {}
     for cell in cells:
         engine = cell.partition("/")[0]
-        batches.setdefault((PROCESSES[engine], engine if engine in _ACCELERATE else ""), []).append(
-            cell
-        )
+        batches.setdefault(
+            (processes_of(engine), engine if engine in _ACCELERATE else ""), []
+        ).append(cell)
     for (processes, launcher), waiting in batches.items():
         while waiting:
             found = _started(waiting, processes, launcher, timeout)
@@ -96,29 +96,18 @@ def _started(
         if whole and all("error" in verdict for verdict in verdicts):
             found.append((cell, max(verdicts, key=lambda verdict: float(verdict["error"]))))
             continue
-        if cell.partition("/")[0] in DYING:
+        if "dies" in ENGINES[cell.partition("/")[0]]:
             planned = any("planned" in str(verdict.get("reason")) for verdict in verdicts)
             ended = (
                 planned
                 and done.returncode != 0
                 and not all("error" in verdict for verdict in verdicts)
             )
-            found.append(
-                (
-                    cell,
-                    {
-                        "status": "ended" if ended else "crash",
-                        "reason": "torchrun ended the others",
-                    },
-                )
-            )
+            status = "ended" if ended else "crash"
+            found.append((cell, {"status": status, "reason": "torchrun ended the others"}))
             break
         order = ("WRONG", "refused", "absent", "crash")
-        worst = (
-            min(verdicts, key=lambda each: order.index(each["status"]), default=None)
-            if verdicts
-            else None
-        )
+        worst = min(verdicts, key=lambda each: order.index(each["status"]), default=None)
         found.append((cell, worst or {"status": "not started", "reason": done.stderr[-400:]}))
         break
     return found

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from autopack.errors import AutopackError
 from compat.engines.data import SHARES, Spec, Step, documents, packed, reference
 from compat.engines.engines import STOCK, Engine
-from compat.engines.shared import ALL_ENGINES
+from compat.engines.shared import engine_of
 
 
 def main(arguments: list[str]) -> None:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _verdict(name: str, spec: Spec, folder: Path) -> dict[str, Any]:
-    kind = ALL_ENGINES[name]
+    kind = engine_of(name)
     try:
         error = trained(kind, spec, folder)
     except AutopackError as refused:

@@ -11,11 +11,8 @@ prints it."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
@@ -23,6 +20,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from autopack import tiny
+from compat import matrix, study
 from compat.common import packages, quietly, short, write_json
 from compat.fuzz import draw, session
 from compat.fuzz.case import Case, Spec, of_json
@@ -71,12 +69,9 @@ class Run:
                 except tiny.CannotBuild as error:
                     self.count(Spec(error.model_type), Verdict("no stock", error.reason))
                     return
-                few, many = (
-                    st.lists(draw.calls(spec), min_size=least, max_size=_CALLS)
-                    for least in (1, _CALLS // 2)
-                )
-                calls = data.draw(st.one_of(few, many))
-                for case, verdict in session.run_build(spec, calls):
+                calls = st.lists(draw.calls(spec), min_size=1, max_size=_CALLS)
+                calls |= st.lists(draw.calls(spec), min_size=_CALLS // 2, max_size=_CALLS)
+                for case, verdict in session.run_build(spec, data.draw(calls)):
                     self.count(spec, verdict)
                     if verdict.bad:
                         raise Failed(case, verdict)
@@ -94,28 +89,8 @@ class Run:
         if verdict.status not in ("exact", "silent", "crash"):
             self.reasons[verdict.status, short(verdict.reason)] += 1
 
-    def summary(self) -> str:
-        """Failures, counts, and the commonest reasons of what is not exact."""
-        lines = [
-            f"\n{each.verdict.status}: {each.verdict.reason}\n{each.case.to_json()}\n"
-            for each in self.failures
-        ]
-        counted = ", ".join(f"{self.counts[status]} {status}" for status in STATUSES)
-        lines += [
-            f"{sum(self.counts.values())} cases of {len(self.types)} types and tasks: {counted}."
-        ]
-        return "\n".join(
-            [
-                *lines,
-                *(
-                    f"  {status:<9}{n:>6}  {why}"
-                    for (status, why), n in self.reasons.most_common(24)
-                ),
-            ]
-        )
-
     def to_dict(self) -> dict[str, object]:
-        """The same as data."""
+        """What is recorded."""
         return {
             "with": packages(),
             "seed": self.seed,
@@ -137,18 +112,14 @@ class Run:
 @quietly()
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases that are asked for; 1 where one is silent or crashes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study.parser_of(__doc__)
     parser.add_argument(
         "--models", type=int, default=100, help="how many models are drawn (default: 100)"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--types", nargs="+", default=[], help="model types (default: all)")
     parser.add_argument("--case", metavar="JSON", help="run this case alone")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write counts, reasons and failures there"
-    )
+    parser.add_argument("--record", action="store_true", help="record counts, reasons, failures")
     asked = parser.parse_args(arguments)
     unknown = set(asked.types) - {name for task in tiny.TASKS for name in tiny.types_for(task)}
     if unknown:
@@ -164,11 +135,17 @@ def main(arguments: list[str] | None = None) -> int:
         verdict = session.run_case(case)
         run.count(case.spec, verdict)
         run.failures += [Failed(case, verdict)] if verdict.bad else []
-    print(run.summary())
-    if asked.json is not None:
-        write_json(asked.json, run.to_dict())
+    found = run.to_dict()
+    for each in run.failures:
+        print(f"\n{each.verdict.status}: {each.verdict.reason}\n{each.case.to_json()}\n")
+    for (status, why), n in run.reasons.most_common(24):
+        print(f"  {status:<9}{n:>6}  {why}")
+    counted = ", ".join(f"{n} {status}" for status, n in run.counts.items())
+    print(f"{found['cases']} cases of {found['types']} types and tasks: {counted}.")
+    if asked.record:
+        write_json(matrix.RESULTS / "fuzz.json", found)
     return 1 if run.failures else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

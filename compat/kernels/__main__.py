@@ -1,22 +1,25 @@
-"""Run all types through interpreted kernels, and record what came out:
+"""Run all types through interpreted kernels:
 
-python -m compat.kernels --json compat/results/kernels.json      a quarter of an hour, on one core
+python -m compat.kernels --record      a quarter of an hour, on one core
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from compat.common import write_json
+from compat import study
 from compat.kernels import packages
 from compat.kernels.cells import CELLS
+from compat.study import Study
+
+EXACT = 1e-5
+"""Relative, in float32: kernels add up the same numbers in another order. What was measured is
+below 3e-6."""
 
 
 def run(names: Sequence[str], short: bool = False) -> list[dict[str, Any]]:
@@ -33,40 +36,19 @@ def run(names: Sequence[str], short: bool = False) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("types", nargs="*", default=list(CELLS), help="all if none is given")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        help="where to write what was found; of named types beside what is there",
-    )
-    options = parser.parse_args()
-    cells = {}
-    for name in options.types:
-        cells[name] = run([name])[0]
-        print(
-            f"{name}: logits {cells[name]['logits']:.1e}, gradients {cells[name]['gradients']:.1e}",
-            flush=True,
-        )
-    if options.json is not None:
-        found = {name: metadata.version(name) for name in ("torch", "transformers")}
-        about = found | dict(pin.split("==") for pin in (*packages.PINS, *packages.SOURCES))
-        if options.types != list(CELLS) and options.json.exists():
-            present = json.loads(options.json.read_text(encoding="utf-8"))
-            if present["with"] != about:
-                parser.error(
-                    f"{options.json} was recorded with {present['with']}: record all types anew"
-                )
-            cells = {
-                name: cell for name, cell in (present["cells"] | cells).items() if name in CELLS
-            }
-        record = {"with": about, "cells": cells}
-        write_json(options.json, record)
-    return 0 if all(max(cell["logits"], cell["gradients"]) < 1e-5 for cell in cells.values()) else 1
+def _versions() -> dict[str, str]:
+    found = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return found | dict(pin.split("==") for pin in (*packages.PINS, *packages.SOURCES))
 
+
+STUDY = Study(
+    "kernels",
+    str(__doc__),
+    lambda: CELLS,
+    lambda names, _: ((name, run([name])[0]) for name in names),
+    lambda _, cell: None if max(cell["logits"], cell["gradients"]) < EXACT else "it is off",
+    _versions,
+)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(study.main(STUDY))

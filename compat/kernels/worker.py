@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from compat.kernels import compiled, interpreter  # before anything that looks for kernels
-from compat.kernels.cells import CELLS, SHORT, Cell
+from compat.kernels.cells import CELLS, Cell
 
 compiled.install()
 
@@ -93,7 +93,7 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
         set_implementation(model, "flash_attention_2")
     if cell.liger == "before":
         _apply_liger(model)
-    rows = SHORT[cell.rows] if short else cell.rows
+    rows = cell.rows(short)
     documents = [
         [tiny.tokens(model.config, 1, tokens, seed=100 * r + i) for i, tokens in enumerate(row)]
         for r, row in enumerate(rows)

@@ -1,9 +1,11 @@
 """The form of an exhibit, and the search for all of them.
 
-An exhibit is one file in `models/` or `data/` that ends with `EXHIBIT = Exhibit(...)`. Its name is
-the file's. Files whose names begin with `_` hold what several exhibits share. Beside imports, the
-docstring and the statement of `EXHIBIT`, a file has at most `MOST_LINES` lines of code: the
-mistake, and its sound twin."""
+An exhibit is one file in `models/` or `data/`, and its name is the file's. `mistaken` and `sound`
+there make a model, or a trainer, that makes the mistake, and the same without it; seeds are set
+before they are called. Its docstring has a title; a kind, of `KINDS`, and reports of it by project
+and number, as in "masks: axolotl#1234"; and a sentence or two of our own on what went wrong. Files
+whose names begin with `_` hold what several exhibits share. Beside imports, the docstring and these
+two names, a file has at most `MOST_STATEMENTS` statements."""
 
 from __future__ import annotations
 
@@ -14,36 +16,10 @@ from pathlib import Path
 from typing import Any
 
 FOLDERS = ("models", "data")
-MOST_LINES = 20
-
-KINDS = (
-    "masks",
-    "positions",
-    "windows and chunks",
-    "sinks",
-    "states",
-    "convolutions",
-    "kernels' arguments",
-    "caches",
-    "routers",
-    "heads",
-    "images",
-    "norms",
-    "biases",
-    "long rows",
-    "checkpointing",
-    "compiled graphs",
-    "evaluation",
-    "encoder-decoders",
-    "columns",
-    "labels",
-    "counting",
-    "padding",
-    "samplers",
-    "resume",
-    "truncation",
-    "pairs",
-)
+MOST_STATEMENTS = 16
+KINDS = """masks, positions, windows and chunks, sinks, states, convolutions, kernels' arguments, caches, routers, heads,
+images, norms, biases, long rows, checkpointing, compiled graphs, evaluation, encoder-decoders, columns, labels,
+counting, padding, samplers, resume, truncation, pairs""".replace("\n", " ").split(", ")
 """Kinds of mistakes, in the order of the page."""
 
 
@@ -52,27 +28,12 @@ class Exhibit:
     """A mistake that was reported somewhere, made again, and the same thing without it."""
 
     kind: str
-    """One of `KINDS`."""
-    reported: tuple[str, ...]
-    """Reports of it by project and number, such as "axolotl#1234"."""
+    reported: list[str]
     says: str
-    """One or two sentences of our own: what went wrong."""
     mistaken: Callable[[], Any]
-    """Return a model, or a trainer, that makes the mistake. Seeds are set before it is called."""
     sound: Callable[[], Any]
-    """Return the same without the mistake."""
-    unfound: str = ""
+    unfound: str
     """The reason why the auditor cannot find it; empty for all that it has to find."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a kind that is none, or a report without a number."""
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}; found {self.kind!r}")
-        wrong = [source for source in self.reported if not source.partition("#")[2].isdigit()]
-        if wrong or not self.reported:
-            raise ValueError(
-                f"reported must name a project and a number, as 'axolotl#1234' does; found {wrong}"
-            )
 
 
 def names() -> list[str]:
@@ -84,6 +45,22 @@ def names() -> list[str]:
 
 def load(name: str) -> Exhibit:
     """Return the exhibit of a name."""
-    found = import_module(f"compat.museum.{name}").EXHIBIT
-    assert isinstance(found, Exhibit)
-    return found
+    module: Any = import_module(f"compat.museum.{name}")
+    kind, reported, says = parsed(module.__doc__)
+    unfound = getattr(module, "unfound", "")
+    return Exhibit(kind, reported, says, module.mistaken, module.sound, unfound)
+
+
+def parsed(docstring: str) -> tuple[str, list[str], str]:
+    """Return the kind, the reports and the sentences of a docstring; raise `ValueError` for a kind
+    that is none, or a report without a number."""
+    _, about, says = (" ".join(part.split()) for part in docstring.split("\n\n"))
+    kind, _, reported = about.partition(": ")
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; found {kind!r}")
+    sources = reported.split(", ")
+    if wrong := [source for source in sources if not source.partition("#")[2].isdigit()]:
+        raise ValueError(
+            f"reports must name a project and a number, as axolotl#1234 does; found {wrong}"
+        )
+    return kind, sources, says

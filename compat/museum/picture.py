@@ -58,3 +58,7 @@ def draw() -> None:
             path = of_docs.IMAGES / f"museum-{theme}.png"
             figure(colors, of_docs).savefig(path, dpi=110, metadata={"Software": None})
             print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    draw()

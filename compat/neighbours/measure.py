@@ -19,7 +19,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
-from compat.common import said, short
+from compat.common import gradients_apart, said, short
 
 BEFORE, AFTER = "before", "after"
 """When `autopack.enable` is called: before the neighbour has done its thing, or after it."""
@@ -95,13 +95,8 @@ class Answers:
         }
         if self.gradients.keys() != wanted.gradients.keys():
             return {**found, "gradients": float("inf")}
-        pairs = [(gradient, wanted.gradients[name]) for name, gradient in self.gradients.items()]
-        if pairs:
-            # Gradients of nothing but rounding have no scale of their own.
-            least = 1e-3 * max(given.norm().item() for _, given in pairs)
-            found["gradients"] = max(
-                (a - b).norm().item() / max(b.norm().item(), least) for a, b in pairs
-            )
+        if wanted.gradients:
+            found["gradients"] = gradients_apart(self.gradients, wanted.gradients)
         return found
 
 

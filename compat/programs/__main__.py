@@ -1,42 +1,39 @@
 """Run a training program as its users do, stock and under `autopack run`, and compare what both log
 in every step.
 
-    python -m compat.programs llamafactory --python ENV/bin/python            all its runs
-    python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results
-    python -m compat.programs trl_trainers --only SFT --max-tokens 64         its optimizer steps cut anew
-    python -m compat.programs --page                                          write docs/programs.md anew
+    python -m compat.programs llamafactory --python ENV/bin/python --record   all its runs
+    python -m compat.programs trl_trainers --cut SFT                          its optimizer steps cut anew
 
-With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment
-of the program's own: programs.json says what pip installs there (`install`) beside autopack. A
-command that trains by a Trainer leaves its `trainer_state.json` below `output`; other runs write
-`output/steps.json`, the numbers of each step by their names.
+ENV is a virtual environment of the program's own: programs.json says what pip installs there
+(`install`) beside autopack, and by how many tokens its steps are cut (`--max-tokens`), which is
+recorded beside the others. A command that trains by a Trainer leaves its `trainer_state.json` below
+`output`; other runs write `output/steps.json`, the numbers of each step by their names.
 
 A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where
 documents share rows that stock lets see each other, or where stock predicts the first token of a
 row from the padding on its left (then those of autopack are the documents' alone, and have to
-differ), `ended` where only one of both ran. With `--max-tokens`, it is `not cut` where the numbers
-agree and autopack left the steps as they were; losses and gradient norms are compared."""
+differ), `ended` where only one of both ran. With `--cut`, it is `not cut` where the numbers agree
+and autopack left the steps as they were; losses and gradient norms are compared."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from compat.common import write_json
+from compat import matrix, study
 from compat.matrix import ROOT
 from compat.programs._drivers import command, programs
 from compat.programs._words import DTYPE
+from compat.study import Cells, Study, Verdict
+from compat.tables import markdown_table
 
-RESULTS = ROOT / "compat" / "results" / "programs"
 PAGE = ROOT / "docs" / "programs.md"
 _TOLERANCE = 1e-5
 """Relative, for numbers that trainers log rounded: float32 on rows of another order leaves about
@@ -50,54 +47,9 @@ _PACKED = re.compile(
 _NOT_CUT = re.compile("autopack leaves the steps of this run as they are")
 _LINE = re.compile(r"^autopack: .*", re.MULTILINE)
 _VERSIONS = (
-    "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in (%r, "
-    "'transformers', 'torch')), sep=', ')"
+    "import importlib.metadata as m, json; "
+    "print(json.dumps({n: m.version(n) for n in (%r, 'transformers', 'torch')}))"
 )
-
-
-def main() -> int:
-    """Run one program; 1 where a run that stock makes ends, or logs other numbers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("program", nargs="?", choices=programs())
-    parser.add_argument(
-        "--python", type=Path, default=sys.executable, help="of an environment that has the program"
-    )
-    parser.add_argument("--only", nargs="+", default=[], help="words of runs")
-    parser.add_argument(
-        "--max-tokens", help="cut the optimizer steps anew; results are recorded beside the others"
-    )
-    parser.add_argument("--record", action="store_true", help="write the results and their page")
-    parser.add_argument(
-        "--page", action="store_true", help="write the page of what is recorded, and run nothing"
-    )
-    given = parser.parse_args()
-    if given.page:
-        PAGE.write_text(page(recorded()))
-        return 0
-    if given.program is None:
-        parser.error("which program?")
-    wanted = [
-        run
-        for run in programs()[given.program]["runs"]
-        if not given.only or any(word in run for word in given.only)
-    ]
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(given.program, given.python, Path(folder), max_tokens=given.max_tokens)
-        for run in tqdm(wanted):
-            found[run] = runner.compared(run)
-            if found[run]["verdict"] == "exact" and found[run]["worst"] > _ROUNDING:
-                with tempfile.TemporaryDirectory() as other:
-                    again = Runner(
-                        given.program, given.python, Path(other), "float64", given.max_tokens
-                    ).compared(run)
-                found[run]["float64"] = again.get("worst")
-            tqdm.write(f"{run}: {found[run]}")
-        if given.record:
-            _record(given.program, runner.versions(), found, given.max_tokens)
-    return 1 if any(each["verdict"] in ("ended", "other numbers") for each in found.values()) else 0
 
 
 class Runner:
@@ -109,10 +61,11 @@ class Runner:
         python: Path,
         folder: Path,
         dtype: str = "float32",
-        max_tokens: str | None = None,
+        cut: bool = False,
     ):
-        self.name, self.python, self.folder, self.max_tokens = name, python, folder, max_tokens
+        self.name, self.python, self.folder = name, python, folder
         self.program = programs()[name]
+        self.max_tokens = str(self.program["max_tokens"]) if cut else ""
         stand_ins = folder / "stand_ins"
         stand_ins.mkdir()
         for each in self.program.get("stand_ins", ()):
@@ -125,10 +78,6 @@ class Runner:
         self.environment = {**os.environ, "PYTHONPATH": path, DTYPE: dtype, **same}
         prepared = [str(python), "-m", "compat.programs._drivers", name, str(folder)]
         subprocess.run(prepared, check=True, env=self.environment, capture_output=True)
-
-    def versions(self) -> str:
-        asked = [self.python, "-c", _VERSIONS % self.program["package"]]
-        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
     def compared(self, run: str) -> dict[str, Any]:
         """The verdict on one run."""
@@ -211,65 +160,83 @@ def _steps(output: Path) -> list[dict[str, float]]:
     ]
 
 
-def recorded() -> dict[str, Any]:
-    """What is recorded of each program, by the name of its module."""
-    return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+def _measured(name: str, python: Path, cut: bool, runs: list[str]) -> Iterator[tuple[str, Verdict]]:
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(name, python, Path(folder), cut=cut)
+        for run in runs:
+            found = runner.compared(run)
+            if found["verdict"] == "exact" and found["worst"] > _ROUNDING:
+                with tempfile.TemporaryDirectory() as other:
+                    again = Runner(name, python, Path(other), "float64", cut).compared(run)
+                found["float64"] = again.get("worst")
+            yield run, found
 
 
-def _record(name: str, versions: str, found: dict[str, Any], max_tokens: str | None) -> None:
-    stem = f"{name}.max_tokens" if max_tokens else name
-    known, program = {**recorded().get(stem, {}).get("runs", {}), **found}, programs()[name]
-    runs = {run: known[run] for run in program["runs"] if run in known}
-    title = f"{program['name']}, --max-tokens {max_tokens}" if max_tokens else program["name"]
-    write_json(RESULTS / f"{stem}.json", {"name": title, "with": versions, "runs": runs})
-    PAGE.write_text(page(recorded()))
+def recorded() -> dict[str, Cells]:
+    """The runs that are recorded of each program, by the name of its module."""
+    files = sorted((matrix.RESULTS / "programs").glob("*.json"))
+    return {file.stem: study.recorded(f"programs/{file.stem}")["cells"] for file in files}
 
 
-def page(found: dict[str, Any]) -> str:
+_ABOUT = """# Training programs
+
+Other people's programs, run by their own commands with their defaults on tiny models: stock, and under `autopack run`. Written by `python -m compat.programs PROGRAM --python ENV/bin/python --record`.
+
+`exact`: losses and gradient norms of all steps agree to 1e-5; where float32 differs by more than 1e-6, the run was made again in float64. `apart`: several documents share a row, and stock lets them see each other; autopack keeps them apart, says so once: losses are those of the documents alone. So it is where a row is padded on the left, and stock also predicts its first token [from padding](unpadding.md#what-differs-from-the-padded-run). Below `--max-tokens`, optimizer steps are [cut anew](steps.md), and `not cut` says that autopack left them as they were, with a warning; losses and gradient norms are compared, and nothing else that is logged. The last column is the share of the tokens that came which were padding and were not computed."""
+
+
+def page() -> str:
     """The page of all programs."""
-    lines = [
-        "# Training programs",
-        "",
-        "Other people's programs, run by their own commands with their defaults on tiny models: "
-        "stock, and under `autopack run`. Written by `python -m compat.programs PROGRAM --python "
-        "ENV/bin/python --record`.",
-        "",
-        "`exact`: losses and gradient norms of all steps agree to 1e-5; where float32 differs by "
-        "more than 1e-6, the run was made again in float64. `apart`: several documents share a "
-        "row, and stock lets them see each other; autopack keeps them apart, says so once: losses "
-        "are those of the documents alone. So it is where a row is padded on the left, and stock "
-        "also predicts its first token [from "
-        "padding](unpadding.md#what-differs-from-the-padded-run). Below `--max-tokens`, optimizer "
-        "steps are [cut anew](steps.md), and `not cut` says that autopack left them as they were, "
-        "with a warning; losses and gradient norms are compared, and nothing else that is logged. "
-        "The last column is the share of the tokens that came which were padding and were not "
-        "computed.",
-    ]
-    for each in found.values():
-        lines += [
-            "",
-            f"## {each['name']}",
-            "",
-            f"{each['with']}, CPU.",
-            "",
-            "| run | | largest difference | padding skipped |",
-        ]
-        lines.append("|---|---|---|---|")
-        for run, verdict in each["runs"].items():
-            if "worst" in verdict:
-                skipped = (
-                    f"{verdict['padding skipped']:.0f} %" if verdict["padding skipped"] else "none"
-                )
-                worst = f"{verdict['worst']:.0e}"
-                worst += (
-                    f" ({verdict['float64']:.0e} in float64)"
-                    if verdict.get("float64") is not None
-                    else ""
-                )
-                lines.append(f"| {run} | {verdict['verdict']} | {worst} | {skipped} |")
-            else:
-                lines.append(f"| {run} | {verdict['verdict']}: {verdict['reason']} | | |")
+    lines = [_ABOUT]
+    for stem, runs in recorded().items():
+        name, _, cut = stem.partition(".")
+        program = programs()[name]
+        title = program["name"] + (f", --max-tokens {program['max_tokens']}" if cut else "")
+        packages = study.recorded(f"programs/{stem}")["with"].items()
+        said = ", ".join(f"{package} {version}" for package, version in packages)
+        rows = [["run", "", "largest difference", "padding skipped"]]
+        rows += [[run, *_row(verdict)] for run, verdict in runs.items()]
+        lines += ["", f"## {title}", "", f"{said}, CPU.", "", *markdown_table(rows)]
     return "\n".join([*lines, ""])
+
+
+def _row(verdict: Verdict) -> list[str]:
+    if "worst" not in verdict:
+        return [f"{verdict['verdict']}: {verdict['reason']}", "", ""]
+    worst, skipped, again = (verdict.get(n) for n in ("worst", "padding skipped", "float64"))
+    said = f"{worst:.0e}" + (f" ({again:.0e} in float64)" if again is not None else "")
+    return [verdict["verdict"], said, f"{skipped:.0f} %" if skipped else "none"]
+
+
+def study_of(name: str, python: Path, cut: bool = False) -> Study:
+    """The study of a program."""
+
+    def versions() -> Any:
+        asked = [python, "-c", _VERSIONS % programs()[name]["package"]]
+        done = subprocess.run(asked, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout)
+
+    return Study(
+        f"programs/{name}" + (".max_tokens" if cut else ""),
+        str(__doc__),
+        lambda: programs()[name]["runs"],
+        lambda runs, _: _measured(name, python, cut, runs),
+        lambda _, found: (
+            found["verdict"] if found["verdict"] in ("ended", "other numbers") else None
+        ),
+        versions,
+        pages=lambda _: {PAGE: page()},
+    )
+
+
+def main() -> int:
+    """Run one program; 1 where a run that stock makes ends, or logs other numbers."""
+    parser = study.parser_of(__doc__)
+    parser.add_argument("program", choices=programs())
+    parser.add_argument("--python", type=Path, default=sys.executable, help="of an environment")
+    parser.add_argument("--cut", action="store_true", help="cut the optimizer steps anew")
+    asked, rest = parser.parse_known_args()
+    return study.main(study_of(asked.program, asked.python, asked.cut), rest)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ def programs() -> dict[str, dict[str, Any]]:
     Of each its `name`, the `package` whose version counts, what to `install` (pip's arguments, one
     command each), `stand_ins` for packages that nothing calls, runs that differ where stock lets
     documents see each other (`apart`), its `models`, and what each of its `runs` says. Where
-    `settings` are there, runs are commands of the program's own. One that is `watched` logs
+    `settings` are there, runs are commands of the program's own; otherwise its `module`, if it is
+    another one, drives them, and they say the `same` beside their own. One that is `watched` logs
     nothing: its steps are taken from torch."""
     found: dict[str, dict[str, Any]] = json.loads(
         Path(__file__).with_name("programs.json").read_text()
@@ -47,8 +48,9 @@ def prepare(name: str, folder: Path) -> None:
             fields["type"],
             **{key: each for key, each in fields.items() if key != "type"},
         )
-    if importlib.util.find_spec(f"compat.programs.{name}") is not None:
-        module = importlib.import_module(f"compat.programs.{name}")
+    home = f"compat.programs.{programs()[name].get('module', name)}"
+    if importlib.util.find_spec(home) is not None:
+        module = importlib.import_module(home)
         if hasattr(module, "prepare"):
             module.prepare(folder)
 
@@ -130,6 +132,15 @@ def loaded(where: Path, shuffle: bool = False, together: bool = False) -> Any:
         return {**found, "labels": labels} if together else (dict(found), labels)
 
     return torch.utils.data.DataLoader(rows, batch_size=8, shuffle=shuffle, collate_fn=collated)
+
+
+def adapted(model: Any, method: Any) -> Any:
+    """A model with LoRA, or with a method of PEFT by the name of its `config` and its options."""
+    import peft
+
+    own = {"config": "Lora", "task_type": "CAUSAL_LM", **(method if method is not True else {})}
+    kind = getattr(peft, f"{own.pop('config')}Config")
+    return peft.get_peft_model(model, kind(**own))
 
 
 def by_trainer(
@@ -233,12 +244,14 @@ def watched() -> Iterator[Steps]:
 
 def main(name: str, run: str, folder: str, output: str) -> None:
     """Drive one run, and write its steps."""
-    program, module = programs()[name], importlib.import_module(f"compat.programs.{name}")
+    program = programs()[name]
+    module = importlib.import_module(f"compat.programs.{program.get('module', name)}")
     around: contextlib.AbstractContextManager[Steps] = (
         watched() if "watched" in program else contextlib.nullcontext([])
     )
     with around as steps:
-        steps += module.train(program["runs"][run], Path(folder), Path(output)) or []
+        told = {**program.get("same", {}), **program["runs"][run]}
+        steps += module.train(told, Path(folder), Path(output)) or []
     if steps:
         write_steps(Path(output), steps)
 

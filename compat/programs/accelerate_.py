@@ -6,20 +6,14 @@ Models are tiny, without dropout. Mixed precision is left out: what bf16 rounds 
 
 from __future__ import annotations
 
-import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compat.programs._drivers import write_steps
-from compat.programs._words import text
+from compat.programs.transformers_trainer import data_of, model_of
 
-_BATCHES, _ROWS = 9, 4
-_MODELS = {
-    "clm": ("llama", "AutoModelForCausalLM"),
-    "mlm": ("bert", "AutoModelForMaskedLM"),
-    "glue": ("bert", "AutoModelForSequenceClassification"),
-    "summarization": ("bart", "AutoModelForSeq2SeqLM"),
-}
+_ROWS = 4
 
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> None:
@@ -34,24 +28,25 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
 
 
 def _loop(
-    folder: Path, output: Path, task: str, accumulated: int = 1, resumed: bool = False
+    folder: Path,
+    output: Path,
+    task: str,
+    model: Any = "llama",
+    accumulated: int = 1,
+    resumed: bool = False,
 ) -> None:
     """`run_clm_no_trainer.py` and those of other tasks, without what they read."""
     import torch
     import transformers
     from accelerate import Accelerator
-    from accelerate.utils import set_seed
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulated)
-    set_seed(0)
-    kind, auto = _MODELS[task]
-    model = getattr(transformers, auto).from_pretrained(folder / kind)
-    data: Any
-    data, collator = _data(task, transformers.AutoTokenizer.from_pretrained(folder / kind), model)
-    loader = torch.utils.data.DataLoader(data, shuffle=True, collate_fn=collator, batch_size=_ROWS)
-    evaluated = torch.utils.data.DataLoader(
-        data[: 2 * _ROWS], collate_fn=collator, batch_size=_ROWS
-    )
+    where = folder / model
+    model = model_of(task, where)
+    data, collator = data_of(task, transformers.AutoTokenizer.from_pretrained(where), model)
+    loaded = partial(torch.utils.data.DataLoader, collate_fn=collator, batch_size=_ROWS)
+    loader = loaded(data, shuffle=True)
+    evaluated = loaded(data.select(range(2 * _ROWS)))
     none = ("bias", "LayerNorm.weight")
     groups = [
         {
@@ -97,24 +92,3 @@ def _loop(
             accelerator.load_state(str(output / "state"))
     if accelerator.is_main_process:
         write_steps(output, steps)
-
-
-def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
-    import transformers
-
-    draw = random.Random(0)
-    rows = []
-    for _ in range(_BATCHES * _ROWS):
-        row = tokenizer(text(draw, 40))
-        if task == "glue":
-            row["labels"] = draw.randrange(2)
-        if task == "summarization":
-            row["labels"] = tokenizer(text(draw, 12))["input_ids"]
-        rows.append(dict(row))
-    if task == "glue":
-        return rows, transformers.DataCollatorWithPadding(tokenizer)
-    if task == "summarization":
-        return rows, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
-    return rows, transformers.DataCollatorForLanguageModeling(
-        tokenizer, mlm=task == "mlm", mlm_probability=0.15
-    )

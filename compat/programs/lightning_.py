@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import Steps, batches
+from compat.programs._drivers import Steps, adapted, batches
+from compat.programs.transformers_trainer import model_of
 
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
@@ -17,17 +18,16 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     import transformers
 
     told = dict(told)
-    task, mode, adapted = told.pop("task"), told.pop("mode", None), told.pop("peft", False)
+    task, mode, method = told.pop("task"), told.pop("mode", None), told.pop("peft", None)
     validated, classes = told.pop("validated", False), 3 if task in ("classes", "head") else 0
-    transformers.set_seed(0)
     where = folder / ("bert" if classes else "llama")
-    auto = {"classes": "ForSequenceClassification", "head": ""}.get(task, "ForCausalLM")
-    options = {"num_labels": 3} if task == "classes" else {}
-    model: Any = getattr(transformers, f"AutoModel{auto}").from_pretrained(where, **options)
-    if adapted:
-        import peft
-
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+    if task == "head":
+        transformers.set_seed(0)
+        model: Any = transformers.AutoModel.from_pretrained(where)
+    else:
+        model = model_of(task, where)
+    if method is not None:
+        model = adapted(model, method)
     if mode == "train":
         model.train()
     given = list(batches(transformers.AutoTokenizer.from_pretrained(where), classes))

@@ -8,8 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import arguments, logged, stepped, write_steps
+from compat.programs._drivers import logged, stepped, write_steps
 from compat.programs._words import text
+from compat.programs.transformers_trainer import data_of, model_of, trainer_of
 
 _STEPS, _ROWS = 8, 4
 
@@ -39,7 +40,7 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         train_loop_config={
             "folder": str(folder),
             "output": str(output),
-            "peft": told.get("peft", False),
+            "told": told.get("told", {}),
         },
         scaling_config=ScalingConfig(num_workers=told.get("workers", 1), use_gpu=False),
         run_config=RunConfig(storage_path=str(output / "ray")),
@@ -48,37 +49,14 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     ray.shutdown()
 
 
-def _texts() -> list[str]:
-    draw = random.Random(0)
-    return [text(draw, 40) for _ in range(_STEPS * _ROWS)]
-
-
 def with_trainer(told: dict[str, Any]) -> None:
     """Ray's guide for transformers: a Trainer that `prepare_trainer` has prepared."""
     import ray.train.huggingface.transformers as huggingface
-    import transformers
-    from datasets import Dataset
 
-    where = Path(told["folder"]) / "llama"
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where)
-    transformers.set_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(where)
-    more: dict[str, Any] = {}
-    if told["peft"]:
-        import peft
-
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
-        more = {"gradient_accumulation_steps": 2}
-    data = Dataset.from_dict({"text": _texts()})
-    output = Path(told["output"])
-    trainer = transformers.Trainer(
-        model=model,
-        args=transformers.TrainingArguments(**arguments(output, max_steps=_STEPS, **more)),
-        train_dataset=data.map(lambda row: tokenizer(row["text"]), remove_columns="text"),
-        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
-    )
+    run = {"task": "causal", "model": "llama", "max_steps": _STEPS, **told["told"]}
+    trainer = trainer_of(run, Path(told["folder"]), Path(told["output"]))
     trainer.add_callback(huggingface.RayTrainReportCallback())
-    write_steps(output, logged(huggingface.prepare_trainer(trainer)))
+    write_steps(Path(told["output"]), logged(huggingface.prepare_trainer(trainer)))
 
 
 def own_loop(told: dict[str, Any]) -> None:
@@ -90,13 +68,9 @@ def own_loop(told: dict[str, Any]) -> None:
 
     where = Path(told["folder"]) / "llama"
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
-    torch.manual_seed(0)
-    model = ray.train.torch.prepare_model(
-        transformers.AutoModelForCausalLM.from_pretrained(where).train()
-    )
-    rows: Any = [{"input_ids": tokenizer(one)["input_ids"]} for one in _texts()]
-    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    loader = torch.utils.data.DataLoader(rows, batch_size=_ROWS, collate_fn=collator)
+    model = ray.train.torch.prepare_model(model_of("causal", where).train())
+    data, collator = data_of("causal", tokenizer, model)
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=_ROWS, collate_fn=collator)
     optimizer, steps = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for batch in ray.train.torch.prepare_data_loader(loader):
         labels = batch.pop("labels")

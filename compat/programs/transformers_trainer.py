@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import Steps, arguments, logged
+from compat.programs._drivers import Steps, adapted, arguments, logged
 from compat.programs._words import text
 
 _ROWS = 32
@@ -35,100 +36,93 @@ _HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     """Train by the Trainer, as a run says."""
+    return logged(trainer_of(dict(told), folder, output))
+
+
+def model_of(task: str, where: Path) -> Any:
+    """The model of a task."""
     import transformers
 
-    told = dict(told)
-    task, where = told.pop("task"), folder / told.pop("model")
-    side, adapted = told.pop("padding_side", "right"), told.pop("peft", False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side=side)
     transformers.set_seed(0)
     auto, fields = _HEADS.get(task, ("CausalLM", {}))
-    model = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(where, **fields)
-    if adapted:
-        import peft
+    return getattr(transformers, f"AutoModelFor{auto}").from_pretrained(where, **fields)
 
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
-    data, collator = _data(task, tokenizer, model)
+
+def trainer_of(told: dict[str, Any], folder: Path, output: Path) -> Any:
+    """The Trainer of a run."""
+    import transformers
+
+    task, where = told.pop("task"), folder / told.pop("model")
+    side, method = told.pop("padding_side", "right"), told.pop("peft", None)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side=side)
+    model = model_of(task, where)
+    if method is not None:
+        model = adapted(model, method)
+    data, collator = data_of(task, tokenizer, model)
     seq2seq = "Seq2Seq" if task == "seq2seq" else ""
     more: dict[str, Any] = {"compute_loss_func": _own_loss} if task == "own loss" else {}
-    if "eval_strategy" in told and not seq2seq:
-        more["compute_metrics"] = _accuracy
-    trainer_class = (
-        _weighted() if task == "weighted classes" else getattr(transformers, f"{seq2seq}Trainer")
-    )
+    if "eval_strategy" in told:
+        more["eval_dataset"] = data.select(range(10))
+        more |= {} if seq2seq else {"compute_metrics": _accuracy}
+    kind = _weighted() if task == "weighted classes" else getattr(transformers, f"{seq2seq}Trainer")
     made = getattr(transformers, f"{seq2seq}TrainingArguments")(
-        **arguments(output, max_steps=9, **told)
+        **arguments(output, **{"max_steps": 9, **told})
     )
-    trainer = trainer_class(
+    return kind(
         model=model,
         args=made,
         train_dataset=data,
-        eval_dataset=data.select(range(10)) if "eval_strategy" in told else None,
         data_collator=collator,
         processing_class=tokenizer,
         **more,
     )
-    return logged(trainer)
 
 
-def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
+def data_of(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
     """The data set of a task as its example makes it, and its collator."""
     import transformers
     from datasets import Dataset
 
     draw = random.Random(0)
-    texts = Dataset.from_dict({"text": [text(draw, 40) for _ in range(_ROWS)]})
-    asked = Dataset.from_dict(
-        {"text": [text(draw, 12) for _ in range(_ROWS)], "other": texts["text"]}
-    )
-    tokens = texts.map(lambda rows: tokenizer(rows["text"]), batched=True, remove_columns="text")
-    padding = transformers.DataCollatorWithPadding(tokenizer)
-    causal = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    if task in ("causal", "own loss"):
-        return tokens, causal
+    long = [text(draw, 40) for _ in range(_ROWS)]
+    short = [text(draw, 12) for _ in range(_ROWS)]
+    # the rows of other tasks are those of texts, with a column of labels
+    rows: dict[str, Callable[[int], Any]] = {
+        "answered": lambda n: tokenizer(f"{short[n]} Assistant: {long[n]}"),
+        "seq2seq": lambda n: tokenizer(long[n], text_target=short[n]),
+        "choices": lambda n: tokenizer([short[n]] * 4, [text(draw, 15) for _ in range(4)]),
+        "answers": lambda n: tokenizer(short[n], long[n], max_length=64, padding="max_length"),
+    }
+    found = [dict(rows.get(task, lambda n: tokenizer(long[n]))(n)) for n in range(_ROWS)]
+    labels: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+        "classes": lambda _: {"label": draw.randrange(3)},
+        "several classes": lambda _: {"label": [float(draw.randrange(2)) for _ in range(3)]},
+        "regression": lambda _: {"label": draw.random()},
+        "tokens": lambda ids: {"labels": [-100, *(draw.randrange(5) for _ in ids[2:]), -100]},
+        "answers": lambda _: {
+            "start_positions": (first := draw.randrange(1, 4)),
+            "end_positions": first + 2,
+        },
+        "choices": lambda _: {"label": draw.randrange(4)},
+    }
+    of_task = labels.get(task.removeprefix("weighted "), lambda _: {})
+    data = Dataset.from_list([{**row, **of_task(row["input_ids"])} for row in found])
     if task == "blocks":
-        return tokens.map(_blocks, batched=True), transformers.default_data_collator
+        return data.map(_blocks, batched=True), transformers.default_data_collator
     if task == "flattening":
-        return tokens, transformers.DataCollatorWithFlattening()
+        return data, transformers.DataCollatorWithFlattening()
     if task == "masked":
-        return tokens, transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
-    if task in ("classes", "weighted classes"):
-        return tokens.add_column("label", [draw.randrange(3) for _ in range(_ROWS)]), padding
-    if task == "several classes":
-        labels = [[float(draw.randrange(2)) for _ in range(3)] for _ in range(_ROWS)]
-        return tokens.add_column("label", labels), padding
-    if task == "regression":
-        return tokens.add_column("label", [draw.random() for _ in range(_ROWS)]), padding
-    if task == "tokens":
-        labels = [
-            [-100, *(draw.randrange(5) for _ in row[2:]), -100] for row in tokens["input_ids"]
-        ]
-        return tokens.add_column("labels", labels), transformers.DataCollatorForTokenClassification(
+        return data, transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+    if task == "answers":
+        return data, transformers.default_data_collator
+    if task == "seq2seq":
+        return data, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
+    kinds = {"tokens": "ForTokenClassification", "choices": "ForMultipleChoice"}
+    if task in labels or task == "weighted classes":
+        return data, getattr(transformers, f"DataCollator{kinds.get(task, 'WithPadding')}")(
             tokenizer
         )
-    if task == "answers":
-        pairs = asked.map(
-            lambda rows: tokenizer(rows["text"], rows["other"], max_length=64, padding="max_length")
-        )
-        pairs = pairs.remove_columns(["text", "other"])
-        starts = [draw.randrange(1, 4) for _ in range(_ROWS)]
-        pairs = pairs.add_column("start_positions", starts).add_column(
-            "end_positions", [one + 2 for one in starts]
-        )
-        return pairs, transformers.default_data_collator
-    if task == "choices":
-        choices = [[text(draw, 15) for _ in range(4)] for _ in range(_ROWS)]
-        rows = [
-            tokenizer([one] * 4, four) for one, four in zip(asked["text"], choices, strict=True)
-        ]
-        labelled = [{**row, "label": draw.randrange(4)} for row in rows]
-        return Dataset.from_list(labelled), transformers.DataCollatorForMultipleChoice(tokenizer)
-    pairs = asked.map(
-        lambda rows: tokenizer(rows["other"], text_target=rows["text"]),
-        remove_columns=["text", "other"],
-        batched=True,
-    )
-    return pairs, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
+    return data, transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
 
 
 def _blocks(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:

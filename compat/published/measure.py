@@ -1,29 +1,21 @@
 """Build a published configuration at full size on the meta device in the installed transformers,
 and enable it.
 
-`python -m compat.published.measure NAME ...` writes a line of JSON for each.
+`python -m compat.published.measure NAME` says that it has begun, and writes a line of JSON.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from compat.cells import private_output
 from compat.common import quietly, said
 from compat.published import PUBLISHED
-
-STATUSES = ("enabled", "refused", "crash", "upstream error", "absent")
-BAD = ("refused", "crash")
-LIMIT = 300.0
-"""Seconds that one configuration may take."""
 
 
 def config_of(name: str, **changes: Any) -> Any:
@@ -67,12 +59,12 @@ def measure(name: str) -> dict[str, Any]:
     from autopack.errors import AutopackError
 
     if absent(name):
-        return {"name": name, "status": "absent"}
+        return {"status": "absent"}
     try:
         model = build(name)
     except Exception as error:  # stock's own code may raise anything, of which this is the record
-        return {"name": name, "status": "upstream error", "reason": said(error)}
-    found: dict[str, Any] = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}
+        return {"status": "upstream error", "reason": said(error)}
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
     before, began = _memory("VmRSS"), time.process_time()
     try:
@@ -95,36 +87,11 @@ def _memory(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def measured(names: Iterable[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
-    """Measure configurations, each in a process of its own that finds nothing of the others."""
-    import transformers.models.auto.modeling_auto  # noqa: F401  (so that no process imports it anew)
+if __name__ == "__main__":
+    import transformers.models.auto.modeling_auto  # noqa: F401  (no time of `enable`)
 
     import autopack  # noqa: F401
 
-    forked = multiprocessing.get_context("fork")
-    for name in names:
-        here, there = forked.Pipe(duplex=False)
-        process = forked.Process(target=_answer, args=(name, there))
-        process.start()
-        there.close()
-        found = {"name": name, "status": "crash", "reason": f"took longer than {limit:.0f} s"}
-        try:
-            if here.poll(limit):
-                found = here.recv()
-        except EOFError:
-            process.join()
-            found["reason"] = f"its process ended with status {process.exitcode}"
-        process.kill()
-        process.join()
-        yield found
-
-
-def _answer(name: str, there: Connection) -> None:
-    there.send(measure(name))
-
-
-if __name__ == "__main__":
     with private_output() as answers, quietly():
-        for each in measured(sys.argv[1:]):
-            answers.write(json.dumps(each, ensure_ascii=False) + "\n")
-            answers.flush()
+        print({}, file=answers, flush=True)
+        print(json.dumps(measure(sys.argv[1]), ensure_ascii=False), file=answers, flush=True)

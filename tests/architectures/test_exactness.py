@@ -7,16 +7,13 @@ tests/attention/test_flex.py runs some. The measurement is `compat.exactness.mea
 prints the table. Tolerances are those of the auditor: 1e-4 of the logits' standard deviation, 1e-3
 for gradients and losses in float32; 1e-9 and 1e-8 in float64."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 import autopack
 from autopack import registry, tiny
-from compat.exactness import Undeclared, built, measure, stand_in
-from compat.standins import float64_throughout
+from compat.exactness import Undeclared, built, measure, recorded, stand_in
+from compat.precision import float64_throughout
 from tests.support.refusals import refused
 
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
@@ -27,7 +24,6 @@ AVAILABLE = set(tiny.types_for("causal-lm"))
 DOZEN = ["llama", "mistral", "minicpm3", "doge", "gpt2", "bert", "whisper", "opt", "phi3", "gpt_neox", "qwen3",
          "modernbert-decoder", "roberta"]  # fmt: skip
 BACKENDS = ("eager", "sdpa", "flash")
-RESULTS = Path(__file__).parents[2] / "compat" / "results" / "exactness.json"
 
 
 def _check(model_type, backend, dtype=torch.float32, **modes):
@@ -94,8 +90,7 @@ def test_what_leaks_is_refused_with_the_reason_and_left_alone(model_type):
 
 
 def test_every_type_of_the_recorded_table_is_served_or_refused():
-    recorded = json.loads(RESULTS.read_text())
-    for model_type, cells in recorded.items():
+    for model_type, cells in recorded()["causal-lm"].items():
         statuses = {cell["status"] for cell in cells.values()}
         assert "LEAK" not in statuses, model_type
         configs = {cell["config"] for cell in cells.values() if "config" in cell}

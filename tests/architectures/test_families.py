@@ -8,8 +8,6 @@ from autopack import registry
 from autopack.cli import main
 from autopack.family import Family
 from autopack.mixers import ROWS
-from compat import exactness
-from compat.exactness import recorded
 
 
 def printed(capsys, *arguments):
@@ -34,21 +32,6 @@ def test_as_json_every_mixer_has_its_way(capsys):
     ]
     (state_space,) = (each["mixers"] for each in found if each["name"] == "state_space")
     assert state_space["Mamba2Mixer"] == "AtOperations"
-
-
-def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["exactness"])
-    status = exactness.main()
-    text = capsys.readouterr().out
-    leaks = [task for task, results in recorded().items() if "LEAK" in json.dumps(results)]
-    assert status == bool(leaks)
-    for task, results in recorded().items():
-        assert f"{task}\n\nmodel type" in text
-        assert f"\n{len(results)} types: " in text
-    monkeypatch.setattr("sys.argv", ["exactness", "--task", "all", "bert"])
-    with pytest.raises(SystemExit):
-        exactness.main()
-    assert "invalid choice: 'all'" in capsys.readouterr().err
 
 
 def test_named_types(capsys):

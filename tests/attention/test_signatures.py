@@ -70,7 +70,7 @@ def test_the_installed_torch_has_the_recorded_signatures():
 @pytest.mark.parametrize("name", FLASH)
 def test_a_call_that_does_not_fit_is_noticed(name):
     """The control."""
-    stand_in = vars(standins._flash_2()["flash_attn"])[name]
+    stand_in = vars(standins._FLASH["flash_attention_2"]()["flash_attn"])[name]
     with pytest.raises(TypeError, match="argument"):
         stand_in(*[torch.zeros(3, 2, 8)] * 3, cu_seq_lens_q=None)
     assert inspect.signature(stand_in) == FLASH[name]

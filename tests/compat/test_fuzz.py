@@ -157,7 +157,7 @@ def test_what_stock_cannot_do_is_counted_apart():
 
 
 @pytest.mark.exhaustive
-def test_the_command_makes_a_fault_small_so_that_it_can_be_run_again(monkeypatch, capsys, tmp_path):
+def test_the_command_makes_a_fault_small_so_that_it_can_be_run_again(monkeypatch, capsys, recorded):
     raising(monkeypatch, documents=12)  # of which no twin has so many
     # hundreds of times
     monkeypatch.setattr(session, "run_case", partial(session.run_case, verify=False))
@@ -165,11 +165,10 @@ def test_the_command_makes_a_fault_small_so_that_it_can_be_run_again(monkeypatch
     rows = st.lists(st.integers(0, 3), min_size=1, max_size=16).map(lambda row: (tuple(row),))
     monkeypatch.setattr(draw, "specs", lambda types: st.just(LLAMA))
     monkeypatch.setattr(draw, "calls", lambda spec: st.builds(Arranged, rows, labels=st.booleans()))
-    report = tmp_path / "report.json"
-    assert fuzz.main(["--models", "30", "--json", str(report)]) == 1
+    assert fuzz.main(["--models", "30", "--record"]) == 1
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
-    (failure,) = json.loads(report.read_text())["failures"]
+    (failure,) = json.loads((recorded / "fuzz.json").read_text())["failures"]
     assert failure["case"] == json.loads(line)
     assert "planted" in failure["reason"]
     small = of_json(line)

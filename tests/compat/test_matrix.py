@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from packaging.requirements import Requirement
 
-from compat import environments, finished, run, sample, scenarios, tables, torches, workers
+from compat import environments, finished, run, sample, scenarios, study, tables, torches, workers
 from compat.environments import Environment
 from compat.finished import Finished
 from compat.matrix import ROOT, CompatError, Release, load_matrix, number, tomllib
@@ -212,7 +212,7 @@ def offline(environment, recorded, monkeypatch):
     monkeypatch.setattr(workers.Worker, "ask", note)
     monkeypatch.setattr(run, "load_matrix", lambda: MATRIX)
     monkeypatch.setattr(run, "check_interpreter", lambda matrix: None)
-    monkeypatch.setattr(torches, "stale", lambda matrix: [])
+    monkeypatch.setattr(torches, "STUDY", study.Study("none", "", dict, lambda *_: ()))
     monkeypatch.setattr(Environment, "build", lambda self: None)
     passed = {"passed": 5, "skipped": {}, "failed": {}}
     monkeypatch.setattr(scenarios, "run", lambda *args: passed)
@@ -229,8 +229,6 @@ def test_a_whole_run_is_recorded_and_goes_on(offline, recorded, capsys):
     assert len(offline) == 2
     assert of_new() == 0
     assert len(offline) == 2
-    assert of_new("--fresh") == 0
-    assert len(offline) == 4
     assert run.main(["--check"]) == 0
     assert "Not recorded yet (1 of 2): 4.9.0" in capsys.readouterr().out
 

@@ -8,8 +8,17 @@ import torch
 
 import autopack
 from compat.museum import exhibit, measure, page
-from compat.museum.__main__ import main, recorded, stale
-from compat.museum.models._plain import Convolution, Plain, Recurrence, Routed, Varlen, made
+from compat.museum.__main__ import STUDY
+from compat.museum.models._plain import (
+    Attention,
+    Convolution,
+    Plain,
+    Recurrence,
+    Routed,
+    Router,
+    Varlen,
+    made,
+)
 
 NAMES = exhibit.names()
 QUICK = (
@@ -23,7 +32,7 @@ QUICK = (
 def is_as_recorded(name):
     outcome = measure.measured(name)
     assert measure.objection(name, outcome) is None
-    assert outcome == recorded()[name]
+    assert outcome == STUDY.recorded()[name]
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -37,47 +46,30 @@ def test_every_exhibit_is_found_and_its_twin_is_not(name):
     is_as_recorded(name)
 
 
-class OfVarlen(Plain):
-    part = Varlen
-
-
-class OfRecurrence(Plain):
-    part = Recurrence
-
-
-class OfConvolution(Plain):
-    part = Convolution
-
-
-@pytest.mark.parametrize("model", [Plain, OfVarlen, OfRecurrence, OfConvolution, Routed])
-def test_the_museums_own_model_is_sound_in_every_call(model):
+@pytest.mark.parametrize("part", [Attention, Varlen, Recurrence, Convolution, Router])
+def test_the_museums_own_model_is_sound_in_every_call(part):
     torch.manual_seed(0)
+    model = Routed if part is Router else type("Of", (Plain,), {"part": part})
     assert autopack.audit(made(model, output_router_logits=False)).exact
 
 
-def lines_of_code(path):
-    """The lines of statements beside imports, docstrings and the statement of EXHIBIT."""
-    found = set()
-    for node in ast.parse(path.read_text()).body:
-        is_exhibit = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXHIBIT"
-        if is_exhibit or isinstance(node, ast.Import | ast.ImportFrom):
-            continue
-        for each in ast.walk(node):
-            is_text = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
-            if isinstance(each, ast.stmt) and not is_text:
-                found.update(
-                    range(
-                        each.lineno,
-                        each.body[0].lineno if hasattr(each, "body") else each.end_lineno + 1,
-                    )
-                )
-    return len(found)
+def statements_of(path):
+    """How many statements there are beside imports, docstrings, `mistaken` and `sound`."""
+    made = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if not ast.unparse(node).startswith(
+            ("import", "from", "mistaken =", "sound =", "def mistaken", "def sound", "'", '"')
+        )
+    ]
+    every = [each for node in made for each in ast.walk(node) if isinstance(each, ast.stmt)]
+    return sum(not isinstance(getattr(each, "value", None), ast.Constant) for each in every)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exhibit_is_small_and_of_a_project_that_the_page_can_name(name):
     path = exhibit.Path(exhibit.__file__).parent / f"{name.replace('.', '/')}.py"
-    assert 0 <= lines_of_code(path) <= exhibit.MOST_LINES
+    assert statements_of(path) <= exhibit.MOST_STATEMENTS
     assert all("/" in page.project(source) for source in exhibit.load(name).reported), (
         "name it in projects.json"
     )
@@ -91,54 +83,31 @@ def test_there_are_enough_of_them_and_of_their_projects():
 
 
 def test_an_exhibit_says_what_kind_it_is_and_where_it_was_reported():
-    settings = {
-        "kind": "masks",
-        "reported": ("trl#1",),
-        "says": "",
-        "mistaken": dict,
-        "sound": dict,
-    }
-    exhibit.Exhibit(**settings)
-    with pytest.raises(ValueError, match="kind must be one of"):
-        exhibit.Exhibit(**settings | {"kind": "others"})
-    with pytest.raises(ValueError, match="a project and a number"):
-        exhibit.Exhibit(**settings | {"reported": ("trl",)})
-
-
-def test_page_and_record_are_up_to_date(capsys):
-    assert main(["--check"]) == 0
-    assert capsys.readouterr().out == "up to date\n"
-
-
-def test_what_is_stale_is_found(tmp_path):
-    record, (name, *_) = recorded(), NAMES
-    copied = tmp_path / "leaks.md"
-    copied.write_text(page.PAGE.read_text().replace("mistakes from", "errors from"))
-    assert stale(record, copied) == ["leaks.md is not what the record gives"]
-    without = {key: value for key, value in record.items() if key != name}
-    assert stale(without, page.PAGE) == [f"{name}: not recorded"]
-    assert f"{name}2: recorded, and no exhibit" in stale(
-        record | {f"{name}2": record[name]}, page.PAGE
+    assert exhibit.parsed("A\n\nmasks: trl#1, b/c#2\n\nIt\nis.") == (
+        "masks",
+        ["trl#1", "b/c#2"],
+        "It is.",
     )
-    for change, said in (
+    with pytest.raises(ValueError, match="kind must be one of"):
+        exhibit.parsed("A\n\nothers: trl#1\n\nIt is.")
+    with pytest.raises(ValueError, match="a project and a number"):
+        exhibit.parsed("A\n\nmasks: trl\n\nIt is.")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
         ({"found": None}, "the auditor does not find it"),
         ({"sound": "logits: every call"}, "an alarm on the sound twin"),
         ({"enabled": "logits: every call"}, "enabled, it is not exact"),
-    ):
-        assert any(
-            said in line for line in stale(record | {name: record[name] | change}, page.PAGE)
-        )
+    ],
+)
+def test_what_is_wrong_is_said(change, said):
+    outcome = STUDY.recorded()[QUICK[0]]
+    assert measure.objection(QUICK[0], outcome) is None
+    assert said in measure.objection(QUICK[0], outcome | change)
 
 
 def test_a_page_without_a_place_for_the_museum_is_refused():
     with pytest.raises(ValueError, match="has to have one"):
-        page.written("nothing", recorded())
-
-
-def test_a_run_by_name_prints_its_line_and_others_are_refused(capfd):
-    assert main([QUICK[0]]) == 0
-    assert capfd.readouterr().out.split()[0] == QUICK[0]
-    with pytest.raises(SystemExit):
-        main(["models.none"])
-    with pytest.raises(SystemExit):
-        main(["--record", QUICK[0]])
+        page.written("nothing", STUDY.recorded())

@@ -1,11 +1,9 @@
 """Variants of tiny configurations: each changes the field that it names."""
 
-from itertools import pairwise
-
 import pytest
 
 from autopack import tiny
-from compat.variants import variants, walk
+from compat.variants import variants
 
 SAMPLE = [
     "llama",
@@ -69,12 +67,3 @@ def test_what_is_tried(model_type, names):
     found = {variant.name for variant in all_variants(model_type)[1]}
     missing = {f"{model_type}.{name}" for name in names} - found
     assert not missing - {"gemma2.query_pre_attn_scalar=None"}
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_a_walk_goes_from_every_kind_to_every_kind(count):
-    kinds = list("abcd"[:count])
-    found = walk(kinds)
-    assert {(a, b) for a in kinds for b in kinds} == set(pairwise(found))
-    assert found[0] == "a"
-    assert len(found) <= count**2 + count

@@ -1,8 +1,8 @@
 """A stand-in for DeepSpeed's sequence parallelism, after
 `UlyssesSPAttentionHF.register_with_transformers` of 0.19.
 
-DeepSpeed itself is no package of these tests; `python -m compat.engines --engines "shared rows
-zero3"` runs it where it is installed."""
+DeepSpeed itself is no package of these tests; `python -m compat.engines "shared
+rows zero3"` runs it where it is installed."""
 
 import sys
 from types import ModuleType

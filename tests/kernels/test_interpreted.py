@@ -3,12 +3,8 @@ alone."""
 
 import pytest
 
-from compat.kernels.__main__ import run
+from compat.kernels.__main__ import EXACT, run
 from compat.kernels.cells import ATTENTION, CELLS, LIGER, MIXERS
-
-EXACT = 1e-5
-"""Relative, in float32: kernels add up the same numbers in another order. What was measured is
-below 3e-6."""
 
 WHOLE = {
     "scans and convolutions": [

@@ -14,7 +14,7 @@ from autopack.inspection import modules
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import GROWTH, buckets
 from autopack.mixers.operations import run_per_document_row
-from compat.standins import float64_throughout
+from compat.precision import float64_throughout
 from tests.conftest import (
     FLOAT32,
     FLOAT64,

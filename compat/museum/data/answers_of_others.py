@@ -1,9 +1,14 @@
-"""Prompts get the answers of other examples."""
+"""Prompts get the answers of other examples.
+
+pairs: open-instruct#1484
+
+Answers are looked up by a column that numbers the examples as they were before they were shuffled.
+Each prompt is followed by the answer to another one.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def data(shuffles):
@@ -31,11 +36,9 @@ def trainer(rows):
     return _trainer.trainer(collator=collator(rows), data=rows)
 
 
-EXHIBIT = Exhibit(
-    kind="pairs",
-    reported=("open-instruct#1484",),
-    says="Answers are looked up by a column that numbers the examples as they were before they "
-    "were shuffled. Each prompt is followed by the answer to another one.",
-    mistaken=lambda: trainer(data(True)),
-    sound=lambda: trainer(data(False)),
-)
+def mistaken():
+    return trainer(data(True))
+
+
+def sound():
+    return trainer(data(False))

@@ -1,4 +1,10 @@
-"""The loss that balances experts is one of the whole batch, padding too."""
+"""The loss that balances experts is one of the whole batch, padding too.
+
+routers: Megatron-LM#2121
+
+The loss that balances experts is computed over all tokens of a batch. It is no sum over documents:
+each one's gradient depends on those that share its batch, and on padding.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from typing import Any
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def net(balances):
@@ -28,11 +33,9 @@ def net(balances):
     return MixtralForCausalLM(config)
 
 
-EXHIBIT = Exhibit(
-    kind="routers",
-    reported=("Megatron-LM#2121",),
-    says="The loss that balances experts is computed over all tokens of a batch. It is no sum over "
-    "documents: each one's gradient depends on those that share its batch, and on padding.",
-    mistaken=lambda: _trainer.trainer(net=net(True)),
-    sound=lambda: _trainer.trainer(net=net(False)),
-)
+def mistaken():
+    return _trainer.trainer(net=net(True))
+
+
+def sound():
+    return _trainer.trainer(net=net(False))

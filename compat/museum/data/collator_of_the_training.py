@@ -1,11 +1,17 @@
-"""An evaluation gets its batches from a collator that was made for something else."""
+"""An evaluation gets its batches from a collator that was made for something else.
+
+evaluation: axolotl#1076, axolotl#3478
+
+Training packs its rows and an evaluation does not mean to, but both go through parts of the same
+way. The rows of the evaluation are several documents that nothing tells apart, and its loss is that
+of other text.
+"""
 
 from __future__ import annotations
 
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def flattened(features):
@@ -22,12 +28,9 @@ class Evaluating(Trainer):
             self.data_collator = before
 
 
-EXHIBIT = Exhibit(
-    kind="evaluation",
-    reported=("axolotl#1076", "axolotl#3478"),
-    says="Training packs its rows and an evaluation does not mean to, but both go through "
-    "parts of the same way. The rows of the evaluation are several documents that nothing "
-    "tells apart, and its loss is that of other text.",
-    mistaken=lambda: _trainer.trainer(Evaluating, evaluated=_trainer.examples()),
-    sound=lambda: _trainer.trainer(evaluated=_trainer.examples()),
-)
+def mistaken():
+    return _trainer.trainer(Evaluating, evaluated=_trainer.examples())
+
+
+def sound():
+    return _trainer.trainer(evaluated=_trainer.examples())

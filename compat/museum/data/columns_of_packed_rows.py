@@ -1,4 +1,10 @@
-"""Rows lose the column that says how long their documents are."""
+"""Rows lose the column that says how long their documents are.
+
+columns: trl#3705, trl#3699
+
+The trainer drops the column with the lengths of a row's documents, which the model's forward does
+not name, before the collator can make positions of it. Every row comes as one document.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,6 @@ import torch
 from datasets import Dataset
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def rows() -> Dataset:
@@ -27,12 +32,9 @@ def collate(features):
     return _trainer.packed([{"input_ids": part} for part in parts])
 
 
-EXHIBIT = Exhibit(
-    kind="columns",
-    reported=("trl#3705", "trl#3699"),
-    says="The trainer drops the column with the lengths of a row's documents, which the "
-    "model's forward does not name, before the collator can make positions of it. Every "
-    "row comes as one document.",
-    mistaken=lambda: _trainer.trainer(collator=collate, data=rows(), remove_unused_columns=True),
-    sound=lambda: _trainer.trainer(collator=collate, data=rows()),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate, data=rows(), remove_unused_columns=True)
+
+
+def sound():
+    return _trainer.trainer(collator=collate, data=rows())

@@ -1,11 +1,16 @@
-"""A loss is divided by the targets of the step, and by the micro-batches once more."""
+"""A loss is divided by the targets of the step, and by the micro-batches once more.
+
+counting: unsloth-zoo#1023
+
+Targets are counted by the signature of the forward, and the division among micro- batches goes by
+another flag. Where the two disagree, losses and gradients shrink by the number of micro-batches.
+"""
 
 from __future__ import annotations
 
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Counting(Trainer):
@@ -26,12 +31,9 @@ class Once(Counting):
     accepts = True
 
 
-EXHIBIT = Exhibit(
-    kind="counting",
-    reported=("unsloth-zoo#1023",),
-    says="Targets are counted by the signature of the forward, and the division among micro- "
-    "batches goes by another flag. Where the two disagree, losses and gradients shrink by "
-    "the number of micro-batches.",
-    mistaken=lambda: _trainer.trainer(Counting),
-    sound=lambda: _trainer.trainer(Once),
-)
+def mistaken():
+    return _trainer.trainer(Counting)
+
+
+def sound():
+    return _trainer.trainer(Once)

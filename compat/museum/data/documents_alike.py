@@ -1,4 +1,10 @@
-"""Every document counts alike, however many targets it has."""
+"""Every document counts alike, however many targets it has.
+
+counting: open-instruct#1137
+
+Batches of one sequence with accumulation make a mean over sequences of a loss that was meant to be
+one over tokens. Tokens of short documents weigh more.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Alike(Trainer):
@@ -18,11 +23,9 @@ class Alike(Trainer):
         return (loss, logits) if return_outputs else loss
 
 
-EXHIBIT = Exhibit(
-    kind="counting",
-    reported=("open-instruct#1137",),
-    says="Batches of one sequence with accumulation make a mean over sequences of a loss that "
-    "was meant to be one over tokens. Tokens of short documents weigh more.",
-    mistaken=lambda: _trainer.trainer(Alike, gradient_accumulation_steps=1),
-    sound=lambda: _trainer.trainer(gradient_accumulation_steps=1),
-)
+def mistaken():
+    return _trainer.trainer(Alike, gradient_accumulation_steps=1)
+
+
+def sound():
+    return _trainer.trainer(gradient_accumulation_steps=1)

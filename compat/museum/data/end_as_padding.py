@@ -1,9 +1,14 @@
-"""The token of the end is that of padding, and its labels are masked with it."""
+"""The token of the end is that of padding, and its labels are masked with it.
+
+labels: transformers#23530, trl#976
+
+A tokenizer without padding pads with its end token, and the collator ignores labels by that token.
+The end of a document is never a target, so the model never learns to stop.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
@@ -13,11 +18,9 @@ def collate(features):
     return batch
 
 
-EXHIBIT = Exhibit(
-    kind="labels",
-    reported=("transformers#23530", "trl#976"),
-    says="A tokenizer without padding pads with its end token, and the collator ignores labels by "
-    "that token. The end of a document is never a target, so the model never learns to stop.",
-    mistaken=lambda: _trainer.trainer(collator=collate),
-    sound=lambda: _trainer.trainer(),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate)
+
+
+def sound():
+    return _trainer.trainer()

@@ -1,11 +1,16 @@
-"""The sampler repeats examples until their number divides."""
+"""The sampler repeats examples until their number divides.
+
+samplers: pytorch#25162
+
+A sampler for several ranks adds the first examples again until all ranks have equally many. They
+are trained on twice, or counted twice in an evaluation.
+"""
 
 from __future__ import annotations
 
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Filling(Trainer):
@@ -20,11 +25,9 @@ class Whole(Filling):
     ranks = 1
 
 
-EXHIBIT = Exhibit(
-    kind="samplers",
-    reported=("pytorch#25162",),
-    says="A sampler for several ranks adds the first examples again until all ranks have "
-    "equally many. They are trained on twice, or counted twice in an evaluation.",
-    mistaken=lambda: _trainer.trainer(Filling),
-    sound=lambda: _trainer.trainer(Whole),
-)
+def mistaken():
+    return _trainer.trainer(Filling)
+
+
+def sound():
+    return _trainer.trainer(Whole)

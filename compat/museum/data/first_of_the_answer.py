@@ -1,9 +1,14 @@
-"""The mask of a prompt reaches one token into the answer."""
+"""The mask of a prompt reaches one token into the answer.
+
+labels: alpaca-lora#306
+
+The prompt is tokenized alone to count its tokens, and gets an end token that it does not have
+before the answer. The first token of every answer is masked.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features, more=1):
@@ -19,11 +24,9 @@ def data():
     return _trainer.examples(completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3))
 
 
-EXHIBIT = Exhibit(
-    kind="labels",
-    reported=("alpaca-lora#306",),
-    says="The prompt is tokenized alone to count its tokens, and gets an end token that it "
-    "does not have before the answer. The first token of every answer is masked.",
-    mistaken=lambda: _trainer.trainer(collator=collate, data=data()),
-    sound=lambda: _trainer.trainer(collator=lambda features: collate(features, 0), data=data()),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate, data=data())
+
+
+def sound():
+    return _trainer.trainer(collator=lambda features: collate(features, 0), data=data())

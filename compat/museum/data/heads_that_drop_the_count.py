@@ -1,4 +1,11 @@
-"""A head takes the number of targets of a step, and does not divide by it."""
+"""A head takes the number of targets of a step, and does not divide by it.
+
+counting: transformers#47688
+
+The trainer sees that the forward takes further arguments, gives it the number of targets of the
+step, and leaves the division to it. The head drops the number: losses and gradients grow with the
+number of micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,6 @@ from typing import Any
 from transformers import BertConfig, BertForMaskedLM
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def net():
@@ -20,12 +26,9 @@ def net():
     return BertForMaskedLM(BertConfig(**sizes))
 
 
-EXHIBIT = Exhibit(
-    kind="counting",
-    reported=("transformers#47688",),
-    says="The trainer sees that the forward takes further arguments, gives it the number of "
-    "targets of the step, and leaves the division to it. The head drops the number: "
-    "losses and gradients grow with the number of micro-batches.",
-    mistaken=lambda: _trainer.trainer(net=net()),
-    sound=lambda: _trainer.trainer(net=net(), gradient_accumulation_steps=1),
-)
+def mistaken():
+    return _trainer.trainer(net=net())
+
+
+def sound():
+    return _trainer.trainer(net=net(), gradient_accumulation_steps=1)

@@ -1,4 +1,10 @@
-"""Every token is trained to predict itself."""
+"""Every token is trained to predict itself.
+
+labels: KempnerForge#155
+
+Labels in place of the tokens go into a loss that does not shift them. The model is scored on
+copying its input.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Unshifted(Trainer):
@@ -20,11 +25,9 @@ class Unshifted(Trainer):
         return (loss, logits) if return_outputs else loss
 
 
-EXHIBIT = Exhibit(
-    kind="labels",
-    reported=("KempnerForge#155",),
-    says="Labels in place of the tokens go into a loss that does not shift them. The model is "
-    "scored on copying its input.",
-    mistaken=lambda: _trainer.trainer(Unshifted, gradient_accumulation_steps=1),
-    sound=lambda: _trainer.trainer(gradient_accumulation_steps=1),
-)
+def mistaken():
+    return _trainer.trainer(Unshifted, gradient_accumulation_steps=1)
+
+
+def sound():
+    return _trainer.trainer(gradient_accumulation_steps=1)

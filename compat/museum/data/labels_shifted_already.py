@@ -1,9 +1,14 @@
-"""Labels are shifted by the collator, and by the model again."""
+"""Labels are shifted by the collator, and by the model again.
+
+labels: amber-train#6, transformers#44642
+
+The collator gives each token the next one as its label, and the model's loss shifts labels itself.
+It learns to predict the token after the next one.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
@@ -12,11 +17,9 @@ def collate(features):
     )
 
 
-EXHIBIT = Exhibit(
-    kind="labels",
-    reported=("amber-train#6", "transformers#44642"),
-    says="The collator gives each token the next one as its label, and the model's loss shifts "
-    "labels itself. It learns to predict the token after the next one.",
-    mistaken=lambda: _trainer.trainer(collator=collate),
-    sound=lambda: _trainer.trainer(),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate)
+
+
+def sound():
+    return _trainer.trainer()

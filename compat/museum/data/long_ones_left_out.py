@@ -1,9 +1,14 @@
-"""Documents above the longest length are left out of their batch."""
+"""Documents above the longest length are left out of their batch.
+
+truncation: maxtext#274
+
+Long sequences are filtered before anything could trim them. The longest documents are never trained
+on.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
@@ -12,13 +17,9 @@ def collate(features):
     )
 
 
-EXHIBIT = Exhibit(
-    kind="truncation",
-    reported=("maxtext#274",),
-    says=(
-        "Long sequences are filtered before anything could trim them. The longest documents are "
-        "never trained on."
-    ),
-    mistaken=lambda: _trainer.trainer(collator=collate),
-    sound=lambda: _trainer.trainer(),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate)
+
+
+def sound():
+    return _trainer.trainer()

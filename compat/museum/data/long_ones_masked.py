@@ -1,9 +1,14 @@
-"""Documents that are too long stay in the batch, without a target."""
+"""Documents that are too long stay in the batch, without a target.
+
+labels: NeMo-RL#169
+
+Examples above the longest length have all their labels masked. Nothing is learned from them, and a
+micro-batch of one such example has a loss of nothing.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
@@ -14,11 +19,9 @@ def collate(features):
     )
 
 
-EXHIBIT = Exhibit(
-    kind="labels",
-    reported=("NeMo-RL#169",),
-    says="Examples above the longest length have all their labels masked. Nothing is learned "
-    "from them, and a micro-batch of one such example has a loss of nothing.",
-    mistaken=lambda: _trainer.trainer(collator=collate),
-    sound=lambda: _trainer.trainer(),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate)
+
+
+def sound():
+    return _trainer.trainer()

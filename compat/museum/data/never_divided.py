@@ -1,4 +1,10 @@
-"""The losses of micro-batches are added up, and nobody divides them."""
+"""The losses of micro-batches are added up, and nobody divides them.
+
+counting: nanoGPT#168, distillKitPlus#5
+
+Each micro-batch gives the mean of its own targets, and a step adds these means up. Losses and
+gradients grow with the number of micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from functools import partial
 from torch.nn.functional import cross_entropy
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def loss(outputs, labels, num_items_in_batch=None, counts=True):
@@ -27,11 +32,9 @@ def trainer(function):
     return made
 
 
-EXHIBIT = Exhibit(
-    kind="counting",
-    reported=("nanoGPT#168", "distillKitPlus#5"),
-    says="Each micro-batch gives the mean of its own targets, and a step adds these means up. "
-    "Losses and gradients grow with the number of micro-batches.",
-    mistaken=lambda: trainer(partial(loss, counts=False)),
-    sound=lambda: trainer(loss),
-)
+def mistaken():
+    return trainer(partial(loss, counts=False))
+
+
+def sound():
+    return trainer(loss)

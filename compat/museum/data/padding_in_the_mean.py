@@ -1,4 +1,10 @@
-"""The loss is divided by all columns, padding too."""
+"""The loss is divided by all columns, padding too.
+
+padding: SkyRL#462, prime-rl#674, d2l-en#2076
+
+Losses at padding are zero, and yet counted in the mean. The longer the longest document of a batch,
+the less its other documents weigh.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Columns(Trainer):
@@ -17,11 +22,9 @@ class Columns(Trainer):
         return (loss, logits) if return_outputs else loss
 
 
-EXHIBIT = Exhibit(
-    kind="padding",
-    reported=("SkyRL#462", "prime-rl#674", "d2l-en#2076"),
-    says="Losses at padding are zero, and yet counted in the mean. The longer the longest "
-    "document of a batch, the less its other documents weigh.",
-    mistaken=lambda: _trainer.trainer(Columns, gradient_accumulation_steps=1),
-    sound=lambda: _trainer.trainer(gradient_accumulation_steps=1),
-)
+def mistaken():
+    return _trainer.trainer(Columns, gradient_accumulation_steps=1)
+
+
+def sound():
+    return _trainer.trainer(gradient_accumulation_steps=1)

@@ -1,9 +1,13 @@
-"""Labels of padding are the padding."""
+"""Labels of padding are the padding.
+
+padding: OpenJarvis#521, gpt-neo#45
+
+The tokens of a padded batch are given as its labels as they are. Most of the loss is about padding.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
@@ -11,13 +15,9 @@ def collate(features):
     return {**batch, "labels": batch["input_ids"].clone()}
 
 
-EXHIBIT = Exhibit(
-    kind="padding",
-    reported=("OpenJarvis#521", "gpt-neo#45"),
-    says=(
-        "The tokens of a padded batch are given as its labels as they are. Most of the loss is "
-        "about padding."
-    ),
-    mistaken=lambda: _trainer.trainer(collator=collate),
-    sound=lambda: _trainer.trainer(),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate)
+
+
+def sound():
+    return _trainer.trainer()

@@ -1,11 +1,16 @@
-"""A batch has each pair side by side, and the loss takes its halves for chosen and rejected."""
+"""A batch has each pair side by side, and the loss takes its halves for chosen and rejected.
+
+pairs: Generalizable-Reward-Model#9
+
+One program lays chosen and rejected answers side by side, another one expects all chosen ones
+first. Taken from one to the other, answers are compared with those to other prompts.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from compat.museum.data import _pairs
-from compat.museum.exhibit import Exhibit
 
 
 def side_by_side(collate):
@@ -23,12 +28,5 @@ def interleaved():
     return made
 
 
-EXHIBIT = Exhibit(
-    kind="pairs",
-    reported=("Generalizable-Reward-Model#9",),
-    says="One program lays chosen and rejected answers side by side, another one expects all "
-    "chosen ones first. Taken from one to the other, answers are compared with those to other "
-    "prompts.",
-    mistaken=interleaved,
-    sound=_pairs.trainer,
-)
+mistaken = interleaved
+sound = _pairs.trainer

@@ -1,4 +1,10 @@
-"""Padding on the left moves the positions of all documents."""
+"""Padding on the left moves the positions of all documents.
+
+padding: alpaca-lora#315
+
+Batches are padded on the left without positions, and the model numbers columns. A document's
+positions begin where the padding ends, so it depends on the longest document beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from typing import Any
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features, numbers=False):
@@ -31,14 +36,9 @@ def net():
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
 
 
-EXHIBIT = Exhibit(
-    kind="padding",
-    reported=("alpaca-lora#315",),
-    says="Batches are padded on the left without positions, and the model numbers columns. A "
-    "document's positions begin where the padding ends, so it depends on the longest document "
-    "beside it.",
-    mistaken=lambda: _trainer.trainer(collator=collate, net=net()),
-    sound=lambda: _trainer.trainer(
-        collator=lambda features: collate(features, numbers=True), net=net()
-    ),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate, net=net())
+
+
+def sound():
+    return _trainer.trainer(collator=lambda features: collate(features, numbers=True), net=net())

@@ -1,9 +1,14 @@
-"""The column that says which tokens are answers is dropped, and prompts are trained on."""
+"""The column that says which tokens are answers is dropped, and prompts are trained on.
+
+columns: PraisonAI#4358
+
+Prompts were to be masked out of the loss, and were trained on. Here the column that says so is
+dropped before the collator, which falls back to labels for all tokens.
+"""
 
 from __future__ import annotations
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def collate(features):
@@ -25,11 +30,9 @@ def data():
     return _trainer.examples(completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3))
 
 
-EXHIBIT = Exhibit(
-    kind="columns",
-    reported=("PraisonAI#4358",),
-    says="Prompts were to be masked out of the loss, and were trained on. Here the column that "
-    "says so is dropped before the collator, which falls back to labels for all tokens.",
-    mistaken=lambda: _trainer.trainer(collator=collate, data=data(), remove_unused_columns=True),
-    sound=lambda: _trainer.trainer(collator=collate, data=data()),
-)
+def mistaken():
+    return _trainer.trainer(collator=collate, data=data(), remove_unused_columns=True)
+
+
+def sound():
+    return _trainer.trainer(collator=collate, data=data())

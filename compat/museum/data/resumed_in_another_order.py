@@ -1,4 +1,11 @@
-"""A resumed run shuffles as if it were in its first epoch."""
+"""A resumed run shuffles as if it were in its first epoch.
+
+resume: ms-swift#10050, accelerate#2016
+
+The order of an epoch follows the number of epochs that a sampler has seen. The sampler of a resumed
+run is new, so the batches that are skipped are those of another order: some documents come again,
+and some never.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,6 @@ from torch.utils.data import Sampler
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Shuffled(Sampler):
@@ -32,12 +38,9 @@ class Resuming(Trainer):
         return Shuffled(len(_trainer.documents()), self.args.run_name == "sound")
 
 
-EXHIBIT = Exhibit(
-    kind="resume",
-    reported=("ms-swift#10050", "accelerate#2016"),
-    says="The order of an epoch follows the number of epochs that a sampler has seen. The "
-    "sampler of a resumed run is new, so the batches that are skipped are those of "
-    "another order: some documents come again, and some never.",
-    mistaken=lambda: _trainer.trainer(Resuming, run_name="mistaken"),
-    sound=lambda: _trainer.trainer(Resuming, run_name="sound"),
-)
+def mistaken():
+    return _trainer.trainer(Resuming, run_name="mistaken")
+
+
+def sound():
+    return _trainer.trainer(Resuming, run_name="sound")

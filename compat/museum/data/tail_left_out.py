@@ -1,11 +1,16 @@
-"""The sampler knows only as many examples as divide among the ranks."""
+"""The sampler knows only as many examples as divide among the ranks.
+
+samplers: ms-swift#9907
+
+The size of the data set is rounded down to a multiple of the ranks before it is shuffled. The same
+last examples are left out in every epoch.
+"""
 
 from __future__ import annotations
 
 from transformers import Trainer
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 class Floored(Trainer):
@@ -20,11 +25,9 @@ class Whole(Floored):
     ranks = 1
 
 
-EXHIBIT = Exhibit(
-    kind="samplers",
-    reported=("ms-swift#9907",),
-    says="The size of the data set is rounded down to a multiple of the ranks before it is "
-    "shuffled. The same last examples are left out in every epoch.",
-    mistaken=lambda: _trainer.trainer(Floored),
-    sound=lambda: _trainer.trainer(Whole),
-)
+def mistaken():
+    return _trainer.trainer(Floored)
+
+
+def sound():
+    return _trainer.trainer(Whole)

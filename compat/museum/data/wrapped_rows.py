@@ -1,4 +1,10 @@
-"""Documents are laid end to end and cut where rows end."""
+"""Documents are laid end to end and cut where rows end.
+
+truncation: trl#1850, trl#1230
+
+All documents make one stream of tokens, which is cut into rows of one length. Documents are cut at
+row ends, and those that share a row see each other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from itertools import chain
 from datasets import Dataset
 
 from compat.museum.data import _trainer
-from compat.museum.exhibit import Exhibit
 
 
 def rows():
@@ -17,11 +22,9 @@ def rows():
     )
 
 
-EXHIBIT = Exhibit(
-    kind="truncation",
-    reported=("trl#1850", "trl#1230"),
-    says="All documents make one stream of tokens, which is cut into rows of one length. "
-    "Documents are cut at row ends, and those that share a row see each other.",
-    mistaken=lambda: _trainer.trainer(data=rows()),
-    sound=lambda: _trainer.trainer(),
-)
+def mistaken():
+    return _trainer.trainer(data=rows())
+
+
+def sound():
+    return _trainer.trainer()

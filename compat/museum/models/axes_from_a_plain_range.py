@@ -1,10 +1,15 @@
-"""Positions with three axes, replaced by a range."""
+"""Positions with three axes, replaced by a range.
+
+images: Automodel#2172, AReaL#217
+
+Tokens of an image have positions with several axes, which the model makes by itself. A packed row
+came with one plain range per document, which stood in for all axes.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, places, together
 
 
@@ -36,13 +41,5 @@ class MakesAxes(TakesRange):
         return self.steps(input_ids, documents) + first
 
 
-EXHIBIT = Exhibit(
-    kind="images",
-    reported=("Automodel#2172", "AReaL#217"),
-    says=(
-        "Tokens of an image have positions with several axes, which the model makes by itself. A "
-        "packed row came with one plain range per document, which stood in for all axes."
-    ),
-    mistaken=TakesRange,
-    sound=MakesAxes,
-)
+mistaken = TakesRange
+sound = MakesAxes

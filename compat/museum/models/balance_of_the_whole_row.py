@@ -1,4 +1,10 @@
-"""A balance per sequence, taken over the pack."""
+"""A balance per sequence, taken over the pack.
+
+routers: Megatron-LM#6108
+
+A loss balances experts within each sequence. A packed row came to it as one sequence, and was
+balanced as a whole.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Routed, begins, made
 
 
@@ -29,13 +34,5 @@ class BalancesDocuments(BalancesRows):
         return begins(documents).flatten().cumsum(0).view_as(documents)
 
 
-EXHIBIT = Exhibit(
-    kind="routers",
-    reported=("Megatron-LM#6108",),
-    says=(
-        "A loss balances experts within each sequence. A packed row came to it as one "
-        "sequence, and was balanced as a whole."
-    ),
-    mistaken=partial(made, BalancesRows, output_router_logits=False),
-    sound=partial(made, BalancesDocuments, output_router_logits=False),
-)
+mistaken = partial(made, BalancesRows, output_router_logits=False)
+sound = partial(made, BalancesDocuments, output_router_logits=False)

@@ -1,4 +1,10 @@
-"""Statistics of a batch, in training alone."""
+"""Statistics of a batch, in training alone.
+
+norms: transformers#47739, audio#4205
+
+Batch normalisation takes its statistics over all tokens of the batch in training. A document is
+scaled by those that happen to be beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, PlainConfig
 
 
@@ -36,13 +41,5 @@ class NormsTokens(Plain):
     part = OverTheToken
 
 
-EXHIBIT = Exhibit(
-    kind="norms",
-    reported=("transformers#47739", "audio#4205"),
-    says=(
-        "Batch normalisation takes its statistics over all tokens of the batch in training. A "
-        "document is scaled by those that happen to be beside it."
-    ),
-    mistaken=NormsBatch,
-    sound=NormsTokens,
-)
+mistaken = NormsBatch
+sound = NormsTokens

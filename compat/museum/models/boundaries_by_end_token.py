@@ -1,4 +1,10 @@
-"""Boundaries found by a token that is not there."""
+"""Boundaries found by a token that is not there.
+
+masks: torchtitan#3130
+
+Documents were told apart by the end token in the inputs. The inputs had lost it when they were
+shifted against the labels, so that all documents of a row were one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from functools import partial
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, made
 
 END = 60
@@ -19,13 +24,5 @@ class SplitsAtEndTokens(Plain):
         return (input_ids == END).roll(1, 1).cumsum(1)
 
 
-EXHIBIT = Exhibit(
-    kind="masks",
-    reported=("torchtitan#3130",),
-    says=(
-        "Documents were told apart by the end token in the inputs. The inputs had lost it "
-        "when they were shifted against the labels, so that all documents of a row were one."
-    ),
-    mistaken=partial(made, SplitsAtEndTokens, eos_token_id=60),
-    sound=partial(made, Plain, eos_token_id=60),
-)
+mistaken = partial(made, SplitsAtEndTokens, eos_token_id=60)
+sound = partial(made, Plain, eos_token_id=60)

@@ -1,10 +1,15 @@
-"""Bounds where positions are the least of the row."""
+"""Bounds where positions are the least of the row.
+
+kernels' arguments: transformers#47525
+
+Documents were taken to begin where a position is the least of all. In a row that begins inside of a
+document, what comes before the first of these belongs to no document, and is not computed.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Varlen
 
 
@@ -22,14 +27,5 @@ class SplitsAtJumps(Plain):
     part = Varlen
 
 
-EXHIBIT = Exhibit(
-    kind="kernels' arguments",
-    reported=("transformers#47525",),
-    says=(
-        "Documents were taken to begin where a position is the least of all. In a row that begins "
-        "inside of a document, what comes before the first of these belongs to no document, and is "
-        "not computed."
-    ),
-    mistaken=SplitsAtLeast,
-    sound=SplitsAtJumps,
-)
+mistaken = SplitsAtLeast
+sound = SplitsAtJumps

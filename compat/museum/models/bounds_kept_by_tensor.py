@@ -1,10 +1,15 @@
-"""Bounds that are kept for a tensor."""
+"""Bounds that are kept for a tensor.
+
+caches: unsloth#10879
+
+Bounds were kept for as long as the same tensor of lengths came. A program that writes new lengths
+into that tensor got the bounds of the batch before.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain
 
 
@@ -23,13 +28,5 @@ class KeepsBounds(Plain):
         return self.kept
 
 
-EXHIBIT = Exhibit(
-    kind="caches",
-    reported=("unsloth#10879",),
-    says=(
-        "Bounds were kept for as long as the same tensor of lengths came. A program that "
-        "writes new lengths into that tensor got the bounds of the batch before."
-    ),
-    mistaken=KeepsBounds,
-    sound=Plain,
-)
+mistaken = KeepsBounds
+sound = Plain

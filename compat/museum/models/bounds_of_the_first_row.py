@@ -1,10 +1,15 @@
-"""Bounds of one row for a batch."""
+"""Bounds of one row for a batch.
+
+kernels' arguments: flash-linear-attention#837
+
+A kernel that takes one row and the bounds in it got a batch of rows as it was. Bounds of the first
+row were taken for those of all.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Varlen
 
 
@@ -21,13 +26,5 @@ class PassesOneRow(Plain):
     part = Varlen
 
 
-EXHIBIT = Exhibit(
-    kind="kernels' arguments",
-    reported=("flash-linear-attention#837",),
-    says=(
-        "A kernel that takes one row and the bounds in it got a batch of rows as it was. "
-        "Bounds of the first row were taken for those of all."
-    ),
-    mistaken=PassesBatch,
-    sound=PassesOneRow,
-)
+mistaken = PassesBatch
+sound = PassesOneRow

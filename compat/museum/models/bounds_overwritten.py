@@ -1,10 +1,15 @@
-"""Bounds that a mask writes over."""
+"""Bounds that a mask writes over.
+
+kernels' arguments: flash-linear-attention#838
+
+A layer made bounds from the attention mask whenever there was one, in place of those that the
+caller gave. A mask of ones left one sequence.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Varlen
 
 
@@ -23,13 +28,5 @@ class BoundsOfCaller(Plain):
     part = Varlen
 
 
-EXHIBIT = Exhibit(
-    kind="kernels' arguments",
-    reported=("flash-linear-attention#838",),
-    says=(
-        "A layer made bounds from the attention mask whenever there was one, in place of "
-        "those that the caller gave. A mask of ones left one sequence."
-    ),
-    mistaken=BoundsOfMask,
-    sound=BoundsOfCaller,
-)
+mistaken = BoundsOfMask
+sound = BoundsOfCaller

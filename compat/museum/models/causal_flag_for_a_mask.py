@@ -1,11 +1,16 @@
-"""A causal flag in place of the mask."""
+"""A causal flag in place of the mask.
+
+masks: axolotl#3608, trl#6843
+
+For ranks that share a row, the mask of documents was replaced by a causal flag, since the kernel
+has no argument for bounds. Each document saw all those before it.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain
 
 
@@ -22,13 +27,5 @@ class AttendsByFlag(Plain):
     part = CausalFlag
 
 
-EXHIBIT = Exhibit(
-    kind="masks",
-    reported=("axolotl#3608", "trl#6843"),
-    says=(
-        "For ranks that share a row, the mask of documents was replaced by a causal flag, "
-        "since the kernel has no argument for bounds. Each document saw all those before it."
-    ),
-    mistaken=AttendsByFlag,
-    sound=Plain,
-)
+mistaken = AttendsByFlag
+sound = Plain

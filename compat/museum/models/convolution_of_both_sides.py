@@ -1,11 +1,16 @@
-"""A convolution that reads both neighbours."""
+"""A convolution that reads both neighbours.
+
+convolutions: audio#4205
+
+The convolution of a Conformer ignored the lengths that its attention heeds. What stands beside a
+sequence in its row changed the sequence at both ends.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Convolution, Plain
 
 
@@ -26,13 +31,5 @@ class ConvolvesWithin(Plain):
     part = ReadsBothSides
 
 
-EXHIBIT = Exhibit(
-    kind="convolutions",
-    reported=("audio#4205",),
-    says=(
-        "The convolution of a Conformer ignored the lengths that its attention heeds. What "
-        "stands beside a sequence in its row changed the sequence at both ends."
-    ),
-    mistaken=ConvolvesAcross,
-    sound=ConvolvesWithin,
-)
+mistaken = ConvolvesAcross
+sound = ConvolvesWithin

@@ -1,11 +1,16 @@
-"""A convolution over a row that ranks have put together."""
+"""A convolution over a row that ranks have put together.
+
+convolutions: prime-rl#3000
+
+Ranks that share a row put it together again for one causal convolution, and left the bounds behind.
+The last token of a document reached the first ones of the next.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Convolution, Plain
 
 
@@ -22,13 +27,5 @@ class ConvolvesDocuments(Plain):
     part = Convolution
 
 
-EXHIBIT = Exhibit(
-    kind="convolutions",
-    reported=("prime-rl#3000",),
-    says=(
-        "Ranks that share a row put it together again for one causal convolution, and left "
-        "the bounds behind. The last token of a document reached the first ones of the next."
-    ),
-    mistaken=ConvolvesRow,
-    sound=ConvolvesDocuments,
-)
+mistaken = ConvolvesRow
+sound = ConvolvesDocuments

@@ -1,10 +1,15 @@
-"""Experts that choose tokens of the row."""
+"""Experts that choose tokens of the row.
+
+routers: MoSA#3
+
+Experts choose the tokens that score highest in a row, here those above its mean. Which tokens of a
+document are chosen depends on all other documents, and on later tokens.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Router, means
 
 
@@ -28,13 +33,5 @@ class RoutesDocuments(Plain):
     part = ChoosesOfDocument
 
 
-EXHIBIT = Exhibit(
-    kind="routers",
-    reported=("MoSA#3",),
-    says=(
-        "Experts choose the tokens that score highest in a row, here those above its mean. Which "
-        "tokens of a document are chosen depends on all other documents, and on later tokens."
-    ),
-    mistaken=RoutesRow,
-    sound=RoutesDocuments,
-)
+mistaken = RoutesRow
+sound = RoutesDocuments

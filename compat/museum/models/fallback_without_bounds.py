@@ -1,11 +1,16 @@
-"""A slow path that takes no bounds."""
+"""A slow path that takes no bounds.
+
+evaluation: axolotl#3572
+
+The fast path of a layer takes the numbers of documents, and the slow one that stands in for it does
+not. Here evaluation takes the slow one.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain
 
 
@@ -17,13 +22,5 @@ class FallsBack(Plain):
         return found if self.training else torch.zeros_like(found)
 
 
-EXHIBIT = Exhibit(
-    kind="evaluation",
-    reported=("axolotl#3572",),
-    says=(
-        "The fast path of a layer takes the numbers of documents, and the slow one that "
-        "stands in for it does not. Here evaluation takes the slow one."
-    ),
-    mistaken=FallsBack,
-    sound=Plain,
-)
+mistaken = FallsBack
+sound = Plain

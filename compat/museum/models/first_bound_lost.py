@@ -1,10 +1,15 @@
-"""A leading zero that a compiler left out."""
+"""A leading zero that a compiler left out.
+
+kernels' arguments: pytorch#189895
+
+A compiler fused the sum of lengths with the zero in front of it, and lost the zero. Bounds began
+with the first document's end, and that document was never computed.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Varlen
 
 
@@ -22,13 +27,5 @@ class BoundsWithZero(Plain):
     part = Varlen
 
 
-EXHIBIT = Exhibit(
-    kind="kernels' arguments",
-    reported=("pytorch#189895",),
-    says=(
-        "A compiler fused the sum of lengths with the zero in front of it, and lost the zero. "
-        "Bounds began with the first document's end, and that document was never computed."
-    ),
-    mistaken=BoundsWithoutZero,
-    sound=BoundsWithZero,
-)
+mistaken = BoundsWithoutZero
+sound = BoundsWithZero

@@ -1,10 +1,15 @@
-"""Frequencies that the longest document sets."""
+"""Frequencies that the longest document sets.
+
+positions: Qwen#401, unsloth#6738
+
+Rotary frequencies were scaled by the longest sequence of the batch. One long document changed all
+short ones beside it.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain
 
 
@@ -17,13 +22,5 @@ class RotatesByLongest(Plain):
     part = ScalesByLongest
 
 
-EXHIBIT = Exhibit(
-    kind="positions",
-    reported=("Qwen#401", "unsloth#6738"),
-    says=(
-        "Rotary frequencies were scaled by the longest sequence of the batch. One long "
-        "document changed all short ones beside it."
-    ),
-    mistaken=RotatesByLongest,
-    sound=Plain,
-)
+mistaken = RotatesByLongest
+sound = Plain

@@ -1,4 +1,10 @@
-"""Images that see all images of the row."""
+"""Images that see all images of the row.
+
+images: transformers#38080
+
+Tokens of an image see each other in both directions. The mask was opened between all tokens of
+images in the row, whichever document they are of.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, together
 
 
@@ -27,13 +32,5 @@ class OpensOwnImages(OpensAllImages):
         return super().opened(documents) & together(documents)
 
 
-EXHIBIT = Exhibit(
-    kind="images",
-    reported=("transformers#38080",),
-    says=(
-        "Tokens of an image see each other in both directions. The mask was opened between "
-        "all tokens of images in the row, whichever document they are of."
-    ),
-    mistaken=OpensAllImages,
-    sound=OpensOwnImages,
-)
+mistaken = OpensAllImages
+sound = OpensOwnImages

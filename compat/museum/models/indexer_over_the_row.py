@@ -1,11 +1,16 @@
-"""An indexer that chooses among all documents."""
+"""An indexer that chooses among all documents.
+
+windows and chunks: Megatron-LM#6206
+
+The indexer of a sparse attention took a packed row for one sequence. Other documents' keys were
+chosen, and a document's own ones left out.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain
 
 
@@ -41,13 +46,5 @@ class IndexesDocuments(Plain):
     part = ChoosesKeysOfDocument
 
 
-EXHIBIT = Exhibit(
-    kind="windows and chunks",
-    reported=("Megatron-LM#6206",),
-    says=(
-        "The indexer of a sparse attention took a packed row for one sequence. Other "
-        "documents' keys were chosen, and a document's own ones left out."
-    ),
-    mistaken=IndexesRow,
-    sound=IndexesDocuments,
-)
+mistaken = IndexesRow
+sound = IndexesDocuments

@@ -1,4 +1,10 @@
-"""A mask that is kept for rows of one width."""
+"""A mask that is kept for rows of one width.
+
+caches: Model-Optimizer#1343
+
+Masks were kept by a key that does not tell what is in them. The next batch with that key got the
+mask of another layout.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from functools import partial
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, PlainConfig, made
 
 
@@ -20,13 +25,5 @@ class KeepsMasks(Plain):
         return self.kept.setdefault(documents.shape[1], made).expand(len(documents), -1, -1, -1)
 
 
-EXHIBIT = Exhibit(
-    kind="caches",
-    reported=("Model-Optimizer#1343",),
-    says=(
-        "Masks were kept by a key that does not tell what is in them. The next batch with "
-        "that key got the mask of another layout."
-    ),
-    mistaken=partial(made, KeepsMasks),
-    sound=Plain,
-)
+mistaken = partial(made, KeepsMasks)
+sound = Plain

@@ -1,10 +1,15 @@
-"""One mask for all rows."""
+"""One mask for all rows.
+
+masks: candle#3610
+
+The mask was filled for the first row of a batch alone. Here the others get that one, although their
+documents begin elsewhere.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, together
 
 
@@ -13,13 +18,5 @@ class MasksByFirstRow(Plain):
         return together(documents[:1].expand_as(documents))[:, None].tril()
 
 
-EXHIBIT = Exhibit(
-    kind="masks",
-    reported=("candle#3610",),
-    says=(
-        "The mask was filled for the first row of a batch alone. Here the others get that one, "
-        "although their documents begin elsewhere."
-    ),
-    mistaken=MasksByFirstRow,
-    sound=Plain,
-)
+mistaken = MasksByFirstRow
+sound = Plain

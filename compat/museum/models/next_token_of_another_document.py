@@ -1,11 +1,16 @@
-"""A prediction two tokens ahead, across a boundary."""
+"""A prediction two tokens ahead, across a boundary.
+
+heads: Megatron-LM#1661, Megatron-LM#4495
+
+A head that predicts two tokens ahead is given the next token of the row. At the end of a document
+that is the first token of the next one.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, begins
 
 
@@ -23,13 +28,5 @@ class LooksAheadWithin(LooksAhead):
         return ~begins(documents).roll(-1, 1)
 
 
-EXHIBIT = Exhibit(
-    kind="heads",
-    reported=("Megatron-LM#1661", "Megatron-LM#4495"),
-    says=(
-        "A head that predicts two tokens ahead is given the next token of the row. At the end "
-        "of a document that is the first token of the next one."
-    ),
-    mistaken=LooksAhead,
-    sound=LooksAheadWithin,
-)
+mistaken = LooksAhead
+sound = LooksAheadWithin

@@ -1,4 +1,10 @@
-"""Offsets that overflow in long rows."""
+"""Offsets that overflow in long rows.
+
+long rows: mamba#1015, flash-linear-attention#1082, SageAttention#386
+
+Kernels computed the place of a token in memory in 32 bits. Beyond some length of the row the number
+wraps, and another token is read. Here it has 16 bits, and a row of 17 tokens is long.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, PlainConfig
 
 
@@ -35,14 +40,5 @@ class ReadsByWideOffsets(Plain):
     part = WideOffsets
 
 
-EXHIBIT = Exhibit(
-    kind="long rows",
-    reported=("mamba#1015", "flash-linear-attention#1082", "SageAttention#386"),
-    says=(
-        "Kernels computed the place of a token in memory in 32 bits. Beyond some length of "
-        "the row the number wraps, and another token is read. Here it has 16 bits, and a row "
-        "of 17 tokens is long."
-    ),
-    mistaken=ReadsByShortOffsets,
-    sound=ReadsByWideOffsets,
-)
+mistaken = ReadsByShortOffsets
+sound = ReadsByWideOffsets

@@ -1,4 +1,10 @@
-"""Padding that counts in the router's loss."""
+"""Padding that counts in the router's loss.
+
+routers: Megatron-LM#4776, ms-swift#10181
+
+One way to the router handed on no mask of padding. On that way, which packed rows take, padding was
+counted as tokens to be shared among experts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Routed, made
 
 
@@ -16,13 +21,5 @@ class CountsPadding(Routed):
         return real if position_ids is None else torch.ones_like(real)
 
 
-EXHIBIT = Exhibit(
-    kind="routers",
-    reported=("Megatron-LM#4776", "ms-swift#10181"),
-    says=(
-        "One way to the router handed on no mask of padding. On that way, which packed rows "
-        "take, padding was counted as tokens to be shared among experts."
-    ),
-    mistaken=partial(made, CountsPadding, output_router_logits=False),
-    sound=partial(made, Routed, output_router_logits=False),
-)
+mistaken = partial(made, CountsPadding, output_router_logits=False)
+sound = partial(made, Routed, output_router_logits=False)

@@ -1,4 +1,10 @@
-"""Patches that hold two documents."""
+"""Patches that hold two documents.
+
+windows and chunks: blt#36
+
+Bytes were grouped into patches over the row. The end of one document and the start of the next fell
+into one patch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, PlainConfig, means, places
 
 
@@ -36,13 +41,5 @@ class PatchesDocuments(Plain):
     part = PatchesOfDocuments
 
 
-EXHIBIT = Exhibit(
-    kind="windows and chunks",
-    reported=("blt#36",),
-    says=(
-        "Bytes were grouped into patches over the row. The end of one document and the start "
-        "of the next fell into one patch."
-    ),
-    mistaken=PatchesRow,
-    sound=PatchesDocuments,
-)
+mistaken = PatchesRow
+sound = PatchesDocuments

@@ -1,10 +1,15 @@
-"""Positions that begin elsewhere than the model's."""
+"""Positions that begin elsewhere than the model's.
+
+positions: sentence-transformers#3879, transformers#47496
+
+A model of RoBERTa's kind numbers tokens from two. The collator of packed rows numbered them from
+zero, and every token read the embedding of another place.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, places
 
 
@@ -30,13 +35,5 @@ class NumbersAllFromTwo(Plain):
         return super().positions(input_ids, attention_mask, position_ids, documents) + 2
 
 
-EXHIBIT = Exhibit(
-    kind="positions",
-    reported=("sentence-transformers#3879", "transformers#47496"),
-    says=(
-        "A model of RoBERTa's kind numbers tokens from two. The collator of packed rows "
-        "numbered them from zero, and every token read the embedding of another place."
-    ),
-    mistaken=NumbersFromTwo,
-    sound=NumbersAllFromTwo,
-)
+mistaken = NumbersFromTwo
+sound = NumbersAllFromTwo

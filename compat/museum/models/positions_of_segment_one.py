@@ -1,10 +1,15 @@
-"""Positions that count the ones of a mask."""
+"""Positions that count the ones of a mask.
+
+positions: LlamaFactory#7754
+
+Positions were made by counting where the mask is one. In a mask that numbers segments only the
+first one got any; all others stood at one place.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain
 
 
@@ -22,13 +27,5 @@ class CountsOnes(Plain):
         return (ones.cumsum(1) - 1).where(ones, 1)
 
 
-EXHIBIT = Exhibit(
-    kind="positions",
-    reported=("LlamaFactory#7754",),
-    says=(
-        "Positions were made by counting where the mask is one. In a mask that numbers "
-        "segments only the first one got any; all others stood at one place."
-    ),
-    mistaken=CountsOnes,
-    sound=Plain,
-)
+mistaken = CountsOnes
+sound = Plain

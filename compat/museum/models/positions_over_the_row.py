@@ -1,11 +1,16 @@
-"""Given positions written over."""
+"""Given positions written over.
+
+positions: NVIDIA-NeMo/Speech#12551
+
+A line made for ranks that share rows put new positions over those of the batch, counted over the
+whole row.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain
 
 
@@ -20,13 +25,5 @@ class NumbersTheRow(Plain):
         return torch.arange(input_ids.shape[1]).expand_as(input_ids)
 
 
-EXHIBIT = Exhibit(
-    kind="positions",
-    reported=("NVIDIA-NeMo/Speech#12551",),
-    says=(
-        "A line made for ranks that share rows put new positions over those of the batch, counted "
-        "over the whole row."
-    ),
-    mistaken=NumbersTheRow,
-    sound=Plain,
-)
+mistaken = NumbersTheRow
+sound = Plain

@@ -1,11 +1,16 @@
-"""Positions that restart, and a mask that does not."""
+"""Positions that restart, and a mask that does not.
+
+masks: nanoVLM#204
+
+Positions were restarted at each document of a row, and the causal mask went on over all of it.
+Positions alone keep nobody apart.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, together
 
 
@@ -14,13 +19,5 @@ class RestartsPositionsAlone(Plain):
         return torch.ones_like(together(documents))[:, None].tril()
 
 
-EXHIBIT = Exhibit(
-    kind="masks",
-    reported=("nanoVLM#204",),
-    says=(
-        "Positions were restarted at each document of a row, and the causal mask went on over "
-        "all of it. Positions alone keep nobody apart."
-    ),
-    mistaken=RestartsPositionsAlone,
-    sound=Plain,
-)
+mistaken = RestartsPositionsAlone
+sound = Plain

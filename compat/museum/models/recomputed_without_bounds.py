@@ -1,4 +1,10 @@
-"""A layer that is computed again without its bounds."""
+"""A layer that is computed again without its bounds.
+
+checkpointing: flash-linear-attention#422
+
+Bounds were kept beside the call, and gone when a checkpointed layer was computed again in the
+backward pass. Results were right, and gradients those of one long document.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain, together
 
 
@@ -32,13 +37,5 @@ class ForgetsBounds(Plain):
     part = Recomputed
 
 
-EXHIBIT = Exhibit(
-    kind="checkpointing",
-    reported=("flash-linear-attention#422",),
-    says=(
-        "Bounds were kept beside the call, and gone when a checkpointed layer was computed again "
-        "in the backward pass. Results were right, and gradients those of one long document."
-    ),
-    mistaken=ForgetsBounds,
-    sound=Plain,
-)
+mistaken = ForgetsBounds
+sound = Plain

@@ -1,11 +1,16 @@
-"""A table of rotations read from its beginning."""
+"""A table of rotations read from its beginning.
+
+positions: Megatron-LM#5243
+
+A table with one rotation per token of the packed row was read from its beginning for every
+sequence, so that later sequences got those of the first.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain, places
 
 
@@ -19,13 +24,5 @@ class RotatesFromTableStart(Plain):
     part = ReadsTableFromZero
 
 
-EXHIBIT = Exhibit(
-    kind="positions",
-    reported=("Megatron-LM#5243",),
-    says=(
-        "A table with one rotation per token of the packed row was read from its beginning "
-        "for every sequence, so that later sequences got those of the first."
-    ),
-    mistaken=RotatesFromTableStart,
-    sound=Plain,
-)
+mistaken = RotatesFromTableStart
+sound = Plain

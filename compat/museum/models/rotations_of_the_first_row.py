@@ -1,10 +1,15 @@
-"""Rotations of one row for all."""
+"""Rotations of one row for all.
+
+positions: Liger-Kernel#477
+
+A rotary kernel read angles of the first row for all rows, as if their positions were the same. Rows
+that are packed otherwise were turned by the wrong angles.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain
 
 
@@ -17,13 +22,5 @@ class RotatesByFirstRow(Plain):
     part = TurnsByFirstRow
 
 
-EXHIBIT = Exhibit(
-    kind="positions",
-    reported=("Liger-Kernel#477",),
-    says=(
-        "A rotary kernel read angles of the first row for all rows, as if their positions "
-        "were the same. Rows that are packed otherwise were turned by the wrong angles."
-    ),
-    mistaken=RotatesByFirstRow,
-    sound=Plain,
-)
+mistaken = RotatesByFirstRow
+sound = Plain

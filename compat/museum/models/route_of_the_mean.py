@@ -1,11 +1,16 @@
-"""One route for the whole row."""
+"""One route for the whole row.
+
+routers: MEO#2
+
+A sequence takes the experts that the mean of its tokens scores highest. The mean was that of the
+row, with all documents in it.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Router, means
 
 
@@ -27,13 +32,5 @@ class OneRouteADocument(Plain):
     part = RoutesByDocument
 
 
-EXHIBIT = Exhibit(
-    kind="routers",
-    reported=("MEO#2",),
-    says=(
-        "A sequence takes the experts that the mean of its tokens scores highest. The mean "
-        "was that of the row, with all documents in it."
-    ),
-    mistaken=OneRouteARow,
-    sound=OneRouteADocument,
-)
+mistaken = OneRouteARow
+sound = OneRouteADocument

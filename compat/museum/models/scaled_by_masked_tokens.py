@@ -1,11 +1,16 @@
-"""A scale that counts the masked tokens of the row."""
+"""A scale that counts the masked tokens of the row.
+
+norms: bionemo-recipes#1221
+
+ESM-2 scales embeddings by the share of masked tokens in a sequence. In packed input it was the
+share of the whole row.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, means
 
 
@@ -25,13 +30,5 @@ class ScalesByDocument(ScalesByRow):
         return documents
 
 
-EXHIBIT = Exhibit(
-    kind="norms",
-    reported=("bionemo-recipes#1221",),
-    says=(
-        "ESM-2 scales embeddings by the share of masked tokens in a sequence. In packed input "
-        "it was the share of the whole row."
-    ),
-    mistaken=ScalesByRow,
-    sound=ScalesByDocument,
-)
+mistaken = ScalesByRow
+sound = ScalesByDocument

@@ -1,11 +1,16 @@
-"""Lengths that are sums of segment numbers."""
+"""Lengths that are sums of segment numbers.
+
+kernels' arguments: functionary#195
+
+Lengths were made by adding up the mask, which is right for zeros and ones. Numbers of segments gave
+one sequence, longer than the row.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Varlen
 
 
@@ -24,13 +29,5 @@ class CountsSegments(Plain):
     part = Varlen
 
 
-EXHIBIT = Exhibit(
-    kind="kernels' arguments",
-    reported=("functionary#195",),
-    says=(
-        "Lengths were made by adding up the mask, which is right for zeros and ones. Numbers "
-        "of segments gave one sequence, longer than the row."
-    ),
-    mistaken=AddsUpSegments,
-    sound=CountsSegments,
-)
+mistaken = AddsUpSegments
+sound = CountsSegments

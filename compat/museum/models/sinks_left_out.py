@@ -1,11 +1,16 @@
-"""Sinks that the packed kernel does not take."""
+"""Sinks that the packed kernel does not take.
+
+sinks: NVIDIA-NeMo/RL#1672
+
+Packed rows went to a kernel that has no argument for attention sinks, and dropped them without a
+word. Documents alone had them.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Attention, Plain, PlainConfig
 
 
@@ -32,13 +37,5 @@ class KeepsSinks(Plain):
     part = Sinks
 
 
-EXHIBIT = Exhibit(
-    kind="sinks",
-    reported=("NVIDIA-NeMo/RL#1672",),
-    says=(
-        "Packed rows went to a kernel that has no argument for attention sinks, and dropped "
-        "them without a word. Documents alone had them."
-    ),
-    mistaken=DropsSinks,
-    sound=KeepsSinks,
-)
+mistaken = DropsSinks
+sound = KeepsSinks

@@ -1,11 +1,16 @@
-"""A split that compiled code leaves out."""
+"""A split that compiled code leaves out.
+
+compiled graphs: transformers#41827
+
+To look for documents breaks a graph, so that compiled code was to leave it out. Packed rows that
+are told by positions alone would then be one document, and only when compiled.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, together
 
 
@@ -21,13 +26,5 @@ class SplitsUncompiled(Plain):
         return split(documents)
 
 
-EXHIBIT = Exhibit(
-    kind="compiled graphs",
-    reported=("transformers#41827",),
-    says=(
-        "To look for documents breaks a graph, so that compiled code was to leave it out. Packed "
-        "rows that are told by positions alone would then be one document, and only when compiled."
-    ),
-    mistaken=SplitsUncompiled,
-    sound=Plain,
-)
+mistaken = SplitsUncompiled
+sound = Plain

@@ -1,11 +1,16 @@
-"""A convolution that knows the bounds, and a state that does not."""
+"""A convolution that knows the bounds, and a state that does not.
+
+states: slime#1686
+
+Bounds reached the short convolution of a layer, and were not handed to its recurrence. The state of
+one document was the beginning of the next.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Recurrence, begins
 
 
@@ -22,13 +27,5 @@ class ResetsState(Plain):
     part = Recurrence
 
 
-EXHIBIT = Exhibit(
-    kind="states",
-    reported=("slime#1686",),
-    says=(
-        "Bounds reached the short convolution of a layer, and were not handed to its "
-        "recurrence. The state of one document was the beginning of the next."
-    ),
-    mistaken=CarriesState,
-    sound=ResetsState,
-)
+mistaken = CarriesState
+sound = ResetsState

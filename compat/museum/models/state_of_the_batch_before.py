@@ -1,4 +1,10 @@
-"""A state that the last batch leaves behind."""
+"""A state that the last batch leaves behind.
+
+caches: HRM#63
+
+The state of a recurrent model was made once, and went on from one training batch to the next, whose
+samples have nothing to do with it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, Recurrence
 
 
@@ -27,13 +32,5 @@ class BeginsAnew(Plain):
     part = Recurrence
 
 
-EXHIBIT = Exhibit(
-    kind="caches",
-    reported=("HRM#63",),
-    says=(
-        "The state of a recurrent model was made once, and went on from one training batch to "
-        "the next, whose samples have nothing to do with it."
-    ),
-    mistaken=CarriesOver,
-    sound=BeginsAnew,
-)
+mistaken = CarriesOver
+sound = BeginsAnew

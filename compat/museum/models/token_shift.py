@@ -1,11 +1,16 @@
-"""The token before, of another document."""
+"""The token before, of another document.
+
+states: flash-linear-attention#319
+
+RWKV mixes every token with the one before it. Without bounds the first token of a document was
+mixed with the last one of the document before.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Convolution, Plain
 
 
@@ -28,13 +33,5 @@ class MixesWithin(Plain):
     part = ShiftsDocument
 
 
-EXHIBIT = Exhibit(
-    kind="states",
-    reported=("flash-linear-attention#319",),
-    says=(
-        "RWKV mixes every token with the one before it. Without bounds the first token of a "
-        "document was mixed with the last one of the document before."
-    ),
-    mistaken=MixesAcross,
-    sound=MixesWithin,
-)
+mistaken = MixesAcross
+sound = MixesWithin

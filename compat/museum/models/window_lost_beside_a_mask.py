@@ -1,10 +1,15 @@
-"""A window that a mask switches off."""
+"""A window that a mask switches off.
+
+windows and chunks: axolotl#2449
+
+A sliding window held only in calls without an attention mask. Packed batches that brought one
+attended over whole documents.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain
 
 
@@ -19,13 +24,5 @@ class KeepsWindow(Plain):
         return super().mask(documents, positions, attention_mask).triu(-3)
 
 
-EXHIBIT = Exhibit(
-    kind="windows and chunks",
-    reported=("axolotl#2449",),
-    says=(
-        "A sliding window held only in calls without an attention mask. Packed batches that "
-        "brought one attended over whole documents."
-    ),
-    mistaken=LosesWindow,
-    sound=KeepsWindow,
-)
+mistaken = LosesWindow
+sound = KeepsWindow

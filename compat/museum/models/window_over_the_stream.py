@@ -1,11 +1,16 @@
-"""A window that knows no documents."""
+"""A window that knows no documents.
+
+windows and chunks: torchtitan#4801
+
+A sparse layer made its window from distances in the flattened stream of tokens, and dropped the
+positions that it was given. Windows reached into the document before.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compat.museum.exhibit import Exhibit
 from compat.museum.models._plain import Plain, together
 
 
@@ -19,13 +24,5 @@ class WindowOfDocument(Plain):
         return super().mask(documents, positions, attention_mask).triu(-3)
 
 
-EXHIBIT = Exhibit(
-    kind="windows and chunks",
-    reported=("torchtitan#4801",),
-    says=(
-        "A sparse layer made its window from distances in the flattened stream of tokens, and "
-        "dropped the positions that it was given. Windows reached into the document before."
-    ),
-    mistaken=WindowOfStream,
-    sound=WindowOfDocument,
-)
+mistaken = WindowOfStream
+sound = WindowOfDocument
