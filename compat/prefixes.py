@@ -84,7 +84,7 @@ def _results(
     found: dict[str, list[torch.Tensor]] = {"logits": [], "hidden": [], "loss": [], "gradients": []}
     for given in ({"labels": labels}, {}):
         model.zero_grad()
-        output = model(**call, use_cache=False, output_hidden_states=True, **given)
+        output = model(**call, use_cache=False, **given)
         logits = output.logits
         shifted = logits[:, :-1].float().flatten(0, 1), predicted[:, 1:].flatten()
         loss = (
@@ -92,7 +92,9 @@ def _results(
         )
         loss.backward()
         found["logits"].append(logits.detach()[real])
-        found["hidden"] += [states.detach()[real] for states in output.hidden_states or ()]
+        with torch.no_grad():  # with gradients, rows whose states are asked for share nothing
+            states = model(**call, use_cache=False, output_hidden_states=True, **given)
+        found["hidden"] += [each[real] for each in states.hidden_states or ()]
         found["loss"].append(loss.detach().reshape(1))
         found["gradients"] += [p.grad.clone() for p in model.parameters() if p.grad is not None]
     return found
