@@ -98,8 +98,8 @@ def _run_on(batch: dict[str, Any]) -> dict[str, Any]:
 _BREAKS: dict[str, Break] = {
     "attention: the mask of one length serves another": stale,
     "attention: documents are cut in another order": result(lambda parts: parts[::-1]),
-    "attention: documents of one length are put back in another order": result(
-        lambda found: found.flip(1)
+    "attention: documents of one length are taken in another order": result(
+        lambda batches: [each.flip(0) for each in batches]
     ),
     "masks: the wider of two windows": never(_wider),
     "flex: documents have one number": result(torch.zeros_like),
@@ -118,7 +118,9 @@ _BREAKS: dict[str, Break] = {
     ),
     "kernels: none is told of documents": returns(frozenset()),
     "whole halves: the encoder runs on the row": never(lambda way, call: _as_it_is(call)),
-    "prefixes: mixers run on the row that shares": never(lambda name, value, prefixes: value),
+    "prefixes: mixers run on the row that shares": never(
+        lambda mixer, way, scope, name, value: value
+    ),
     "images: documents of BLIP get that of another": around(_of_another),
     "images: GIT keeps the states of one": never(lambda output, batch: output),
     "XLM: columns are counted by padding tokens": never(lambda way, call: _as_it_is(call)),
