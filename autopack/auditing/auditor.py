@@ -268,7 +268,7 @@ class Audit(Measuring):
 
 
 def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
-    """Return a case of documents with one beginning, each followed by so many tokens of its own."""
+    """Return a case whose documents share a beginning, with at least `lengths` tokens after it."""
     return Case(model, tuple(2 * _BEGINNING + n for n in lengths), shared_tokens=_BEGINNING)
 
 

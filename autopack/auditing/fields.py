@@ -83,8 +83,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Side:
-    """Places of documents in a half of a batch: `owner` (rows, columns) numbers them, padding is
-    -1.
+    """Places of documents in half a batch: `owner` (rows, columns) numbers them, padding is -1.
 
     `prefix` begins the names of the arguments of this half, and is empty or "decoder_".
     """
@@ -119,7 +118,7 @@ def _taken(value: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
 
 
 class Sides:
-    """Places of documents in a batch: one `Side`, or for an encoder-decoder two, its decoder
+    """Places of documents in a batch: one `Side`, or an encoder-decoder's two, its decoder
     first."""
 
     def __init__(self, halves: list[Side]):
@@ -197,7 +196,7 @@ class Sides:
         return None
 
     def _nearest(self, value: torch.Tensor, alone: list[torch.Tensor]) -> torch.Tensor:
-        """Return the mean of documents' numbers (by tokens too) or the sum, the nearest to
+        """Return the mean of documents' numbers (by tokens too) or their sum, nearest to
         `value`."""
         kept = torch.stack([part.double() for part in alone])
         tokens = torch.tensor(self.halves[0].lengths, dtype=kept.dtype, device=kept.device)
@@ -243,8 +242,7 @@ class Sides:
 
 
 def _of_tokens(value: torch.Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[torch.Tensor]:
-    """Yield a value's entries at a mask (rows, columns), on each pair of axes or one axis that
-    fits.
+    """Yield a value's entries at a mask (rows, columns), on each pair of axes or axis that fits.
 
     Rows with a column fewer are never flat: three documents of four tokens would be taken for one.
     """

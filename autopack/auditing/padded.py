@@ -22,7 +22,8 @@ from autopack.runtime.model import EnabledModel
 
 
 def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
-    """Return a padded batch's result against stock's run; raise `NoReference` if stock cannot."""
+    """Return the result of a padded batch, run also as stock; raise `NoReference` if stock
+    cannot."""
     enabled, case = audit.enabled, audit.case
     assert enabled is not None, "padded batches of stock are stock's"
     call, form = case.call(FORMS[name]), FORMS[name]

@@ -214,8 +214,8 @@ class LeakReport(Report):
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence of document j on document i (documents, documents) in the worst complete
-        mode."""
+        """Influence of document j on i, (documents, documents), in the worst mode with all
+        pairs."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
         return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[
@@ -223,6 +223,7 @@ class LeakReport(Report):
         ]
 
     def _headline(self) -> str:
+        """Return a line with the model, its state and dtype, and the verdict."""
         state = "enabled by autopack" if self.enabled else "stock, not enabled"
         raised = any(
             result.failure is not None or result.worst == math.inf for result in self.results
@@ -234,6 +235,7 @@ class LeakReport(Report):
         )
 
     def _table(self) -> list[list[str]]:
+        """Return the rows of the table of call modes, as texts, headings included."""
         rows = [["call mode", "", "vs alone", "influence", "gradients", "loss", ""]]
         for r in self.results:
             if r.kind == "padded" and not any(row[0] == "padded batch" for row in rows):
@@ -258,6 +260,7 @@ class LeakReport(Report):
         )
 
     def _sections(self) -> Sections:
+        """Return the pieces of the report that text and HTML consist of."""
         documents = ", ".join(map(str, self.lengths))
         scale = (
             f"Documents of {documents} tokens. Errors are relative to the standard deviation of "
@@ -276,6 +279,7 @@ class LeakReport(Report):
 
     @property
     def _chart(self) -> Influence:
+        """Heat map of the influence in the worst call mode."""
         state, largest = "enabled" if self.enabled else "stock", _number(_largest(self.influence))
         return Influence(
             f"{self.model}\n{state}: largest influence {largest}",
@@ -308,6 +312,7 @@ class TrainerReport(LeakReport):
         return bool(self.rows) and all(row.wrong is False for row in self.rows)
 
     def _sections(self) -> Sections:
+        """Return the pieces of the report that text and HTML consist of."""
         verdicts = {True: "WRONG", False: "exact", None: "NOT MEASURED"}
         table = [["measure", "of", "found", ""]]
         table += [[row.measure, row.part, row.found, verdicts[row.wrong]] for row in self.rows]

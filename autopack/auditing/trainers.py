@@ -175,24 +175,26 @@ class TrainerAudit:
         return found
 
     def _given(self) -> Answer:
-        """Return the number of given documents; it is wrong if nothing tells them apart."""
+        """Return the number of the data's documents, and a complaint if nothing tells them
+        apart."""
         ends = {*np.atleast_1d(self.model.config.eos_token_id).tolist()}
         lost = self.adapter.why_documents_are_lost(self.trainer)
         return f"{len(self.given)}", [lost] if lost else words.undeclared(self.given, ends)
 
     def _columns(self) -> Answer:
-        """Return if columns that declare documents are kept; it is wrong if they are lost."""
+        """Return in a word if columns that declare documents are kept, and a complaint if not."""
         lost = what_is_lost(self.trainer)
         return ("dropped", [lost]) if lost else ("kept", [])
 
     def _documents(self, wanted: list[Content], batches: Batches) -> Answer:
-        """Compare the documents of batches with the `wanted` ones."""
+        """Return the numbers of batches' and `wanted` documents, and the differences of these."""
         found, args = _documents_in(batches), self.trainer.args
         spare = args.train_batch_size - 1 if args.dataloader_drop_last else 0
         return f"{len(found)} of {len(wanted)}", words.of_documents(wanted, found, spare)
 
     def _labels(self, wanted: list[Content], batches: Batches) -> Answer:
-        """Compare the labels of batches with the `wanted` ones; count labels outside documents."""
+        """Return the number of labels outside documents, and differences from the `wanted`
+        labels."""
         is_unsaid = self.is_pair and wanted[0].targets is None
         wrong = [] if is_unsaid else words.of_labels(wanted, _documents_in(batches), self.shift)
         over = 0
@@ -205,7 +207,7 @@ class TrainerAudit:
         return f"{over} beside those of documents", wrong
 
     def _resumed(self) -> Answer:
-        """Compare an epoch that is resumed in its middle with the whole one."""
+        """Return the number of batches after resuming, and differences from the whole epoch."""
         from accelerate import skip_first_batches
 
         whole = self.epochs[1]

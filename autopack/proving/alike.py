@@ -144,8 +144,7 @@ def _sized(name: str, value: Any) -> Any:
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
-    """Return True if a field is not copied to a twin: a tiny model of the type chooses its
-    value."""
+    """Return True if a field is not copied to a twin: a tiny model of the type sets its value."""
     if name.startswith("_") or name in (
         "transformers_version",
         "architectures",

@@ -128,8 +128,7 @@ def is_size(field: str) -> bool:
 
 
 def is_met(word: str, known: set[str] | frozenset[str]) -> bool:
-    """Return True if a word is among `known`; `+`, a positive float, stands for `1` and `2+`
-    too."""
+    """Return True if a word is among `known`; `+`, a positive float, covers `1` and `2+` too."""
     return word in known or (word in ("1", "2+") and "+" in known)
 
 
