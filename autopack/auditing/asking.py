@@ -67,25 +67,25 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     with left_as_found(model):
         for train in (False, True):
             model.train(train)
-            for question, labels in _questions(model, run):
+            for question, labels in _trial_calls(model, run):
                 arguments = question | plain
                 narrow = {
                     n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v
                     for n, v in arguments.items()
                 }
-                answer = _ask(run, narrow, labels[:, :-1].contiguous())
-                if answer is not None and _hear(run, arguments, labels) is not None:
+                answer = _uses_first_label(run, narrow, labels[:, :-1].contiguous())
+                if answer is not None and _loss_and_gradients(run, arguments, labels) is not None:
                     return answer
     return None
 
 
 def argument_names(model: nn.Module) -> set[str]:
-    """Return the names of the arguments that a model takes."""
+    """Return the names of the arguments of a model's forward."""
     return set(parameters_of(type(model)).names)
 
 
-def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-    """Yield arguments without labels, and labels of one per token, in possible forms."""
+def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Yield arguments that hold no labels, with labels of one per token, in each form to try."""
     try:
         allowed = tokens_to_draw(model)
     except UnsupportedModel:
@@ -105,7 +105,7 @@ def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any
 def labels_of(
     model: PreTrainedModel, tokens: torch.Tensor, width: int | None
 ) -> Iterator[torch.Tensor]:
-    """Yield labels of one per token (rows, columns), in the forms that a model may take.
+    """Yield labels of one per token (rows, columns), in each form that a model may take.
 
     They are classes (below `width`), classes of each codebook, or numbers.
     """
@@ -119,7 +119,7 @@ def labels_of(
 
 
 def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Yield arguments without labels in the forms in which a model may take these tokens."""
+    """Yield arguments that pass these tokens without labels, in each form that a model may take."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
         # Without the decoder's tokens, they would be made of the labels, and every label would
@@ -138,8 +138,8 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
 
 
 def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
-    """Return the number of classes that are predicted for each token of (rows, columns); None if
-    that is not told."""
+    """Return the number of classes scored per token of (rows, columns); None without such
+    scores."""
     scores = {
         n: value for n, value in fields.items() if value.is_floating_point() and value.dim() > 2
     }
@@ -147,9 +147,8 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
-    """Return True if the first label counts; None if neither it nor the next ones make a difference
-    if replaced."""
+def _uses_first_label(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+    """Return True if replacing the first label changes the loss; None if no label does."""
 
     def replaced(column: int) -> torch.Tensor:
         changed = labels.clone()
@@ -158,8 +157,10 @@ def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | No
         changed[0, column] = differing[0] if differing.numel() else 1 - labels[0, column]
         return changed
 
-    heard = _hear(run, arguments, labels)
-    first, *others = (heard and _hear(run, arguments, replaced(column)) for column in range(3))
+    heard = _loss_and_gradients(run, arguments, labels)
+    first, *others = (
+        heard and _loss_and_gradients(run, arguments, replaced(column)) for column in range(3)
+    )
     if heard is None or first is None:
         return None
     if _differ(heard, first):
@@ -167,11 +168,10 @@ def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | No
     return False if any(other is not None and _differ(heard, other) for other in others) else None
 
 
-def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return the loss of a seeded run with labels, and its gradients by the outputs; or None.
-
-    None if that gives no loss.
-    """
+def _loss_and_gradients(
+    run: Run, arguments: dict[str, Any], labels: torch.Tensor
+) -> list[torch.Tensor] | None:
+    """Return a seeded run's loss and its gradients by the outputs; None if it gives no loss."""
     torch.manual_seed(0)
     try:
         output = run(**arguments, labels=labels)
@@ -193,7 +193,7 @@ def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> list[tor
 
 
 def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Return True if two runs differ in their gradients, or in losses without usable gradients.
+    """Return True if two runs' gradients differ, or their losses where no gradient is usable.
 
     A number differs from one that is none.
     """
@@ -207,8 +207,7 @@ def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
-    """Run a call with labels, raise where torch would broadcast them, and restore
-    `problem_type`."""
+    """Return `run()`, raising where torch would broadcast labels; restore `problem_type`."""
     before = getattr(model.config, "problem_type", None)
     try:
         with warnings.catch_warnings():
@@ -240,7 +239,7 @@ def check_can_be_audited(model: PreTrainedModel) -> None:
 
 @dataclass
 class Labels:
-    """Labels of each document, (1, ...) by argument, and the terms in each one's mean loss.
+    """Labels of each document, (1, ...) by argument, and the number of terms in its mean loss.
 
     Labels of one per token and of one per document may be together, if documents have equally many
     of the former: the loss is then the mean of the documents'.
@@ -255,12 +254,11 @@ class Labels:
     """True if the loss compares each label with the prediction at the token before it."""
 
     def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the labels of a packed call; those of one document `only` if asked, and others
-        ignored."""
+        """Return a packed call's labels; with `only`, labels of other documents are ignored."""
         return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
-        """Return the labels of a padded batch of the documents; labels of padding are ignored.
+        """Return a padded batch's labels by argument, in which labels of padding are ignored.
 
         With `predicted`, labels that a loss would compare with a prediction at padding are ignored
         too.
@@ -273,7 +271,7 @@ class Labels:
         return found
 
     def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the labels put where documents lie, each one's first `skipped` ignored."""
+        """Return labels at the tokens of their documents, the first `skipped` of each ignored."""
         found = {}
         for name, example in self.alone[0].items():
             of_each = {number: self.alone[number % len(self.alone)][name] for number in side.order}
@@ -293,7 +291,7 @@ class Labels:
 
 
 def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
-    """Return the mean of the losses, weighted by their counts of terms, and their sum."""
+    """Return two losses of all documents: the mean weighted by `counts` of terms, and the sum."""
     found = torch.stack([loss.double() for loss, n in zip(losses, counts, strict=True) if n > 0])
     terms = found.new_tensor([n for n in counts if n > 0])
     return [(found * terms).sum() / terms.sum(), found.sum()]
@@ -302,7 +300,7 @@ def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch
 def find_labels(
     model: PreTrainedModel, case: Case, alone: list[Fields], ignore_boundaries: bool
 ) -> tuple[Labels | None, str | None]:
-    """Return labels that stock's loss takes for documents alone, or the reason why there are none.
+    """Return labels that stock's loss takes for documents alone and None, or None and the reason.
 
     The reason is None for a model without a loss. `alone` holds the documents' results alone.
     `ignore_boundaries` says that the caller masks the first labels of packed documents, as
@@ -331,7 +329,7 @@ def find_labels(
         )
     else:
         said = refusal(next(of_tokens)) or "its loss heeds no label of a token"
-        forms = [Labels(made, one_each, False) for made in _per_row(case, alone)]
+        forms = [Labels(made, one_each, False) for made in _per_document(case, alone)]
         if {"labels", "next_sentence_label"} <= argument_names(model):
             forms.append(Labels(_per_token_and_document(case), one_each, True))
     for labels in forms:
@@ -345,7 +343,7 @@ def find_labels(
 def _per_token(
     model: PreTrainedModel, case: Case, alone: list[Fields]
 ) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Yield labels of one per token for each document, in the forms that the model may take."""
+    """Yield each document's labels of one per token, in each form that the model may take."""
     width = width_of(alone[0], (1, case.lengths[0]))
     of_each = (labels_of(model, document[None], width) for document in case.documents)
     for form in zip(*of_each, strict=True):
@@ -353,7 +351,7 @@ def _per_token(
 
 
 def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
-    """Return labels of each document's last tokens, and a `next_sentence_label` for it.
+    """Return each document's labels of its last tokens, with a `next_sentence_label`.
 
     Each document has as many labels as the shortest has tokens.
     """
@@ -370,8 +368,8 @@ def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Yield labels of one per document: a class or number, one per class, or a start and an end."""
+def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Yield each document's labels: a class or number, one per class, or a start and an end."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
     width = next(

@@ -56,11 +56,11 @@ def audit(
     training: tuple[bool, ...] = (False, True),
     gradients: bool = True,
 ) -> LeakReport:
-    """Measure whether documents that share a row see each other, on this very model, where it is.
+    """Measure a model's packed rows against stock's results for each document; return a report.
 
-    Of a transformers Trainer, measure what it trains on: the documents of its data set, as they
-    come through its columns, collator and sampler, and the loss of a step beside that of the
-    documents one by one. The other arguments are of models alone.
+    Given a transformers Trainer, measure its training data: the documents of its data set, as they
+    come through its columns, collator and sampler, and the loss of a step against the losses of its
+    documents one by one. The other arguments apply to models alone.
 
     Args:
         model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`),
@@ -105,8 +105,7 @@ def audited(
     training: tuple[bool, ...] = (False, True),
     gradients: bool = True,
 ) -> LeakReport:
-    """Return the report of a model, held to some bounds; the other arguments are those of
-    `audit`."""
+    """Return a model's report, judged by `bounds`; audit in float64 where float32 is not exact."""
     check_can_be_audited(base)
     with left_as_found(base):
         report = Audit(base, bounds, lengths, modes).run(training, gradients)
@@ -127,7 +126,7 @@ _BEGINNING = LEAST_SHARED + 2
 
 
 class Audit(Measuring):
-    """One audit of one model: the modes that it runs, and their results."""
+    """Audit of one model: the call modes that it runs, and the report of their results."""
 
     def __init__(
         self,
@@ -137,8 +136,7 @@ class Audit(Measuring):
         modes: tuple[str, ...] | None = None,
         alike: bool = False,
     ):
-        """Draw documents of these `lengths`, or, if they are to begin `alike`, longer by what they
-        have in common.
+        """Draw documents of these `lengths`, with `alike` behind a common beginning; choose modes.
 
         Errors within the `bounds` count as rounding.
         """
@@ -171,7 +169,7 @@ class Audit(Measuring):
         report.left_out.update({name: "it has none" for name in modes or () if not there[name]})
 
     def run(self, training: tuple[bool, ...] = (False, True), gradients: bool = True) -> LeakReport:
-        """Run all modes and fill in the report."""
+        """Run all modes and return the report, filled with their results."""
         with torch.set_grad_enabled(self._find_reference()):
             self.labels = self._labels(training)
             results = self._measured(training, gradients and torch.is_grad_enabled())
@@ -190,9 +188,10 @@ class Audit(Measuring):
         return self.report
 
     def _find_reference(self) -> bool:
-        """Choose the run of a document alone: its tokens only or, if that raises, no cache.
+        """Set the options with which stock runs a document alone: none, or no cache if that raises.
 
-        Return True if it has gradients where wanted: some attention has no backward on a device.
+        Return True if that run has gradients where wanted: some attention has no backward on a
+        device.
         """
         enabled, notes = self.enabled, self.report.notes
         without: dict[str, Any] = {"use_cache": False}
@@ -225,7 +224,7 @@ class Audit(Measuring):
         return True  # it does not run at all, which every mode will say
 
     def _labels(self, training: tuple[bool, ...]) -> Labels | None:
-        """Return labels that the loss takes in a training mode, found before any measurement."""
+        """Return labels that the model's loss takes, or None and a note of the reason."""
         why: str | None = None
         for train in training:
             self.model.train(train)
@@ -244,7 +243,7 @@ class Audit(Measuring):
         return None
 
     def _measured(self, training: tuple[bool, ...], gradients: bool) -> Iterator[ModeResult]:
-        """Yield the result of every mode that is run, in eval and in train."""
+        """Yield the result of each mode, in eval and in train; note modes without a reference."""
         trains = any(FORMS[name].trains for name in self.modes)
         replaces = any(FORMS[name].replaces for name in self.modes)
         for train in training:
@@ -269,6 +268,7 @@ class Audit(Measuring):
 
 
 def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
+    """Return a case whose documents share a beginning, with at least `lengths` tokens after it."""
     return Case(model, tuple(2 * _BEGINNING + n for n in lengths), shared_tokens=_BEGINNING)
 
 
@@ -291,11 +291,11 @@ _MOST = re.compile(r"max.*(pos|seq|len)|n_positions|n_ctx|num_positions|(context
 
 
 _NO_TEXT = re.compile("vision|audio|image|video|id2label|label2id")
-"""Names of what says nothing of text."""
+"""Names of fields that do not concern text."""
 
 
 def _threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return lengths of documents: one crosses all thresholds by itself, short ones follow it.
+    """Return lengths of documents, one beyond all thresholds of the configuration; or None.
 
     None where the usual lengths cross them already, or where there is none up to `LONGEST`.
     """
@@ -310,7 +310,7 @@ def _threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[
 
 
 def _named_numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    """Yield name and value of whole numbers in a configuration, and of modules' lengths."""
+    """Yield (name, value) of a configuration's whole numbers, and of lengths that modules hold."""
     for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
         names = [str(key.key) for key in path if isinstance(key, MappingKey)]
         if (

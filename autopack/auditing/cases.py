@@ -22,7 +22,7 @@ from autopack.registry import families, first_position
 
 @dataclass(frozen=True)
 class Input:
-    """A call but for its tokens: its other arguments, and the places of its documents.
+    """Arguments of a call without its tokens, and the places of its documents.
 
     `arguments` describe the tokens. `sides` hold the places of documents, and `first` the position
     at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
@@ -36,7 +36,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which users call models, and the part that it has in an audit."""
+    """Form in which users call a model: its rows, mask and padding, and its use in an audit."""
 
     rows: str = "one"
     """All documents in "one" row, in "two" (in reverse order in the other), or "each" in its own
@@ -74,7 +74,7 @@ class Form:
 
     @property
     def is_padded(self) -> bool:
-        """True for a padded batch."""
+        """True for a padded batch, with one document per row."""
         return self.rows == "each"
 
 
@@ -118,8 +118,7 @@ Some types need them in training, or to attend in one direction.
 
 @dataclass
 class DrawnHalf:
-    """The documents of one side of a call: of an encoder-decoder its decoder (`prefix` "decoder_"),
-    or its encoder."""
+    """Random documents for `{prefix}input_ids` (a prefix may be "decoder_"), and replacements."""
 
     prefix: str
     lengths: list[int]
@@ -138,8 +137,8 @@ class Case:
         seed: int = 0,
         shared_tokens: int = 0,
     ):
-        """Draw documents of these lengths. All begin with so many tokens alike, the first two with
-        twice as many.
+        """Draw documents of these lengths. All begin with the same `shared_tokens`, the first two
+        with twice as many.
 
         For an encoder-decoder these are sources, and each target is as long as the next source.
         """
@@ -204,20 +203,21 @@ class Case:
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of the documents, of an encoder-decoder its targets."""
+        """Lengths of the documents, or of an encoder-decoder's targets."""
         return self.halves[0].lengths
 
     @property
     def documents(self) -> list[torch.Tensor]:
-        """The documents, of an encoder-decoder its targets."""
+        """Tokens of each document, (tokens,), or of an encoder-decoder's targets."""
         return self.halves[0].documents
 
     def takes(self, name: str) -> bool:
-        """Return True if the model's forward takes an argument, by its signature."""
+        """Return True if the model's forward takes an argument of this name, by its signature."""
         return self._named.takes_others or name in self._named.names
 
     def call(self, form: Form) -> Input:
-        """Return the call of a form: everything but its tokens."""
+        """Return a form's `Input`; raise `NoReference` for an encoder-decoder that begins
+        midway."""
         if form.offset and self.is_pair:
             raise NoReference(
                 "an encoder-decoder numbers both halves of a document from their beginnings"
@@ -262,7 +262,7 @@ class Case:
     def given(
         self, call: Input, replaced: int | None = None, filler: int | None = None
     ) -> dict[str, Any]:
-        """Return all arguments of a call, with one document's tokens `replaced` if asked.
+        """Return all arguments of a call, with other tokens for the document `replaced`, if any.
 
         `filler` is the token of padding, if it is to be another one.
         """
@@ -279,7 +279,7 @@ class Case:
         return self._with_required_inputs(found)
 
     def alone(self, call: Input, number: int) -> dict[str, Any]:
-        """Return all arguments of one document alone: positions only if it begins midway."""
+        """Return one document of a call alone, as arguments; positions only if it begins midway."""
         found, first = self.by_itself(number), call.first[number]
         if first != self.base:
             length = len(self.documents[number % len(self.documents)])
@@ -287,7 +287,7 @@ class Case:
         return found
 
     def by_itself(self, number: int) -> dict[str, Any]:
-        """Return all arguments of a call with a document alone, from its beginning."""
+        """Return arguments of one document alone, counted from its beginning, with `options`."""
         of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
         return {
             **self._with_required_inputs(
@@ -297,7 +297,7 @@ class Case:
         }
 
     def _with_required_inputs(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Add token types of 0, and images that no token sees, where the model needs them."""
+        """Return inputs with token types of 0 and unseen images, where the model needs them."""
         like = ids["input_ids"]
         return {
             **ids,
@@ -307,7 +307,7 @@ class Case:
 
 
 def empty_images(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return an image that no token sees for every row of tokens (rows, columns).
+    """Return arguments that add an image that no token sees to each row (rows, columns), or none.
 
     It is for a model whose text does not run without any (Idefics); others get nothing.
     """
@@ -326,11 +326,11 @@ def empty_images(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, torch.T
 
 
 class NoReference(Exception):
-    """A document alone cannot run in the form of a call mode, so there is no reference."""
+    """Error of a call mode that has no reference, since stock cannot run it on a document alone."""
 
 
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
-    """Return tokens without a special meaning to a model, which it can both read and predict."""
+    """Return tokens (tokens,) that a model can both read and predict, without special ones."""
     tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
     # Chameleon forbids the codes of images as predictions
     codes = getattr(model.config, "vocabulary_map", None) or {}
@@ -340,7 +340,7 @@ def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Return the number of tokens that can both be read and be predicted."""
+    """Return how many tokens a model can both read and predict; raise if it does not tell."""
     sizes: list[int] = []
     embeddings: tuple[Any, ...] = ()
     with suppress(NotImplementedError):
@@ -364,7 +364,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def tokens_named(config: Any) -> set[int]:
-    """Return the tokens that a configuration (or its text's) names."""
+    """Return token ids in fields such as `pad_token_id` of a configuration and of its text part."""
     fields = {**vars(text_config(config)), **vars(config)}
     values = [
         value

@@ -43,23 +43,22 @@ and losses and gradients show a term that is missing. """
 ROUNDINGS = 4
 """Roundings of a dtype that are no difference.
 
-What nobody touched may move by so much of a field's largest value: all but three of 256 types stay
-the same to the bit, two mixtures of experts and Reformer are within it. So may gradients of
-parameters of a dtype of their own. """
+Results of unchanged documents may move by so much of a field's largest value: all but three of 256
+types stay the same to the bit, two mixtures of experts and Reformer are within it. So may gradients
+of parameters of a dtype of their own. """
 OF_SHAPES = 0.1
-"""Share of the bound of results that what nobody touched may move as well: convolutions of some
+"""Share of the bound of results by which unchanged documents may move as well: convolutions of some
 shapes round by their neighbours (Winograd's way), and layers behind them make more of it."""
 OTHER_CHOICES = 0.1
-"""Share of tokens that may have another whole number, such as that of their likeliest class, by
-rounding."""
+"""Share of tokens that may have another whole number, as their likeliest class, by rounding."""
 OTHER_EXPERTS = 0.1
 """Median error of tokens up to which rounding may have chosen other experts for a few of them."""
 MET = 1e-6
-"""Of the largest gradient: what another document has no part in is not small, but exactly 0."""
+"""Of the largest gradient: a document's gradient by another one is not small, but exactly 0."""
 ADDED_UP = 1e-3
 """Of the largest gradient of a parameter: sums of other terms round differently."""
 REPLACED = "when other documents were replaced"
-"""What a difference is one from, in words, if it is none from stock."""
+"""The other run of a `Difference`, in words, if it is not stock's."""
 _FEW = 16
 """Least number of values whose spread tells of others of their kind."""
 _VALUES = 1 << 20
@@ -67,12 +66,12 @@ _VALUES = 1 << 20
 
 
 def bounds_of(dtype: torch.dtype) -> Bounds:
-    """Return the bounds of a precision; those of float32 for one that is not known."""
+    """Return the bounds of a precision; an unknown precision has the bounds of float32."""
     return BOUNDS.get(dtype, BOUNDS[torch.float32])
 
 
 def bound_in_use(dtypes: Iterable[torch.dtype]) -> float:
-    """Return the bound of results of a call whose layers run in some precisions.
+    """Return the largest bound of results among the dtypes in which a call's layers run.
 
     In float64 alone it is a tenth of float32's: a good part of the models casts to float32 in code
     of its own."""
@@ -83,7 +82,7 @@ def bound_in_use(dtypes: Iterable[torch.dtype]) -> float:
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
-    """Return the unit of each field's errors: `scale_of` all documents, 1 for whole numbers."""
+    """Return each field's unit of error: its `scale_of` all documents, or 1 for whole numbers."""
     return {
         name: scale_of([document[name] for document in documents])
         if value.is_floating_point()
@@ -114,7 +113,7 @@ def scale_of(parts: Sequence[torch.Tensor]) -> float:
 
 
 def is_sane(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return which values of a dtype are numbers, and do not stand for minus infinity."""
+    """Return a mask of values that are numbers and do not stand for minus infinity."""
     return values.abs() < torch.finfo(dtype).max / 2
 
 
@@ -128,7 +127,7 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def errors_between(
     found: list[Fields], expected: list[Fields], scales: Mapping[str, float]
 ) -> list[tuple[float, str]]:
-    """Return each document's largest relative difference of a field, and the field's name."""
+    """Return (error, field) for each document: its largest error, in units of `scales`."""
     return [
         max(((largest(f[name], e[name]) / scales[name], name) for name in e), default=(0.0, ""))
         for f, e in zip(found, expected, strict=True)
@@ -136,7 +135,7 @@ def errors_between(
 
 
 def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference; infinite for a number against none, or another infinity."""
+    """Return the largest absolute difference; infinite at NaN or at unequal infinities."""
     found, expected = found.detach(), expected.detach()
     if not found.is_floating_point():
         found, expected = found.double(), expected.double()
@@ -148,7 +147,7 @@ def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """The part of a call that differs the most from another run."""
+    """Largest difference of a call from another run: its field, error, tolerance and document."""
 
     name: str
     error: float = math.inf
@@ -164,12 +163,12 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """The error as a multiple of what is allowed."""
+        """Error divided by the tolerance: more than 1 is no rounding."""
         return self.error / max(self.tolerance, torch.finfo(torch.float64).tiny)
 
 
 def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
-    """Return how far the same part of a field is apart in two runs with the same shapes."""
+    """Return the `Difference` of a part of a field between two runs with the same shapes."""
     if torch.equal(one, two):
         return Difference(name, 0.0)
     if one.shape != two.shape or not one.is_floating_point():
@@ -187,8 +186,7 @@ def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
 
 
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the error at each token of two tensors (tokens, ...), relative to the deviation of
-    `expected`: (tokens,).
+    """Return each token's error in units of the deviation of `expected`, (tokens,).
 
     It is the root mean square over the channels of a token, in which rounding, other than leaked
     context, does not grow with their number. Infinite where one is no number and the other is. Of
@@ -203,7 +201,7 @@ def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def first_beyond(found: list[Fields], expected: list[Fields], name: str, bound: float) -> str:
-    """Return the first token with an error of a field beyond a bound, in words; empty for none."""
+    """Return in words the first token whose error in a field exceeds a bound; empty for none."""
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         if other[name].dim() and other[name].numel():
             errors = error_by_token(one[name], other[name])
@@ -213,8 +211,8 @@ def first_beyond(found: list[Fields], expected: list[Fields], name: str, bound: 
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
-    """Return the relative difference of two losses; 0 if neither is a number (no terms), infinite
-    if one is."""
+    """Return the relative difference of two losses: 0 if both are NaN (no terms), infinite for
+    one."""
     one, other = float(found.detach()), float(expected.detach())
     if one == other or (one != one and other != other):
         return 0.0
@@ -223,7 +221,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1
 
 
 def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """Return the largest difference of a parameter's gradient, relative to its largest entry.
+    """Return the largest difference of any gradient, relative to that gradient's largest entry.
 
     0 if there is none, infinite if one is no number. Gradients that are zero but for rounding
     (biases that a softmax or norm cancels) count relative to the largest instead. A few roundings

@@ -30,15 +30,16 @@ _ALL = np.ones(1, dtype=bool)
 
 
 class WrongShape(Exception):
-    """A field of a packed call is not made of the documents' parts: it is one for all, say."""
+    """Error of a field of a packed call that is not made of documents' parts (one for all, say)."""
 
 
 def fields_of(output: Any) -> Fields:
-    """Return the tensors of an output, nested ones included, and its numbers as tensors."""
+    """Return the tensors in an output, and its numbers as tensors, by dotted name."""
     return dict(_walk("", output, ()))
 
 
 def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of a value and of all its parts; `inside` holds ids, against cycles."""
     if isinstance(value, torch.Tensor):
         # where results have no names, the first number is a loss
         if value.dim() or name not in ("", "[0]"):
@@ -54,7 +55,7 @@ def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str,
 
 
 def _numbers(value: Sequence[Any]) -> torch.Tensor | None:
-    """Return a list of numbers, or of equally long lists of them, as a tensor, or else None."""
+    """Return a sequence of numbers, or of equally long rows of them, as a tensor, or else None."""
     rows = value if all(isinstance(part, (tuple, list)) for part in value) else [value]
     if not all(
         row and len(row) == len(rows[0]) and {*map(type, row)} <= {bool, int, float} for row in rows
@@ -64,6 +65,7 @@ def _numbers(value: Sequence[Any]) -> torch.Tensor | None:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, part) of a container or object, without fields that are not compared."""
     if isinstance(value, (tuple, list)):
         yield from ((f"{name}[{number}]", part) for number, part in enumerate(value))
         return
@@ -81,8 +83,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Side:
-    """One half of a batch: `owner` is the number of each token's document, (rows, columns), -1 at
-    padding.
+    """Places of documents in half a batch: `owner` (rows, columns) numbers them, padding is -1.
 
     `prefix` begins the names of the arguments of this half, and is empty or "decoder_".
     """
@@ -95,28 +96,30 @@ class Side:
         """The documents as they follow one another, row after row."""
 
     def by_document(self) -> np.ndarray:
-        """Return the `owner` of a batch with one row for each document, in their order."""
+        """Return the `owner` of the same documents right-padded, one per row, in their order."""
         lengths = np.array(self.lengths)[self.order]
         return np.where(
             np.arange(max(lengths)) < lengths[:, None], np.array(self.order)[:, None], -1
         )
 
     def rows_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Return the rows of which the chosen documents, bool (documents,), have all."""
+        """Return True for rows, (rows,), whose documents are all `chosen`, bool (documents,)."""
         return np.array([chosen[row[row >= 0]].all() for row in self.owner])
 
     def place_of(self, number: int) -> tuple[int, tuple[int, int]]:
-        """Return the row of a document, and its first and end column."""
+        """Return a document's row, and its first and end column; zeros if it has no tokens."""
         rows, columns = np.nonzero(self.owner == number)
         return (int(rows[0]), (int(columns[0]), int(columns[-1]) + 1)) if len(rows) else (0, (0, 0))
 
 
 def _taken(value: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+    """Return the entries of a value at a mask."""
     return value[torch.from_numpy(np.ascontiguousarray(mask)).to(value.device)]
 
 
 class Sides:
-    """The places of documents in a batch: its halves, of a pair its decoder's first."""
+    """Places of documents in a batch: one `Side`, or an encoder-decoder's two, its decoder
+    first."""
 
     def __init__(self, halves: list[Side]):
         self.halves = halves
@@ -125,7 +128,7 @@ class Sides:
     def split(
         self, outputs: Fields, alone: list[Fields]
     ) -> tuple[list[Fields], list[Fields], list[str]]:
-        """Return each document's part of every field, its result alone, and fields without a split.
+        """Return documents' parts of fields, their results alone, and names of undivided fields.
 
         Raises `WrongShape` for a field that does not have the form that follows from what documents
         have alone."""
@@ -136,7 +139,7 @@ class Sides:
             parts = [each[name] for each in alone if name in each]
             if len(parts) < len(alone):
                 continue  # nothing to compare it with
-            made = self._documents(name, value, parts)
+            made = self._pairs(name, value, parts)
             if made is None:
                 unknown.append(name)
                 continue
@@ -144,9 +147,10 @@ class Sides:
                 found[number][name], expected[number][name] = got, wanted
         return found, expected, unknown
 
-    def _documents(
+    def _pairs(
         self, name: str, value: torch.Tensor, alone: list[torch.Tensor]
     ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Return each document's part of a field with its result alone; None if unknown."""
         dims = [part.dim() for part in (value, *alone)]
         if not all(dims):
             return None if any(dims) else [(value, self._nearest(value, alone))] * len(alone)
@@ -172,7 +176,7 @@ class Sides:
         )
 
     def _alone(self, number: int) -> Sides:
-        """Return the places of a document by itself."""
+        """Return the `Sides` of a call with one document alone."""
         return Sides(
             [
                 Side(np.zeros((1, half.lengths[number]), dtype=int), half.prefix)
@@ -183,8 +187,7 @@ class Sides:
     def beside(
         self, name: str, value: torch.Tensor, number: int, alone: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return what a document has of an output, and of one that it has alone, in the same form;
-        None without one."""
+        """Return a document's part of a field and of its result alone, in one shape, or None."""
         chosen = np.arange(self.count) == number
         for wanted in self._alone(number)._candidates(name, alone, _ALL):
             for found in self._candidates(name, value, chosen):
@@ -193,24 +196,25 @@ class Sides:
         return None
 
     def _nearest(self, value: torch.Tensor, alone: list[torch.Tensor]) -> torch.Tensor:
-        """Return what one number of a call may be of documents': the nearest of their mean, by
-        tokens too, and sum."""
+        """Return the mean of documents' numbers (by tokens too) or their sum, nearest to
+        `value`."""
         kept = torch.stack([part.double() for part in alone])
         tokens = torch.tensor(self.halves[0].lengths, dtype=kept.dtype, device=kept.device)
         wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
         return min(wanted, key=lambda each: largest(value.double(), each)).to(value.dtype)
 
     def part(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> torch.Tensor | None:
-        """Return what the chosen documents, bool (documents,), have of an output, (parts, ...).
+        """Return the chosen documents' part of a field, (parts, ...), or None if its shape does not
+        tell.
 
-        None if its shape does not tell.
+        `chosen` is bool (documents,).
         """
         return next(self._candidates(name, value, chosen), None)
 
     def _candidates(
         self, name: str, value: torch.Tensor, chosen: np.ndarray
     ) -> Iterator[torch.Tensor]:
-        """Yield what the chosen documents may have of an output by its shape, the likeliest
+        """Yield possible parts of a field for the chosen documents by its shape, likeliest
         first."""
         if name.partition("[")[0].endswith("attentions") and value.dim() > 2:
             value = value.movedim(2, 1)  # (rows, heads, columns, keys)
@@ -232,15 +236,13 @@ class Sides:
             yield from _of_tokens(value, mine[side.by_document()], is_flat=True)
 
     def parts(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return each document's part of an output by its shape; the whole of it, if that does not
-        tell."""
+        """Return each document's part of a field by its shape, or else the whole field."""
         found = [self.part(name, value, chosen) for chosen in np.eye(self.count, dtype=bool)]
         return [value if part is None else part for part in found]
 
 
 def _of_tokens(value: torch.Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[torch.Tensor]:
-    """Yield the tokens of a mask (rows, columns) in a value with such axes, or, if it may be flat,
-    one of all of them.
+    """Yield a value's entries at a mask (rows, columns), on each pair of axes or axis that fits.
 
     Rows with a column fewer are never flat: three documents of four tokens would be taken for one.
     """

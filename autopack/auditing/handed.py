@@ -30,7 +30,7 @@ _NEXT = -1
 
 @dataclass(frozen=True)
 class Content:
-    """The tokens of a document, and its targets.
+    """Tokens of one document, and its targets.
 
     They are a label for each token, a few for all of them, or None if nothing says.
     """
@@ -40,7 +40,7 @@ class Content:
 
 
 def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Content]:
-    """Return the documents of an example as the data set has it.
+    """Return the documents of a data set's example.
 
     The labels of an encoder-decoder (`is_pair`) are another sequence than its tokens. With two
     `rows_each` the documents of an example are compared. Raises `InvalidPacking` for what cannot be
@@ -65,7 +65,7 @@ def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Con
 
 
 def handed(example: Example, restores: bool) -> Content:
-    """Return the document of a part of a batch.
+    """Return the document in one example that was cut out of a collated batch.
 
     `restores` puts the tokens back that a collator has masked.
     """
@@ -78,7 +78,7 @@ def handed(example: Example, restores: bool) -> Content:
 
 
 def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int = 0) -> list[str]:
-    """Return the differences of two collections of documents; `spare` ones may be left out."""
+    """Return in words the documents that come cut, joined, again or never (but for `spare`)."""
     all_of, come = (Counter(each.tokens for each in several) for several in (wanted, found))
     missing = all_of - come
     names = {e.tokens: f"document {n} of {len(e.tokens)} tokens" for n, e in enumerate(wanted)}
@@ -101,7 +101,7 @@ def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int
 
 
 def of_labels(wanted: Sequence[Content], found: Sequence[Content], shift: int) -> list[str]:
-    """Return where labels are others than the data set's; a loss that shifts reads no first one.
+    """Return in words the labels that differ from the data set's; with `shift`, first ones may.
 
     Where the data set says nothing of targets, some may be ignored, but those that count are the
     tokens.
@@ -135,7 +135,7 @@ def of_labels(wanted: Sequence[Content], found: Sequence[Content], shift: int) -
 
 
 def undeclared(documents: Sequence[Content], ends: set[int]) -> list[str]:
-    """Say so where most rows, of one length, hold tokens that end documents, and nothing else."""
+    """Return a complaint if most rows, of one length, hold tokens that end documents; else []."""
     rows = [each.tokens for each in documents]
     inside = sum(not ends.isdisjoint(row[:-1]) for row in rows)
     if len({*map(len, rows[:-1])}) > 1 or 2 * inside <= max(len(rows), 4):
@@ -144,7 +144,8 @@ def undeclared(documents: Sequence[Content], ends: set[int]) -> list[str]:
 
 
 def formula_of(found: float, notes: list[list[float]], steps: int, shift: int) -> str | None:
-    """Return the wrong formula that gives a loss; `notes` hold what documents have alone."""
+    """Return in words the wrong formula that gives the loss `found`, or None; see
+    `TrainerAudit._alone` for `notes`."""
     if not notes:
         return None
     columns = np.array(notes).T
@@ -165,6 +166,7 @@ def formula_of(found: float, notes: list[list[float]], steps: int, shift: int) -
 
 
 def _compared(rows: Iterable[Any]) -> Content:
+    """Return one `Content` of the documents that a loss compares, each ended by -1."""
     return Content(tuple(number for row in rows for number in (*_numbers(row), _NEXT)))
 
 
@@ -173,8 +175,10 @@ def _content(tokens: Any, targets: Any) -> Content:
 
 
 def _numbers(values: Any) -> tuple[Any, ...]:
+    """Return the values of a list or tensor, flattened, as a tuple."""
     return tuple(torch.as_tensor(values).reshape(-1).tolist())
 
 
 def _text(tokens: Sequence[int]) -> str:
+    """Return tokens as a string, in which a part of them can be searched for."""
     return f" {' '.join(map(str, tokens))} "

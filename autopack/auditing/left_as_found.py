@@ -36,7 +36,7 @@ _FEW = 1_000_000
 
 @contextlib.contextmanager
 def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
-    """Run without noise, with gradients, in the model's precision; restore as `preserved`."""
+    """Run a block with gradients, without noise or autocast; restore the model as `preserved`."""
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
     device, enabled = next(model.parameters()).device.type, enabled_in(model)
     with (
@@ -55,7 +55,7 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
 
 @contextlib.contextmanager
 def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[EnabledModel | None]:
-    """Run a trainer's model as `left_as_found`; restore its attributes, counts, and gradients."""
+    """Run a block as `left_as_found`; restore the trainer's attributes, counts and gradients."""
     at_its_steps = getattr(vars(trainer).get("training_step"), "__self__", trainer)
     kept = [(each, dict(vars(each))) for each in (trainer, at_its_steps)]
     counts = copy.deepcopy(vars(trainer).get("_metrics", {}))  # of TRL
@@ -75,7 +75,7 @@ def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[Enab
 
 
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Return the nonzero rates of dropout and its like: module, name of its attribute, value."""
+    """Return (module, attribute, value) of each nonzero rate of dropout, layer drop or jitter."""
     words = ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha")
     return [
         (module, name, value)
@@ -97,8 +97,8 @@ def preserved(
     noise: bool = False,
     checkpoints: bool = False,
 ) -> Iterator[Callable[[], None]]:
-    """Run without dropout or router noise; restore modes, rates, buffers, numbers, config, RNGs,
-    and counts of calls.
+    """Run a block without dropout or router noise; restore modes, rates, buffers, numbers, config,
+    RNGs and counts of calls.
 
     Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with
     `checkpoints`. The model writes to copies of its buffers and of tensors that its modules keep,
@@ -145,7 +145,7 @@ def preserved(
             for number in set(held_hooks) - before_hooks:
                 del held_hooks[number]
         for module, names, before in data:
-            _put_back(module, names, before)
+            _restore_data(module, names, before)
         contents.put_back()
 
     def begin() -> None:
@@ -163,7 +163,7 @@ def preserved(
             # Reentrant checkpointing knows no torch.autograd.grad, by which an audit
             # differentiates.
             if vars(module).get("gradient_checkpointing") and not (
-                checkpoints and _checkpoints_its_way(module)
+                checkpoints and _has_own_checkpointing(module)
             ):
                 module.__dict__["gradient_checkpointing"] = False
             # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no
@@ -176,8 +176,7 @@ def preserved(
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """Yield the tensors that a forward may write to: where they are held, their names, and
-    themselves.
+    """Yield (dict, name, tensor) of the tensors that a module's forward may write to.
 
     Many whole numbers are weights of a quantised layer, and not copied for their size.
     """
@@ -190,13 +189,14 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
             yield vars(module), name, value
 
 
-def _checkpoints_its_way(module: nn.Module) -> bool:
+def _has_own_checkpointing(module: nn.Module) -> bool:
+    """Return True if a module checkpoints by another function than torch's."""
     function = vars(module).get("_gradient_checkpointing_func")
     return function is not None and not only_checkpoints(function)
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
-    """Return parameters of modules (and parts) that write to weights in training (Gemma 3n)."""
+    """Return parameters of modules, and of children, whose code writes to weights (Gemma 3n)."""
     writing = {kind for kind in {*map(source.class_of, modules)} if source.writes_to_weights(kind)}
     found = [module for module in modules if type(module) in writing]
     held = [
@@ -209,6 +209,7 @@ def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
 
 
 def _data_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module's attributes that are tensors, numbers, strings or None."""
     return {name: value for name, value in vars(module).items() if isinstance(value, _DATA)}
 
 
@@ -221,10 +222,11 @@ def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     ]
 
 
-def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
-    """Restore numbers and tensors that a module keeps: states of its last batch, rates of noise.
+def _restore_data(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
+    """Restore a module's attributes of data from `before`, and delete such as are not in `names`.
 
-    FSDP puts gathered parameters there, and takes them away itself.
+    They are states of its last batch, and rates of noise. FSDP puts gathered parameters there, and
+    takes them away itself.
     """
     for name in _data_of(module).keys() - names:
         del module.__dict__[name]

@@ -42,17 +42,18 @@ MADE_OF_LABELS: dict[str, Any] = {"decoder_input_ids": None}
 
 @dataclass
 class Results:
-    """The results of each document of a call, and the loss of all, with their graph."""
+    """Results of each document of a call, and the loss of all, attached to their graph."""
 
     documents: list[Fields]
     loss: torch.Tensor | None = None
 
 
 class Measuring:
-    """Calls of one model in every form. Stock runs once for all forms that need it."""
+    """Measurement of one model's packed calls; a run of stock is kept for all forms that need
+    it."""
 
     def __init__(self, model: PreTrainedModel, case: Case, report: LeakReport):
-        """Take a model and its documents; what is not measured is noted in the `report`."""
+        """Take a model and its documents; omissions are noted in the `report`."""
         self.model, self.case, self.report = model, case, report
         self.others: dict[str, Case] = {}
         """The documents of forms that have some of their own."""
@@ -62,19 +63,19 @@ class Measuring:
         self._kept: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
 
     def case_of(self, name: str) -> Case:
-        """Return the documents of a form."""
+        """Return the documents of a form: its own, or those that most forms share."""
         return self.others.get(name, self.case)
 
     def alone(self, case: Case, call: Input, **more: Any) -> list[Fields]:
-        """Return stock's results for every document of a call by itself."""
+        """Return stock's fields of each document of a call by itself, given `more` arguments."""
         return [self.one_alone(case, call, number, **more)[0] for number in range(len(call.first))]
 
     def one_alone(
         self, case: Case, call: Input, number: int, labels: Labels | None = None, **more: Any
     ) -> tuple[Fields, torch.Tensor | None]:
-        """Return stock's results and loss for a document of a call, with their graph.
+        """Return stock's fields and loss of one document alone, with their graph, and keep them.
 
-        It has `more` arguments than its own and labels. A document that stands in two rows has a
+        `more` are arguments besides its own and labels. A document that stands in two rows has a
         graph for each: where upstream goes through float32, gradients of two uses round otherwise
         than the sum of each."""
         own = number if labels is None else number % len(case.documents)
@@ -90,7 +91,7 @@ class Measuring:
     def errors(
         self, found: Results, expected: Results, differentiate: bool, is_padded: bool
     ) -> dict[str, Any]:
-        """Return the errors of results and gradients, as a `ModeResult` has them."""
+        """Return `ModeResult` fields for the errors of results and, if asked, of gradients."""
         scales = scales_of(expected.documents)
         error, field = max(errors_between(found.documents, expected.documents, scales))
         told: dict[str, Any] = {"error": error, "field": field}
@@ -105,7 +106,7 @@ class Measuring:
     def _gradient_error(
         self, found: Results, expected: Results, scales: dict[str, float], is_padded: bool
     ) -> float | None:
-        """Return the error of gradients; None where stock has none.
+        """Return the largest error of a parameter's gradient; None where stock has no gradients.
 
         Of padded batches none may be numbers: a token of padding may see nothing (softmax of
         nothing, float64)."""
@@ -131,9 +132,10 @@ class Measuring:
         return gradient_error(gradients_of(one, given), wanted)
 
     def packed(self, name: str, differentiate: bool, replaces: bool) -> ModeResult:
-        """Run one form of packed call; raise `NoReference` if stock cannot run that.
+        """Return the result of one form of packed call; raise `NoReference` if stock cannot run it.
 
-        If it `replaces`, documents are replaced one at a time, and labels are given in every way.
+        With `replaces`, documents are replaced one at a time, and the default form also runs all
+        of `_loss_calls`.
         """
         form, case = FORMS[name], self.case_of(name)
         call = case.call(form)
@@ -147,7 +149,7 @@ class Measuring:
         alone: list[Fields] = []
         try:
             alone = self.alone(case, call, **(case.outputs if form.asks_for_more else {}))
-            return self._beside_alone(name, case, call, alone, differentiate, replaces)
+            return self._against_alone(name, case, call, alone, differentiate, replaces)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
             # no mask, up to 4.57 (FNet)
@@ -160,7 +162,7 @@ class Measuring:
                 raise NoReference(said) from failure
             return ModeResult(name, self.model.training, failure=said)
 
-    def _beside_alone(
+    def _against_alone(
         self,
         name: str,
         case: Case,
@@ -169,12 +171,13 @@ class Measuring:
         differentiate: bool,
         replaces: bool,
     ) -> ModeResult:
+        """Return the result of a packed call, compared with the documents' fields `alone`."""
         form, outputs, told = FORMS[name], Fields(), dict[str, Any]()
         if self.labels is not None and form.labels:
             outputs, told["loss"], told["loss_refused"] = self._with_labels(
                 call, self.labels, replaces and name == "default"
             )
-        if (replaces and form.replaces) or not _tells_as_much(outputs, alone):
+        if (replaces and form.replaces) or not _has_all_fields(outputs, alone):
             # With labels, some models do not return all that they return without.
             given = case.given(call)
             if form.in_used_tensors:
@@ -198,9 +201,9 @@ class Measuring:
         return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
-        """Note fields that nobody can divide.
+        """Note fields of the output that cannot be divided among documents.
 
-        Raise for those that any call returns, unless the model is proven now.
+        Raise `UnsupportedModel` for fields that any call returns, unless the model is being proven.
         """
         said = ", ".join(sorted(unknown))
         self.report.notes["fields"] = f"not compared, of unknown form: {said}"
@@ -242,10 +245,10 @@ class Measuring:
     def _with_labels(
         self, call: Input, labels: Labels, in_every_way: bool
     ) -> tuple[Fields, float | None, str | None]:
-        """Return the output with labels, its loss's relative error, and why it is refused.
+        """Return a packed call's fields with labels, its loss's relative error, and its refusal.
 
-        The error is the largest difference from the loss of the documents alone; of a loss that is
-        asked for `in_every_way`, over all of them.
+        The error is the largest difference from the loss of the documents alone, `in_every_way`
+        over all of `_loss_calls`. The refusal is the message of an error of autopack.
         """
         numbers = range(len(call.first))
         counts = [labels.counts[number % len(labels.counts)] for number in numbers]
@@ -254,7 +257,7 @@ class Measuring:
         alone = [self._loss_alone(call, labels, number) for number in numbers]
         outputs, error = Fields(), 0.0
         try:
-            for given, wanted, terms in self._ways(call, labels, alone, counts, in_every_way):
+            for given, wanted, terms in self._loss_calls(call, labels, alone, counts, in_every_way):
                 arguments = _without_none(self.case.given(call) | given)
                 output = self.model(**arguments | self.case.without_router)
                 loss = loss_of(output)
@@ -275,7 +278,7 @@ class Measuring:
             return {}, math.inf, f"{type(failure).__name__}: {failure}"
         return outputs, error, None
 
-    def _ways(
+    def _loss_calls(
         self,
         call: Input,
         labels: Labels,
@@ -283,7 +286,7 @@ class Measuring:
         counts: list[int],
         all_of_them: bool,
     ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
-        """Yield labels as a loss is asked for, and the losses and terms of documents alone.
+        """Yield arguments that ask for a loss, with losses and counts of terms of documents alone.
 
         One document may have labels alone: however a loss combines several, it must be the loss of
         that one. An encoder-decoder may make its decoder's tokens of labels. Trainers have summed
@@ -324,6 +327,7 @@ class Measuring:
         notes[_ITEMS] = f"not measured: {why}"
 
     def _loss_alone(self, call: Input, labels: Labels, number: int, **more: Any) -> torch.Tensor:
+        """Return stock's loss of one document alone; raise `RuntimeError` if stock gives none."""
         _, loss = self.one_alone(self.case, call, number, labels, **more)
         if loss is None:
             raise RuntimeError(
@@ -333,16 +337,17 @@ class Measuring:
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments whose values are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def with_axes(fields: Fields) -> Fields:
-    """Return the fields that are no single numbers."""
+    """Return the fields with at least one axis."""
     return {name: value for name, value in fields.items() if value.dim()}
 
 
-def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
-    """Return True if an output with labels has the fields of one without, in their form.
+def _has_all_fields(outputs: Fields, alone: list[Fields]) -> bool:
+    """Return True if an output has every field of documents alone, with as many axes.
 
     Some models predict labelled tokens alone, (labelled, classes), if there are labels
     (ModernBERT's `sparse_prediction`).

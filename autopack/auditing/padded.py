@@ -22,7 +22,8 @@ from autopack.runtime.model import EnabledModel
 
 
 def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
-    """Run a padded batch, also as stock; raise `NoReference` if stock cannot."""
+    """Return the result of a padded batch, run also as stock; raise `NoReference` if stock
+    cannot."""
     enabled, case = audit.enabled, audit.case
     assert enabled is not None, "padded batches of stock are stock's"
     call, form = case.call(FORMS[name]), FORMS[name]
@@ -31,12 +32,14 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
         ModeResult(name, audit.model.training, kind="padded"),
     )
     try:
-        output = audit.model(**_of_batch(audit, call, form))
+        output = audit.model(**_batch_arguments(audit, call, form))
     except Exception as error:
-        _reference(audit, _of_batch(audit, call, form), call.sides)  # stock may not run it either
+        _reference(
+            audit, _batch_arguments(audit, call, form), call.sides
+        )  # stock may not run it either
         return replace(measured, failure=f"{type(error).__name__}: {error}")
     unpadded = enabled.tally.batches > before
-    arguments = _of_batch(audit, call, form, drops=unpadded)
+    arguments = _batch_arguments(audit, call, form, drops=unpadded)
     wanted = _reference(audit, arguments, call.sides)
     fields, of_stock = fields_of(output), fields_of(wanted)
     for field, value in of_stock.items():
@@ -68,7 +71,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
 def _alone(
     audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
 ) -> Results | None:
-    """Return the documents' results alone, in the form of a padded batch's answer."""
+    """Return documents' results alone, in the shapes of a padded batch's fields, or None."""
     answers = [
         audit.one_alone(audit.case, call, number, labels, **more)
         for number in range(len(call.first))
@@ -83,13 +86,13 @@ def _alone(
     return None
 
 
-def _of_batch(
+def _batch_arguments(
     audit: Measuring, call: Input, form: Form, filler: int | None = None, drops: bool = False
 ) -> dict[str, Any]:
-    """Return the arguments of a padded batch, made anew.
+    """Return arguments of a padded batch in new tensors, with labels if the form has them.
 
-    If it `drops` them, without labels of tokens behind padding: autopack leaves these out, and
-    stock compares them with what padding predicts."""
+    With `drops`, labels of tokens behind padding are ignored: autopack leaves these out, and stock
+    compares them with what padding predicts."""
     case, labels = audit.case, audit.labels
     arguments = case.given(call, filler=filler) | case.without_router
     if labels is not None and form.labels:
@@ -105,6 +108,7 @@ def _of_batch(
 
 
 def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
+    """Return True if tokens may read padding in stock, as recurrences do."""
     traits = enabled.traits
     reads = traits.recurs or traits.reads_padding or traits.counts_columns
     # By flash kernels upstream lets a decoder see the padding of its encoder.
@@ -113,8 +117,7 @@ def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
 
 
 def _reference(audit: Measuring, arguments: dict[str, Any], sides: Sides) -> Any:
-    """Return stock's output for a padded batch; raise `NoReference` if it raises or gives no
-    numbers."""
+    """Return stock's output for a padded batch; raise `NoReference` if it raises or gives NaN."""
     try:
         output = run_as_stock(audit.model, arguments)
     except Exception as error:
@@ -126,18 +129,17 @@ def _reference(audit: Measuring, arguments: dict[str, Any], sides: Sides) -> Any
 
 
 def _divided(fields: Fields, sides: Sides) -> list[Fields]:
-    """Return each document's part of every field; the whole of what its shape does not tell."""
+    """Return the fields of each document; a field that its shape cannot divide is given whole."""
     parts = {name: sides.parts(name, value) for name, value in fields.items()}
     return [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
 
 
 @torch.no_grad()
 def routers(audit: Measuring, name: str) -> ModeResult:
-    """Compare the losses of routers, and all other numbers beside results, of rows and a padded
-    batch.
+    """Compare router losses, and other single numbers, of packed rows with stock's padded batch.
 
-    The reference is stock's padded batch: a router is balanced over all tokens of a batch, so
-    documents alone say nothing of it. Raise `NoReference` if stock counts padding in them.
+    That is the reference, since a router is balanced over all tokens of a batch, so documents alone
+    say nothing of it. Raise `NoReference` if stock counts padding in these losses.
     """
     case, labels, model, form = audit.case, audit.labels, audit.model, FORMS[name]
     if labels is None:
@@ -145,7 +147,8 @@ def routers(audit: Measuring, name: str) -> ModeResult:
     batch = case.call(form)
     wanted: dict[str, Any] = {"output_router_logits": True}
     given, other = (
-        _of_batch(audit, batch, form, filler) | wanted for filler in (None, case.other_filler)
+        _batch_arguments(audit, batch, form, filler) | wanted
+        for filler in (None, case.other_filler)
     )
     try:
         expected, changed = (_numbers(run_as_stock(model, each)) for each in (given, other))
@@ -169,7 +172,7 @@ def routers(audit: Measuring, name: str) -> ModeResult:
 
 
 def _numbers(output: Any) -> dict[Any, torch.Tensor]:
-    """Return the loss of an output, and all other single numbers in it."""
+    """Return the loss of an output, and all other single floating numbers in it, by name."""
     parts = {**parts_of(output), "loss": loss_of(output)}
     return {
         name: value
@@ -179,6 +182,7 @@ def _numbers(output: Any) -> dict[Any, torch.Tensor]:
 
 
 def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+    """Return the largest relative error of some numbers; infinite if one is missing."""
     return max(
         relative_error(found[name], value) if name in found else math.inf
         for name, value in expected.items()

@@ -22,8 +22,7 @@ _SIDES = "<<>>>><"
 
 @dataclass(frozen=True)
 class ModeResult:
-    """Measurements of one call mode, in train or eval; errors are relative, None stands for not
-    measured.
+    """Measurements of one call mode, in train or eval: relative errors, None where not measured.
 
     `error` is the largest difference of a result packed and alone, relative to the standard
     deviation of its field alone, and `field` the name of that field. `influence` (documents,
@@ -50,18 +49,17 @@ class ModeResult:
 
     @property
     def name(self) -> str:
-        """The mode, and train or eval."""
+        """Name of the mode, and train or eval."""
         return f"{self.mode}, {'train' if self.training else 'eval'}"
 
     @property
     def worst_influence(self) -> float:
-        """The largest influence of one document on another."""
+        """Largest influence of one document on another; NaN if not measured."""
         return math.nan if self.influence is None else _largest(self.influence)
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """The error against documents alone or stock, the influence, and the errors of gradients
-        and of the loss."""
+        """Errors of results, influence, gradients and loss, in this order; None if not measured."""
         return (
             self.error,
             None if self.influence is None else self.worst_influence,
@@ -71,8 +69,7 @@ class ModeResult:
 
     @property
     def worst(self) -> float:
-        """The largest of the forward errors: packed against alone, and influence; infinite if one
-        is no number."""
+        """Largest error of results or influence; infinite if one is NaN or the call raised."""
         measured = [error for error in self.errors[:2] if error is not None]
         if self.failure is not None or any(map(math.isnan, measured)):
             return math.inf
@@ -98,8 +95,7 @@ class LeakReport(Report):
     notes: dict[str, str] = dataclass_field(default_factory=dict)
     """Other omissions from the measurements, with the reason."""
     unattributed: set[str] = dataclass_field(default_factory=set)
-    """Fields of the output of which nobody can tell what belongs to which document, where a model
-    is proven."""
+    """Fields of the output whose parts cannot be assigned to documents, where a model is proven."""
 
     @property
     def exact(self) -> bool:
@@ -108,8 +104,7 @@ class LeakReport(Report):
 
     @property
     def measured(self) -> set[Any]:
-        """Comparisons that were made: the call mode, the number of the error, and how padding
-        ran."""
+        """Set of (mode, how padding ran, index in `errors`) of all errors that were measured."""
         return {
             (r.name, r.unpadded, place)
             for r in self.results
@@ -118,10 +113,11 @@ class LeakReport(Report):
         }
 
     def is_exact(self, result: ModeResult) -> bool:
-        """Return True if one call mode is within rounding, forward and backward."""
+        """Return True if all errors of one call mode are within rounding."""
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
+        """Return True if all errors of one call mode but its loss's are within rounding."""
         # Softmax and norms mostly go through float32 in any dtype, and round otherwise beside
         # padding. A token that is computed once for documents that begin alike gets the sum of
         # gradients before it is rounded.
@@ -143,18 +139,20 @@ class LeakReport(Report):
     @property
     def worst_packed(self) -> ModeResult | None:
         """The worst of the inexact packed calls, whatever their loss is; None if all are exact."""
-        wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
+        wrong = [r for r in self._of_kind("packed") if not self._is_exact_without_loss(r)]
         return max(wrong, key=lambda r: r.worst, default=None)
 
     @property
     def labels(self) -> str | None:
         """The reason, in words, why packed calls with labels are not known to be exact; None if
         they are, or have no loss."""
-        wrong = [r for r in self._of("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
+        wrong = [r for r in self._of_kind("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
         if wrong:
             worst = max(wrong, key=lambda r: r.loss or 0.0)
             return f"in mode '{worst.name}' the loss is off by {_number(worst.loss)}"
-        refused = next((r for r in self._of("packed") if r.loss_refused and r.mode != ROUTER), None)
+        refused = next(
+            (r for r in self._of_kind("packed") if r.loss_refused and r.mode != ROUTER), None
+        )
         if refused is not None:
             return f"in mode '{refused.name}' the call with labels raised {refused.loss_refused}"
         if "loss" in self.notes:
@@ -165,40 +163,41 @@ class LeakReport(Report):
     def padded(self) -> str | None:
         """The reason, in words, why padded batches differ from stock's; None if they do not, or
         were not run."""
-        wrong = [r for r in self._of("padded") if not self.is_exact(r)]
+        wrong = [r for r in self._of_kind("padded") if not self.is_exact(r)]
         return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
 
     @property
     def runs_without_padding(self) -> bool:
         """True if padded batches ran without their padding, all with stock's results."""
-        return self.padded is None and any(result.unpadded for result in self._of("padded"))
+        return self.padded is None and any(result.unpadded for result in self._of_kind("padded"))
 
-    def _of(self, kind: str) -> list[ModeResult]:
+    def _of_kind(self, kind: str) -> list[ModeResult]:
+        """Return the results of a kind, packed or padded."""
         return [result for result in self.results if result.kind == kind]
 
     @property
     def worst(self) -> float:
-        """The largest relative forward error over all call modes with packed rows, if any; infinite
-        if a call raised."""
-        return max(result.worst for result in self._of("packed") or self.results)
+        """Largest relative forward error of packed modes (or all, if none); infinite if one
+        raised."""
+        return max(result.worst for result in self._of_kind("packed") or self.results)
 
     @property
     def worst_gradient(self) -> float:
-        """The largest relative gradient error over all call modes; 0 if gradients were not
-        measured."""
+        """Largest relative gradient error of all call modes; 0 if gradients were not measured."""
         return max((r.gradient for r in self.results if r.gradient is not None), default=0.0)
 
     @property
     def worst_result(self) -> ModeResult:
-        """The worst call mode."""
+        """Result with the largest forward error, inexact ones before exact ones."""
         return max(self.results, key=lambda r: (not self.is_exact(r), r.worst))
 
     @property
     def worst_case(self) -> str:
-        """The worst call mode in words."""
+        """Sentence on the worst call mode and its errors."""
         return self._words(self.worst_result)
 
     def _words(self, worst: ModeResult) -> str:
+        """Return a sentence on the failure or the errors of a call mode."""
         if worst.failure is not None:
             return f"in mode '{worst.name}' the call raised {worst.failure}"
         what = worst.field if worst.field not in ("", "output") else "logits"
@@ -215,8 +214,8 @@ class LeakReport(Report):
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence of document j on document i (documents, documents) in the worst call mode that
-        measured all."""
+        """Influence of document j on i, (documents, documents), in the worst mode with all
+        pairs."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
         return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[
@@ -224,6 +223,7 @@ class LeakReport(Report):
         ]
 
     def _headline(self) -> str:
+        """Return a line with the model, its state and dtype, and the verdict."""
         state = "enabled by autopack" if self.enabled else "stock, not enabled"
         raised = any(
             result.failure is not None or result.worst == math.inf for result in self.results
@@ -235,6 +235,7 @@ class LeakReport(Report):
         )
 
     def _table(self) -> list[list[str]]:
+        """Return the rows of the table of call modes, as texts, headings included."""
         rows = [["call mode", "", "vs alone", "influence", "gradients", "loss", ""]]
         for r in self.results:
             if r.kind == "padded" and not any(row[0] == "padded batch" for row in rows):
@@ -248,6 +249,7 @@ class LeakReport(Report):
         return rows
 
     def _not_measured(self) -> list[str]:
+        """Return a line for each mode that was left out or raised, and for each note."""
         said = [f"not run: {mode}: {reason}" for mode, reason in sorted(self.left_out.items())]
         said += [f"{what}: {reason}" for what, reason in sorted(self.notes.items())]
         said += sorted(
@@ -258,6 +260,7 @@ class LeakReport(Report):
         )
 
     def _sections(self) -> Sections:
+        """Return the pieces of the report that text and HTML consist of."""
         documents = ", ".join(map(str, self.lengths))
         scale = (
             f"Documents of {documents} tokens. Errors are relative to the standard deviation of "
@@ -276,6 +279,7 @@ class LeakReport(Report):
 
     @property
     def _chart(self) -> Influence:
+        """Heat map of the influence in the worst call mode."""
         state, largest = "enabled" if self.enabled else "stock", _number(_largest(self.influence))
         return Influence(
             f"{self.model}\n{state}: largest influence {largest}",
@@ -287,8 +291,7 @@ class LeakReport(Report):
 
 
 class Measured(NamedTuple):
-    """A row of the audit of a trainer; `says` tells what is `wrong`, None if it was not
-    measured."""
+    """One row of a trainer's audit; `wrong` is None if it was not measured, `says` has reasons."""
 
     measure: str
     part: str
@@ -299,7 +302,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TrainerReport(LeakReport):
-    """The result of the audit of a trainer; print it for a table of its `rows`."""
+    """Result of the audit of a trainer; print it for a table of its `rows`."""
 
     rows: list[Measured] = dataclass_field(default_factory=list)
 
@@ -309,6 +312,7 @@ class TrainerReport(LeakReport):
         return bool(self.rows) and all(row.wrong is False for row in self.rows)
 
     def _sections(self) -> Sections:
+        """Return the pieces of the report that text and HTML consist of."""
         verdicts = {True: "WRONG", False: "exact", None: "NOT MEASURED"}
         table = [["measure", "of", "found", ""]]
         table += [[row.measure, row.part, row.found, verdicts[row.wrong]] for row in self.rows]
@@ -318,10 +322,12 @@ class TrainerReport(LeakReport):
 
 
 def _largest(influence: np.ndarray) -> float:
+    """Return the largest influence, NaN left out; NaN if all are."""
     return math.nan if np.isnan(influence).all() else float(np.nanmax(influence))
 
 
 def _number(value: float | None) -> str:
+    """Return a number in short for a table, "-" if it is not measured."""
     if value is None or math.isnan(value):
         return "-"
     return "0" if value == 0 else f"{value:.1e}"

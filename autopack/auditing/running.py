@@ -29,23 +29,21 @@ _MOST_BYTES = 2**31
 
 @contextlib.contextmanager
 def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None]:
-    """Run a model as stock, whatever ran before: rotaries forget the longest position, which sets
-    frequencies."""
+    """Run a block with a model as stock, whose rotaries forget earlier calls' longest position."""
     with contextlib.nullcontext() if enabled is None else scope.stock(enabled):
         forget_lengths(model)
         yield
 
 
 def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
-    """Return stock's output of a call, whatever ran before it."""
+    """Return stock's output of a call, unaffected by earlier calls."""
     with stock_again(model, enabled_in(model)):
         return model(**arguments)
 
 
 @torch.no_grad()
 def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments in tensors that a call has had, with their rows in reverse order; the call
-    is made.
+    """Call the model with reversed rows; return the arguments, written into that call's tensors.
 
     Programs write batches into the same tensors, for a captured graph or to save memory.
     """
@@ -59,15 +57,14 @@ def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, An
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are trained."""
+    """Return a model's parameters that require gradients and are not empty."""
     return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
 
 def gradients_of(
     sums: torch.Tensor, by: Sequence[torch.Tensor], weights: torch.Tensor | None = None
 ) -> list[Any]:
-    """Return the gradients of a sum, or of several with `weights`, by some tensors; zero where one
-    has none."""
+    """Return gradients of `sums` (by `weights` if several) by some tensors; zero where unused."""
     # Documents alone are in the graphs of several call modes.
     options: dict[str, Any] = {
         "retain_graph": True,
@@ -78,7 +75,7 @@ def gradients_of(
 
 
 def forget_lengths(model: nn.Module) -> None:
-    """Make a model's rotary modules forget earlier calls' longest position."""
+    """Reset rotary frequencies that depend on the longest position of earlier calls, in place."""
     for rotary in row_dependent_rotaries(model):
         one = torch.zeros(1, 1, dtype=torch.long, device=next(rotary.buffers()).device)
         kinds = rotary.__dict__.get("rope_type")
@@ -87,8 +84,7 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
-    """Return a differentiable sum over all results with a scale, by fixed random weights per
-    document."""
+    """Return the sum of documents' fields by fixed random weights, to differentiate, or None."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for document in documents:
@@ -113,7 +109,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def can_be_doubled(model: nn.Module) -> bool:
-    """Return True if all weights are plain, of this process, and fit in double precision.
+    """Return True if all weights are plain, whole in this process, uncompiled, and fit in float64.
 
     Code that is compiled for other weights may come to torch's limit, and run uncompiled from then
     on."""
@@ -129,8 +125,7 @@ def can_be_doubled(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
-    """Run with parameters and buffers in double precision in place of the model's own, which come
-    back."""
+    """Run a block with parameters and buffers in float64, and the model's own back afterwards."""
     doubled: dict[str, torch.Tensor] = {
         name: nn.Parameter(weight.detach().double(), weight.requires_grad)
         for name, weight in model.named_parameters()
@@ -147,10 +142,10 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator[None]:
-    """Call a hook with every module that this thread runs, its arguments by place or name, and its
-    output.
+    """Call `hook(module, arguments, output)` after each module that this thread runs in a block.
 
-    It is a global hook of the process: a model would be looked at again for one on a module.
+    `arguments` are by place or name. It is a global hook of the process: a model would be looked at
+    again for one on a module.
     """
     thread = threading.get_ident()
 
@@ -173,11 +168,10 @@ def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator
 def first_that_moves(
     model: nn.Module, runs: Sequence[Callable[[], Any]], sides: Sides, touched: np.ndarray
 ) -> str | None:
-    """Return the name and class of the first module that mixes documents, in words; None if that
-    cannot be told.
+    """Return in words the first module that mixes documents, by name and class; None if unknown.
 
     In the second of two `runs` the documents (documents,) that are `touched` are replaced. The
-    module gives the others something else, and is given the same of them.
+    module gives the other documents another output from the same input.
     """
     names = {module: name for name, module in model.named_modules()}
 

@@ -2,8 +2,8 @@
 
 Measures are rows of a table. *Given*: the documents of the data set's examples. *Handed*: what the
 model gets has to be these documents, each once in an epoch, after resuming too, with their own
-targets. *Loss*: loss and gradients of a step have to be those of its documents one by one in
-stock's model, weighed by the tokens that count.
+targets. *Loss*: loss and gradients of a step have to equal the results of its documents one by one
+in stock's model, weighed by the tokens that count.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _OTHERWISE = (
 
 
 def audit_trainer(trainer: Any) -> TrainerReport:
-    """Measure what a trainer trains on, and leave it and its model as they were."""
+    """Return a report on a trainer's data, labels and loss; restore the trainer and its model."""
     base, kind = unwrap(trainer.model), type(trainer).__name__
     ranks = max(trainer.args.world_size, trainer.args.n_gpu)
     if ranks > 1:
-        raise _nothing(f"one process and device, found {ranks}; give it CUDA_VISIBLE_DEVICES=0")
+        raise _not_auditable(
+            f"one process and device, found {ranks}; give it CUDA_VISIBLE_DEVICES=0"
+        )
     dtype = dtype_of(base)
     results, gradients, losses = bounds_of(dtype)
     with trainer_left_as_found(trainer, base) as enabled:
@@ -66,7 +68,7 @@ def audit_trainer(trainer: Any) -> TrainerReport:
 
 
 class HandedBatch(NamedTuple):
-    """A batch as it comes to the model, its examples, and the documents that they are.
+    """Batch as it comes to the model, with its examples and their documents.
 
     `counted` are true at each document's labels that count, or, where labels are none of tokens
     (`of_tokens`), one for each document.
@@ -86,9 +88,10 @@ Answer = tuple[str, list[str]]
 
 
 class TrainerAudit:
-    """The audit of one trainer; `measured` yields its rows."""
+    """Audit of one trainer; `measured` yields the rows of its report."""
 
     def __init__(self, trainer: Any, model: Any, enabled: Any, report: TrainerReport):
+        """Find out if the loss shifts labels, and shorten the trainer's data sets."""
         self.trainer, self.model, self.enabled, self.report = trainer, model, enabled, report
         self.adapter = adapter_of(trainer) or TRANSFORMERS
         self.is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
@@ -98,7 +101,7 @@ class TrainerAudit:
         trainer.eval_dataset = _few(trainer.eval_dataset)
 
     def measured(self) -> Iterator[Measured]:
-        """Yield the result of each measure."""
+        """Yield one row per measure; an error in the user's code leaves it not measured."""
         measures: list[tuple[str, str, Callable[[], Answer]]] = [
             ("given", "documents", self._given),
             ("handed", "columns", self._columns),
@@ -124,32 +127,36 @@ class TrainerAudit:
 
     @cached_property
     def given(self) -> list[Content]:
+        """Documents of the training data's examples."""
         return self._given_by(self.trainer.train_dataset)
 
     @cached_property
     def epochs(self) -> list[Batches]:
-        """The batches of two epochs."""
+        """Batches of the first two epochs of training."""
         loader = self._loader()
         return [self._batches(loader, epoch) for epoch in (0, 1)]
 
     @cached_property
     def evaluation(self) -> tuple[list[Content], Batches]:
-        """The documents of the data that are evaluated on, and the batches made of them."""
+        """Documents of the evaluation data, and the batches made of them."""
         batches = self._batches(self.trainer.get_eval_dataloader())
         return self._given_by(self.trainer.eval_dataset), batches
 
     def _given_by(self, dataset: Any) -> list[Content]:
+        """Return the documents of a data set's examples."""
         rows = islice(iter(dataset), len(dataset) if hasattr(dataset, "__len__") else MOST)
         form = self.is_pair, self.adapter.rows_each
         return [each for row in rows for each in words.given(row, *form)]
 
     def _loader(self) -> Any:
+        """Return a new loader of training batches, seeded as at the start of a process."""
         from transformers import set_seed
 
         set_seed(self.trainer.args.seed)  # as a process that begins, or resumes
         return self.trainer.get_train_dataloader()
 
     def _batches(self, loader: Any, epoch: int = 0) -> Batches:
+        """Return an epoch's batches, cut into examples and documents."""
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
         found, first = [], first_position(self.model.config)
@@ -168,20 +175,26 @@ class TrainerAudit:
         return found
 
     def _given(self) -> Answer:
+        """Return the number of the data's documents, and a complaint if nothing tells them
+        apart."""
         ends = {*np.atleast_1d(self.model.config.eos_token_id).tolist()}
         lost = self.adapter.why_documents_are_lost(self.trainer)
         return f"{len(self.given)}", [lost] if lost else words.undeclared(self.given, ends)
 
     def _columns(self) -> Answer:
+        """Return in a word if columns that declare documents are kept, and a complaint if not."""
         lost = what_is_lost(self.trainer)
         return ("dropped", [lost]) if lost else ("kept", [])
 
     def _documents(self, wanted: list[Content], batches: Batches) -> Answer:
+        """Return the numbers of batches' and `wanted` documents, and the differences of these."""
         found, args = _documents_in(batches), self.trainer.args
         spare = args.train_batch_size - 1 if args.dataloader_drop_last else 0
         return f"{len(found)} of {len(wanted)}", words.of_documents(wanted, found, spare)
 
     def _labels(self, wanted: list[Content], batches: Batches) -> Answer:
+        """Return the number of labels outside documents, and differences from the `wanted`
+        labels."""
         is_unsaid = self.is_pair and wanted[0].targets is None
         wrong = [] if is_unsaid else words.of_labels(wanted, _documents_in(batches), self.shift)
         over = 0
@@ -194,6 +207,7 @@ class TrainerAudit:
         return f"{over} beside those of documents", wrong
 
     def _resumed(self) -> Answer:
+        """Return the number of batches after resuming, and differences from the whole epoch."""
         from accelerate import skip_first_batches
 
         whole = self.epochs[1]
@@ -206,23 +220,25 @@ class TrainerAudit:
     # --- Losses
 
     def _step(self) -> Answer:
+        """Compare the loss and gradients of the first training step with documents alone."""
         trainer = self.trainer
         step = self.epochs[0][: trainer.args.gradient_accumulation_steps]
         trainer.current_gradient_accumulation_steps = len(step)
         handed = iter([{**each.batch} for each in step])
         batches, items = trainer.get_batch_samples(handed, len(step), trainer.args.device)
         losses = (trainer.training_step(trainer.model, batch, items) for batch in batches)
-        return self._beside(losses, step, items is not None)
+        return self._against_alone(losses, step, items is not None)
 
     def _evaluated(self) -> Answer:
+        """Compare the loss of the first evaluation batch with documents alone."""
         batches = self.evaluation[1][:1]
         self.trainer.model.eval()
         with torch.no_grad():
             loss, *_ = self.trainer.prediction_step(self.trainer.model, {**batches[0].batch}, True)
-            return self._beside([loss], batches, False)
+            return self._against_alone([loss], batches, False)
 
     def _differentiated(self, losses: Iterable[torch.Tensor]) -> tuple[torch.Tensor, list[Any]]:
-        """Return the sum of some losses, and its gradients where they are asked for."""
+        """Return the sum of some losses and, if gradients are enabled, its gradients."""
         parameters, total = trained(self.model), torch.zeros(())
         for parameter in parameters:
             parameter.grad = None
@@ -233,8 +249,10 @@ class TrainerAudit:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return total, grads if torch.is_grad_enabled() else []
 
-    def _beside(self, losses: Iterable[torch.Tensor], batches: Batches, counts: bool) -> Answer:
-        """Compare the sum of losses, and its gradients, with documents alone.
+    def _against_alone(
+        self, losses: Iterable[torch.Tensor], batches: Batches, counts: bool
+    ) -> Answer:
+        """Compare the sum of losses, and its gradients, with the same of documents alone.
 
         These have the loss of their tokens, or, if that differs, the trainer's own.
         """
@@ -255,10 +273,11 @@ class TrainerAudit:
         return said[0], [f"it is {formula or _OTHERWISE}"]
 
     def _alone(self, batches: Batches, own: bool, counts: bool, notes: list[Any]) -> Iterator[Any]:
-        """Yield the loss of each document alone in stock.
+        """Yield stock's loss of each document alone; append to `notes`.
 
-        It is the trainer's `own`, weighed, or the sum over its targets. Notes of the latter are
-        sums and targets of labels that are shifted by 0, 1 and 2.
+        It is the trainer's `own`, weighed, or the sum over its targets. A note of such a sum holds
+        the batch's number, columns per document, and sums and counts of labels shifted by 0, 1 and
+        2.
         """
         trainer, names = self.trainer, argument_names(self.model)
         for number, each in enumerate(batches):
@@ -285,7 +304,8 @@ def _documents_in(batches: Batches) -> list[Content]:
 
 
 def _few(dataset: Any) -> Any:
-    """Return the first examples of a data set, of several by name those of the first one."""
+    """Return the first `MOST` examples of a data set, or of the first one in a dict of data
+    sets."""
     if isinstance(dataset, dict):
         dataset = next(iter(dataset.values()))
     is_sized = hasattr(dataset, "__len__")
@@ -293,9 +313,10 @@ def _few(dataset: Any) -> Any:
         return dataset
     if not is_sized and not hasattr(dataset, "take"):
         kind = type(dataset).__name__
-        raise _nothing(f"data that end, found {kind}; give it a list of its first examples")
+        raise _not_auditable(f"data that end, found {kind}; give it a list of its first examples")
     return dataset.take(MOST) if hasattr(dataset, "take") else Subset(dataset, range(MOST))
 
 
-def _nothing(why: str) -> UnsupportedModel:
+def _not_auditable(why: str) -> UnsupportedModel:
+    """Return the error for a trainer that cannot be audited."""
     return UnsupportedModel(f"the audit of a trainer wants {why}", code="nothing-to-audit")

@@ -28,7 +28,7 @@ _MASK = "attention_mask"
 
 
 class Per(Enum):
-    """The thing that a column has an entry for."""
+    """Unit of a column's entries: each token, row, pair of rows or call."""
 
     TOKEN = auto()
     TARGET = auto()
@@ -41,7 +41,7 @@ class Per(Enum):
 
 @dataclass
 class Columns:
-    """The columns of all batches of a step, and their values at padding.
+    """Names and units of the columns of all batches of a step, and their values at padding.
 
     `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.
     """
@@ -59,7 +59,7 @@ def cut(
     pad_token: int | None = None,
     first: int = 0,
 ) -> tuple[Columns, list[list[Example]]]:
-    """Return the columns of some batches, and the documents in each. Raises `InvalidPacking`.
+    """Return the columns of some batches, and each batch's documents; raise if one cannot be cut.
 
     A batch is padded, with an `attention_mask` (R, C), or holds packed rows in any form that
     autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
@@ -86,7 +86,7 @@ def cut(
 
 
 def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
-    """Return the batch of some documents, padded on the side on which theirs were."""
+    """Return a batch of some documents, padded on the side on which their batches were."""
     rows = [example[number] for number in range(columns.rows_each) for example in examples]
     found: dict[str, Any] = {}
     for name, per in columns.per.items():
@@ -103,13 +103,13 @@ def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
 
 
 def length_of(example: Example, columns: Columns) -> int:
-    """Return the number of tokens of a document, on both sides of an encoder-decoder."""
+    """Return the number of tokens of a document, on both sides of an encoder-decoder together."""
     of_side = {per: name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)}
     return sum(len(row[name]) for row in example for name in of_side.values())
 
 
 def shape_of(batch: Batch) -> tuple[int, int]:
-    """Return the rows and columns of a batch. Raises `InvalidPacking` where it has no tokens."""
+    """Return the (rows, columns) of a batch; raise `InvalidPacking` if it has no tokens."""
     tokens = next(
         (batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None),
         None,
@@ -123,8 +123,8 @@ def shape_of(batch: Batch) -> tuple[int, int]:
 
 
 def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
-    """Return a batch with a mask of its tokens, the row, start and end of each document, and which
-    are padding."""
+    """Return a batch with a mask of tokens, the places of its documents, and its padding or
+    None."""
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
     if media.given(batch):
@@ -157,7 +157,7 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
 def _per(
     name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool
 ) -> Per:
-    """Return the unit of a column's entries, which has to be equal in all batches."""
+    """Return the unit of a column's entries in all batches; raise `InvalidPacking` without one."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
         grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
@@ -184,13 +184,13 @@ def _per(
 
 
 def _count(value: Any) -> int | None:
-    """Return the number of rows of a value, or None if it has none."""
+    """Return the length of a tensor, list or tuple; None for a value without one."""
     is_sized = value.dim() if isinstance(value, torch.Tensor) else isinstance(value, list | tuple)
     return len(value) if is_sized else None
 
 
 def _examples(batch: Batch, lies: list[Place], columns: Columns) -> list[Example]:
-    """Return the documents of a batch as examples, each of one row or several."""
+    """Return the documents of a batch as examples, each a dict of columns for each of its rows."""
     ends = _ends_of_targets(batch, columns)
     count = len(lies) // columns.rows_each
 
@@ -212,7 +212,7 @@ def _examples(batch: Batch, lies: list[Place], columns: Columns) -> list[Example
 
 
 def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
-    """Return the number of decoder columns of each row; an empty list without a decoder."""
+    """Return the number of decoder columns that each row uses; [] without a decoder."""
     if Per.TARGET not in columns.per.values():
         return []
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
@@ -227,7 +227,7 @@ def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
 
 
 def _padded(values: list[torch.Tensor], fill: Any, on_the_left: bool) -> torch.Tensor:
-    """Return (rows, most, ...) from values (n, ...)."""
+    """Return values (n, ...) stacked as (rows, most, ...), padded with `fill`."""
     most = max(map(len, values))
     found = values[0].new_empty((len(values), most, *values[0].shape[1:]))
     found[:] = fill

@@ -42,7 +42,7 @@ unusable = partial(InvalidPacking, code="unusable-data")
 no_examples = partial(InvalidPacking, code="no-examples")
 """The error about data that are no examples."""
 wrong_numbers = partial(InvalidPacking, code="numbers-per-document")
-"""The error about numbers that are not those of documents."""
+"""The error about numbers that do not fit the documents."""
 other_data = partial(InvalidPacking, code="other-data")
 """The error about a plan or a state of other data."""
 does_not_fit = partial(InvalidPacking, code="does-not-fit")
@@ -52,13 +52,13 @@ bad_file = partial(InvalidPacking, code="bad-file")
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
-    """Return the error about a value of one example."""
+    """Return the error about the value of a key or column in one example."""
     return unusable(f"example {index}, {kind}{key!r}: {found}")
 
 
 @contextmanager
 def reworded(change: Callable[[str], str]) -> Iterator[None]:
-    """Change the messages of errors about data."""
+    """Run a block, and change the messages of its errors about data."""
     try:
         yield
     except InvalidPacking as error:
@@ -66,15 +66,16 @@ def reworded(change: Callable[[str], str]) -> Iterator[None]:
 
 
 def in_the_whole(numbers: Any) -> AbstractContextManager[None]:
-    """Name an example of a part by its number in the whole, in errors about it."""
+    """Run a block on some of the examples, whose errors name them by their `numbers` in the
+    whole."""
     return reworded(
         partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}")
     )
 
 
 def check_columns(names: Collection[Any], option: str) -> None:
-    """Raise `InvalidPacking` unless these are keys or columns of documents: names with tokens, and
-    with labels once. An `option` leaves others out."""
+    """Raise `InvalidPacking` unless names hold tokens, labels at most once, and no pairs. The
+    message names the `option` that leaves names out."""
     if (other := next((name for name in names if not isinstance(name, str)), None)) is not None:
         raise unusable(f"wanted names that are text, found {other!r}; rename it, or drop it")
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
@@ -133,14 +134,13 @@ def check_in(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def check_names(option: str, value: Any, what: str) -> None:
-    """Raise `ValueError` if an option is one name instead of several."""
+    """Raise `ValueError` if an option is one text instead of several names."""
     if isinstance(value, str):
         raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
 
 
 def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
-    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` excludes a
-    token."""
+    """Return tokens as labels, (tokens,) int64: -100 where a mask of `COMPLETION_KEYS` is 0."""
     kept = np.logical_and.reduce(
         [np.asarray(columns[key]) for key in COMPLETION_KEYS if key in columns]
     )

@@ -189,10 +189,10 @@ class PackingCollator:
         start at 0) and `images_by_row` from the config. From the class of the model, which a config
         alone does not tell, sets `labels="unshifted"` for masked language models, token
         classification and decoders whose loss stays in one column (BART, XLNet), and
-        `labels="given"` for heads with one result per document. `options` are
-        those of the class and win. Raises `UnsupportedModel` if there is no model or config, and
-        `ValueError` for a RoBERTa-like one without the `pad_token_id` to start after, and for
-        encoder-decoders, whose padded batches run without padding as they are.
+        `labels="given"` for heads with one result per document. `options` are arguments of the
+        class, and win. Raises `UnsupportedModel` if there is no model or config, and `ValueError`
+        for a RoBERTa-like one without the `pad_token_id` to start after, and for encoder-decoders,
+        whose padded batches run without padding as they are.
         """
         if not hasattr(model, "model_type"):
             # needs torch, which this module does not
@@ -242,7 +242,7 @@ class PackingCollator:
         """Return the packed batch of `examples`, of tensors (`"pt"`) or of numpy (`"np"`)."""
         made_for = vars(self).pop(_MADE_FOR, None)
         if made_for is not None:
-            _say_if_plain(made_for())
+            _warn_if_not_enabled(made_for())
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise no_examples(
@@ -253,7 +253,7 @@ class PackingCollator:
             raise no_examples(
                 "wanted at least one example, found an empty batch; leave empty batches out"
             )
-        self._settle_labels(read)
+        self._add_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])
         media = [example.media for example in read]
@@ -283,7 +283,7 @@ class PackingCollator:
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
-        """Return the examples as arrays; as one array if they are documents of one row."""
+        """Return the examples as arrays, merged into one `Example` if that is possible."""
         ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
         if not self.max_length and (merged := merge(examples, ignored)) is not None:
             return [merged]
@@ -294,7 +294,8 @@ class PackingCollator:
         return read
 
     def _read(self, example: Any, ignored: set[str]) -> Example:
-        """Return one example as arrays, no longer than a row."""
+        """Return one example as arrays, cut to a row if `overflow` says so; raise if it is too
+        long."""
         completes = self.labels == "completions"
         given = as_documents(example, ignored) if completes else example
         read = read_example(
@@ -322,9 +323,9 @@ class PackingCollator:
             raise unusable(f"{found}; raise max_documents, or pack with it")
         return read
 
-    def _settle_labels(self, examples: list[Example]) -> None:
-        """Make labels if no example has any, or for every example beside completions, unless the
-        option asks for none."""
+    def _add_labels(self, examples: list[Example]) -> None:
+        """Add labels in place: to all examples if none has any, or to each that lacks them beside
+        completions, or to none if the option says so."""
         if self.labels in ("given", "none"):
             return
         lacking = [
@@ -344,7 +345,7 @@ class PackingCollator:
                 columns[COMPLETION_KEYS[0]] = (columns["labels"] != IGNORED_LABEL).astype(np.int64)
 
     def _assemble(self, whole: Example, placed: Places) -> dict[str, Any]:
-        """Return the rows as numpy arrays, with all declarations of their documents."""
+        """Return the batch's rows as numpy arrays by key, with all declarations of documents."""
         real, starts, lengths = placed.real, placed.starts, placed.lengths
         shape = real.shape
         positions = (numbered(lengths) + self.first_position).reshape(shape)
@@ -382,8 +383,8 @@ class PackingCollator:
         return batch | whole.per_document
 
 
-def _say_if_plain(model: Any) -> None:
-    """Warn if packed rows are made for a model that autopack has not enabled."""
+def _warn_if_not_enabled(model: Any) -> None:
+    """Log a warning if packed rows are made for a model that autopack has not enabled."""
     # `autopack run` enables at the first call
     hooks = () if model is None else model._forward_pre_hooks.values()
     if model is not None and not any(

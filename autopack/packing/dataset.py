@@ -35,8 +35,7 @@ def pack(
     buffer_size: int = 4096,
     num_proc: int | None = None,
 ) -> Any:
-    """Make packed rows of the examples of a tokenized dataset, each row of at most `max_length`
-    tokens.
+    """Return packed rows of a tokenized dataset, each row of at most `max_length` tokens.
 
     A `datasets.Dataset` is planned as a whole and gives a `Dataset`: rows are written to a cache
     file beside the dataset's own (a temporary one for datasets in memory) and read from there, and
@@ -111,7 +110,7 @@ def pack(
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
-    """Return the packed rows of one split."""
+    """Return the packed rows of one split, as a dataset of its kind or a list of mappings."""
     from autopack.packing.documents import Documents, columns_of
 
     if derives_from(dataset, "IterableDataset", "datasets"):
@@ -133,8 +132,8 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
 
 
 def features_of(dataset: Any, rows: WrittenRows) -> Any:
-    """Return datasets' features of the columns of packed rows: classes keep their names, images
-    stay images."""
+    """Return the `datasets.Features` of packed rows, with classes, images and audio as they
+    were."""
     import datasets
 
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)

@@ -30,8 +30,7 @@ Values = Any
 
 
 class Documents:
-    """The documents of a table, one per row of it, without their padding. Columns are read in
-    place.
+    """Documents of an arrow table, one per row, without their padding; columns are read in place.
 
     The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
     `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
@@ -90,22 +89,22 @@ class Documents:
 
     @cached_property
     def batches(self) -> list[pa.RecordBatch]:
-        """Batches of the table, all columns cut alike."""
+        """Record batches of the table that have rows."""
         return [batch for batch in self.table.to_batches() if batch.num_rows]
 
     @cached_property
     def first_rows(self) -> np.ndarray:
-        """First row of each batch, (batches,) int64."""
+        """First row of each batch in the table, (batches,) int64."""
         return np.cumsum([0, *(batch.num_rows for batch in self.batches[:-1])])
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each document, (documents,) int64."""
+        """Number of tokens of each document, (documents,) int64."""
         return self._sizes[self.chosen]
 
     @property
     def label_key(self) -> str | None:
-        """Column of labels, by any of its names; None if there is none."""
+        """Name of the column of labels; None if there is none."""
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
     def values(
@@ -115,7 +114,7 @@ class Documents:
         lengths: np.ndarray,
         names: Collection[str] | None = None,
     ) -> dict[str, Values]:
-        """Return values of columns per token, by default all, for parts of documents, end to end.
+        """Return values of columns per token (all, by default) of parts of documents, end to end.
 
         Ints and floats come as arrays of numpy.
         """
@@ -139,7 +138,7 @@ class Documents:
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
-        """Return the values of a column per document."""
+        """Return the value of each of these documents in a column per document."""
         rows = self.chosen[documents]
         first = self.first_rows[np.searchsorted(self.first_rows, rows, "right") - 1]
         return self._parts(name, rows, rows - first, np.ones_like(rows), inside_lists=False)
@@ -152,8 +151,8 @@ class Documents:
         lengths: np.ndarray,
         inside_lists: bool,
     ) -> pa.Array:
-        """Return parts of a column's arrays, or of the values of their lists, in the batches that
-        have these rows, end to end."""
+        """Return parts of a column, or of its lists' values, from the batches of `rows`, end to
+        end."""
         numbers = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
         arrays = {number: self.batches[number].column(name) for number in {*numbers}}
         if inside_lists:
@@ -185,13 +184,12 @@ class Documents:
         return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
-        """Raise for the first document whose row of the table is `wrong`."""
+        """Raise `InvalidPacking` for the first document whose row in the table is `wrong`."""
         if (found := wrong[self.chosen]).any():
             raise invalid(int(found.argmax()), name, reason, "column ")
 
     def _lengths(self, name: str) -> np.ndarray:
-        """Return the number of values of each row in a column of lists, and note where they
-        start."""
+        """Return the number of values of each row in a column of lists, and keep their starts."""
         offsets = [
             _as_list(batch.column(name)).offsets.to_numpy().astype(np.int64)
             for batch in self.batches
@@ -210,7 +208,7 @@ class Documents:
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
-        """Return True for a column with one value per token. Raises for one with another number."""
+        """Return True for a column with one value per token; raise for lists of other lengths."""
         found = self.table.schema.field(name).type
         if not _is_list(found):
             return False
@@ -238,7 +236,7 @@ class Documents:
         raise invalid(index, name, f"{reason}; {way}", "column ")
 
     def _remove_padding(self) -> None:
-        """Cut the zeros of the attention mask off both ends of each document."""
+        """Cut zeros of the attention mask off both ends of each document; raise for other zeros."""
         begins, lengths, ends, odd = np.zeros((4, self.table.num_rows), np.int64)
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
@@ -263,7 +261,7 @@ class Documents:
 
 
 def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
-    """Return the columns of a table that packing reads, in its order.
+    """Return the names of a table's columns in its order, without `drop_columns`.
 
     Raises `InvalidPacking` unless they are columns of documents.
     """
@@ -282,7 +280,7 @@ def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    """Return True for a type of lists, also of a fixed size, or of datasets' arrays."""
+    """Return True for an arrow type of lists, also of a fixed size, or of datasets' arrays."""
     kind = getattr(kind, "storage_type", kind)
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -295,12 +293,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of an arrow list."""
+    """Return the type of the values of an arrow type of lists."""
     return getattr(kind, "storage_type", kind).value_type
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """Return an arrow list with offsets, of any list layout."""
+    """Return an arrow array of lists, of any layout, in a layout with offsets."""
     array = getattr(array, "storage", array)
     return (
         array.cast(pa.large_list(array.type.value_type))
@@ -310,7 +308,7 @@ def _as_list(array: pa.Array) -> pa.Array:
 
 
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the columns of examples; raise `InvalidPacking` if one lacks a key."""
+    """Return the columns of examples, a list by key; raise `InvalidPacking` if one lacks a key."""
     if not examples:
         raise no_examples("wanted at least one example, found an empty list")
     refuse_unlike(examples, (), "add it", "column ")
@@ -322,7 +320,7 @@ def from_columns(
     drop_columns: Collection[str] = (),
     read: str | bool = False,
 ) -> pa.Table:
-    """Return a table of lists, arrays or tensors; columns neither carried nor `read` hold nulls."""
+    """Return an arrow table of some columns; dropped ones hold nulls, unless they are `read`."""
     made = {}
     for name, column in values.items():
         if name in drop_columns and name != read:
@@ -339,6 +337,6 @@ def from_columns(
 
 
 def _value(value: Any) -> Any:
-    """Return a value that arrow takes: an array of one axis, or lists."""
+    """Return a value in a form that arrow takes: an array of one axis, or lists."""
     value = to_numpy(value)
     return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

@@ -37,8 +37,7 @@ ANSWERS = ("chosen_ids", "rejected_ids")
 
 @dataclass
 class Example:
-    """One example as arrays: values per token (tokens, ...) by key, and per document (documents,
-    ...) by key.
+    """One example as arrays by key: values per token (tokens, ...), per document (documents, ...).
 
     `starts` are the tokens at which its documents start; the first is 0. `media` belong to all of
     them.
@@ -54,19 +53,18 @@ class Example:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each document, (documents,) ints."""
+        """Number of tokens of each document, (documents,) ints."""
         return np.diff(self.starts, append=len(self))
 
     def truncate(self, length: int) -> None:
-        """Keep the first tokens, and the documents that begin in them."""
+        """Keep the first tokens, and the documents that begin in them, in place."""
         self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
 def as_documents(example: Any, ignored: Collection[str]) -> Any:
-    """Return an example of a prompt and its completions as documents, each beginning with the
-    prompt.
+    """Return a prompt and its completions as an example of documents that begin with the prompt.
 
     Tokens of completions are targets, tokens of the prompt are not. An empty completion has no
     target. Any other example stays as it is. Raises `InvalidPacking` for a prompt without
@@ -103,7 +101,7 @@ def as_documents(example: Any, ignored: Collection[str]) -> Any:
 
 
 def _tokens(name: str, value: Any) -> np.ndarray:
-    """Return token ids as an array of one axis. Raises for anything else."""
+    """Return token ids as an int array (tokens,); raise `InvalidPacking` for anything else."""
     found = numbers(name, value)
     if found.shape == (0,):
         return found.astype(np.int64)
@@ -122,7 +120,7 @@ def read_example(
     reads_pictures: bool,
     numbers_each: bool,
 ) -> Example:
-    """Return an example as arrays, without ignored keys.
+    """Return a mapping as an `Example`: arrays by key, without padding and ignored keys.
 
     `weighs` asks for weights of tokens from its weights of documents, `reads_pictures` for pixels
     from its pictures, and `numbers_each` lets any key hold one number per document. Raises
@@ -210,11 +208,11 @@ def read_example(
 
 
 def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
-    """Return all examples at once, as one with a document for each: plain tokens, labels per token
-    or none.
+    """Return plain examples as one `Example` with a document for each; None if any is not plain.
 
-    Most batches are such, and reading short documents one by one takes longer than all the rest.
-    Return None for anything else, also for examples to refuse: they are reported one by one.
+    Plain ones have tokens, and labels per token or none. Most batches are such, and reading short
+    documents one by one takes longer than all the rest. Examples to refuse are not plain: they are
+    reported one by one.
     """
     first = examples[0] if examples else None
     if type(first) is not dict or any(
@@ -244,8 +242,7 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
 
 
 def _flat(values: list[Any]) -> np.ndarray | None:
-    """Return lists, arrays or tensors of one dimension end to end; None for what cannot be
-    joined."""
+    """Return lists, arrays or tensors of one axis end to end, or None if they cannot be joined."""
     # Several sorts, lists in the lists, and sorts of other libraries:
     with suppress(AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         if {*map(type, values)} == {list}:
@@ -257,7 +254,7 @@ def _flat(values: list[Any]) -> np.ndarray | None:
 
 
 def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np.ndarray]:
-    """Return the tokens of an example that are no padding, and the starts of its documents in them.
+    """Return the slice of an example's tokens without padding, and the starts of documents in it.
 
     All columns that declare documents are read, and have to agree.
     """
@@ -321,7 +318,7 @@ def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np
 def _targets(
     key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool
 ) -> np.ndarray:
-    """Return labels that are not per token, as (documents of the example, ...).
+    """Return labels of documents, (documents, ...); raise `InvalidPacking` for another shape.
 
     With `is_packed` they come as a list.
     """
@@ -340,8 +337,7 @@ def _targets(
 
 
 def check_alike(examples: list[Example]) -> None:
-    """Raise `InvalidPacking` unless all examples have the same keys with values of one sort and
-    shape.
+    """Raise `InvalidPacking` unless all examples have the same keys, with values of one shape.
 
     Own positions are optional.
     """
@@ -363,7 +359,7 @@ def check_alike(examples: list[Example]) -> None:
 
 
 def joined(examples: list[Example], first_position: int) -> Example:
-    """Return the examples of a batch as one, with positions of all if any has its own."""
+    """Return the examples of a batch as one; all get positions, in place, if any has its own."""
     if any(POSITIONS in example.columns for example in examples):
         for example in examples:
             example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)

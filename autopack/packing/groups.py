@@ -26,9 +26,10 @@ def units_of(
     prefixes: np.ndarray,
     max_length: int,
 ) -> tuple[Pieces, np.ndarray]:
-    """Return documents by units, and the bounds of units; groups and prefixes are of all documents.
+    """Return the pieces ordered by units, and the bounds of units, (units + 1,).
 
     A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
+    `groups` and `prefixes` are of all documents.
     """
     groups = groups[pieces.documents]
     # a group for each
@@ -57,8 +58,7 @@ def units_of(
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
-    """Return the `groups` and `prefixes` of documents that `autopack.packing.plan` takes; {} if
-    `by` is False.
+    """Return arguments `groups` and `prefixes` for `autopack.packing.plan`; {} if `by` is False.
 
     `documents` are `autopack.packing.documents.Documents`. `by` names a column, in which equal
     values make a group, or is True for groups of the same first tokens.
@@ -70,14 +70,13 @@ def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
 
 
 def _first_tokens(documents: Any, chosen: np.ndarray, count: int) -> np.ndarray:
-    """Return so many first tokens of these documents, (documents, tokens)."""
+    """Return the first `count` tokens of the chosen documents, (documents, count)."""
     ids = documents.values(chosen, zeros(len(chosen)), np.full(len(chosen), count), (IDS,))[IDS]
     return ids.reshape(-1, count)
 
 
 def _by_first_tokens(documents: Any) -> np.ndarray:
-    """Return groups of documents with the same first tokens, as many as a model shares:
-    (documents,) int64."""
+    """Return group numbers, (documents,) int64, equal where the first `LEAST_SHARED` tokens are."""
     long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
     groups = np.full(len(documents.lengths), ALONE)
     if len(long):
@@ -87,8 +86,7 @@ def _by_first_tokens(documents: Any) -> np.ndarray:
 
 
 def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
-    """Return the length of each group's common beginning, (documents,) int64; 0 if it is too
-    short."""
+    """Return each document's length of its group's beginning, (documents,) int64; 0 if short."""
     lengths = documents.lengths
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")
@@ -102,7 +100,7 @@ def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
 
 
 def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the `groups` and `prefixes` of documents of these lengths; {} if none were given.
+    """Return `groups` and `prefixes` as (documents,) int64, by name; {} if neither was given.
 
     Raises `InvalidPacking` unless there is an int for each document, and a beginning of it, and
     `ValueError` for prefixes without groups.

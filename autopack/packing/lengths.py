@@ -43,7 +43,7 @@ class Counts:
 
     @property
     def overflow(self) -> dict[str, int]:
-        """The treatments of longer documents, each with its number of documents or tokens."""
+        """Treatments of longer documents that happened, with numbers of documents or tokens."""
         done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
         return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
 
@@ -73,12 +73,11 @@ class Pieces(NamedTuple):
 
     @property
     def computed(self) -> np.ndarray:
-        """Tokens of each piece without those that are computed with another one's, (pieces,)
-        int64."""
+        """Number of tokens of each piece without shared ones, (pieces,) int64."""
         return self.lengths if self.shared is None else self.lengths - self.shared
 
     def take(self, order: np.ndarray) -> Pieces:
-        """Return these pieces in this order; offsets made by `zeros` stay one number in memory."""
+        """Return the pieces in this order; offsets made by `zeros` stay one number in memory."""
         given = (column for column in self if column is not None)
         return Pieces(
             *(
@@ -88,15 +87,13 @@ class Pieces(NamedTuple):
         )
 
     def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
-        """Return the pieces of `chosen` rows, by the `bounds` of all rows, and the bounds of those
-        rows."""
+        """Return the pieces of `chosen` rows, by the `bounds` of all rows, and their own bounds."""
         sizes = np.diff(bounds)[chosen]
         return self.take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a tensor as a numpy array, bfloat16 and float16 as float32; anything else
-    unchanged."""
+    """Return a tensor as a numpy array, half precision as float32; other values unchanged."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu()
@@ -104,8 +101,8 @@ def to_numpy(value: Any) -> Any:
 
 
 def numbers(key: str, value: Any) -> np.ndarray:
-    """Return a list, array or tensor as an array of int64, float32 or bool. Raises
-    `InvalidPacking`."""
+    """Return a list, array or tensor as an array of int64, float32 or bool; raise for other
+    values."""
     try:
         if isinstance(value, (list, tuple)):
             # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
@@ -125,7 +122,7 @@ def numbers(key: str, value: Any) -> np.ndarray:
 
 
 def is_text(value: Any) -> bool:
-    """Return True if a value is text or a mapping, or lists of them."""
+    """Return True for text, a mapping, an array of text, or a list that begins with one of them."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return isinstance(value, (str, bytes, Mapping)) or (
@@ -134,26 +131,23 @@ def is_text(value: Any) -> bool:
 
 
 def bounds_of(sizes: Any) -> np.ndarray:
-    """Return the bounds of things of these sizes, end to end: (sizes + 1,) ints, from 0 to the
-    sum."""
+    """Return the bounds of parts of these sizes, end to end: (parts + 1,) ints, from 0 on."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Return the sum of the values of each thing, between its bounds; none of them is empty."""
+    """Return the sum of the values of each part, between its bounds; no part may be empty."""
     return np.add.reduceat(values, bounds[:-1]) if len(values) else values
 
 
 def numbered(sizes: np.ndarray) -> np.ndarray:
-    """Return each element's place inside its thing, for things of these sizes: 0, 1, ... and
-    again."""
+    """Return each element's number in its part, for parts of these sizes: 0, 1, ..., 0, 1, ..."""
     ends = np.cumsum(sizes)
     return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
 
 
 def zeros(count: int) -> np.ndarray:
-    """Return offsets of documents that are not cut: one number in memory, however many there
-    are."""
+    """Return `count` offsets of 0 for documents that are not cut, as one number in memory."""
     return np.broadcast_to(np.int64(0), (count,))
 
 
@@ -172,8 +166,7 @@ def read(lengths: Any, copy: bool = True) -> np.ndarray:
 
 
 def ints(name: str, given: Any) -> np.ndarray:
-    """Return an argument as (documents,) ints, Python's if one needs more than 64 bits. Raises
-    `InvalidPacking`."""
+    """Return an argument as (documents,) ints, Python's beyond 64 bits; raise for other values."""
     if isinstance(given, (str, bytes, dict)) or not (
         hasattr(given, "__iter__") or hasattr(given, "__array__")
     ):
@@ -202,14 +195,14 @@ def ints(name: str, given: Any) -> np.ndarray:
 
 
 def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
-    """Raise `InvalidPacking` for the first of the values that is `wrong`."""
+    """Raise `InvalidPacking` for the first of the values that is `wrong`, if any."""
     if wrong.any():
         index = int(wrong.argmax())
         raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}: {wanted}")
 
 
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
-    """Return pieces that fit into a row, and the counts."""
+    """Return documents as pieces that fit into a row, by `overflow`, and the counts."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():

@@ -20,15 +20,14 @@ BYTES = ("uint8", "torch.uint8")
 
 
 def is_picture(value: Any) -> bool:
-    """Return True for a picture of PIL, or for one that datasets has not decoded."""
+    """Return True for a PIL image, or for the dict of one that datasets has not decoded."""
     pillow: Any = sys.modules.get("PIL.Image")
     encoded = isinstance(value, Mapping) and {*value} == {"bytes", "path"}
     return encoded or (pillow is not None and isinstance(value, pillow.Image))
 
 
 def pictures_in(value: Any) -> Iterator[Any]:
-    """Yield the pictures of a value of `PICTURES`: of PIL, or arrays and tensors of up to three
-    dimensions."""
+    """Yield the pictures in nested lists and arrays: PIL images, or arrays of up to three axes."""
     is_array = hasattr(value, "ndim")
     if isinstance(value, (list, tuple)) or (is_array and (value.ndim > 3 or value.dtype == object)):
         for part in value:
@@ -40,7 +39,7 @@ def pictures_in(value: Any) -> Iterator[Any]:
 
 
 def has_pictures(name: str, values: Any) -> bool:
-    """Return True if there are pictures in a column of this name, or in a value of one.
+    """Return True if the values of a column or key of this name hold pictures.
 
     An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
     """
@@ -54,7 +53,7 @@ def has_pictures(name: str, values: Any) -> bool:
 
 
 def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
-    """Take the pictures out of an example's values; raise `InvalidPacking` unless something `reads`
+    """Remove pictures from an example's values and return them; raise for any if nothing `reads`
     them."""
     found: list[Any] = []
     for name in PICTURES:
@@ -69,7 +68,7 @@ def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
 
 
 def is_media(name: str, values: np.ndarray, tokens: int) -> bool:
-    """Return True if the values of a key are media, of any number, and not one per token."""
+    """Return True if a key's values are media, and not one value per token."""
     return holds_media(name) and values.ndim > 0 and not values.size == tokens == max(values.shape)
 
 
@@ -80,7 +79,7 @@ _IDS = "aspect_ratio_ids"
 
 
 def of_tokens(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
-    """Return an example's mask of `SEEN`, (tokens, images, ...)."""
+    """Return an example's mask of `SEEN` as (tokens, images, ...); raise for another shape."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
         raise unusable(
             f"{name!r}: found shape {values.shape} for {tokens} tokens; wanted (1, tokens, images, "
@@ -95,23 +94,22 @@ def along_diagonal(
     tokens: Sequence[np.ndarray],
     shape: tuple[int, ...],
 ) -> dict[str, np.ndarray]:
-    """Return the masks of `SEEN` of a batch of `shape` (rows, columns), taken out of its examples'
-    media.
+    """Remove masks of `SEEN` from examples' media; return them for the batch, along the diagonal.
 
-    `tokens` are the places of each example's tokens in the flattened rows. Images that no token
-    sees are taken out too, so that a row has only the images that its documents see, unless no
-    example has any other.
+    They are (rows, columns, images, ...), `shape` is (rows, columns), and `tokens` are the places
+    of each example's tokens in the flattened rows. Images that no token sees are removed too, so
+    that a row has only the images that its documents see, unless no example has any other.
     """
     found = {}
     for name in SEEN:
         masks = {number: media.pop(name) for number, media in enumerate(examples) if name in media}
         if not masks:
             continue
-        kept = {number: _kept(mask, examples[number]) for number, mask in masks.items()}
+        kept = {number: _needed_images(mask, examples[number]) for number, mask in masks.items()}
         if any(each.any() for each in kept.values()):
             for number, keep in kept.items():
                 masks[number] = masks[number][:, keep]
-                _keep(examples[number], keep)
+                _keep_images(examples[number], keep)
         before = np.zeros(shape[0], int)
         width = (
             np.bincount([rows[n] for n in masks], [m.shape[1] for m in masks.values()])
@@ -131,14 +129,15 @@ def along_diagonal(
     return found
 
 
-def _kept(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
-    """Return True for images that some token sees, or that do more than fill up a row."""
+def _needed_images(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
+    """Return a mask of the images, (images,), that a token sees, or that are no filling of a
+    row."""
     seen = np.asarray(mask.reshape(*mask.shape[:2], -1).any(axis=(0, 2)))
     return seen | (media[_IDS][0] > 0) if _IDS in media else seen
 
 
-def _keep(media: dict[str, Any], keep: np.ndarray) -> None:
-    """Leave out images of an example, (1, images, ...) by name; if none is left, the names too."""
+def _keep_images(media: dict[str, Any], keep: np.ndarray) -> None:
+    """Remove images of an example that are not to `keep` from its media, in place."""
     for name, values in list(media.items()):
         if values.shape[:2] != (1, len(keep)):
             continue
@@ -155,9 +154,8 @@ Numbers below 0 mean no patch.
 """
 
 
-def _going_on(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the examples' media with patches numbered over all examples, as a processor of a batch
-    does."""
+def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the examples' media with patches numbered over the batch, as a processor does."""
     before = dict.fromkeys(_NUMBERING, 0)
     found = []
     for index, media in enumerate(examples):
@@ -182,13 +180,13 @@ def join(
     count: int,
     by_row: bool,
 ) -> dict[str, np.ndarray]:
-    """Return the media of a batch in the order of its examples, which lie in these of `count` rows.
+    """Return the media of a batch by name, in the order of its examples, in these of `count` rows.
 
     By row they come as (1, images, ...) and become (rows, images, ...), with empty images at the
     end of rows with fewer. Values of other sizes, as pixels of images of several sizes, are padded
     with zeros.
     """
-    examples = _going_on(examples)
+    examples = _numbered_over_batch(examples)
     names = list(dict.fromkeys(name for media in examples for name in media))
     if not by_row:
         return {
@@ -214,7 +212,7 @@ def join(
 
 
 def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return arrays in one, padded to the largest on all axes but the first."""
+    """Return arrays joined on the first axis, padded with zeros to the largest on the others."""
     shapes = {value.shape[1:] for value in values}
     if len({len(shape) for shape in shapes}) > 1:
         raise unusable(
@@ -237,8 +235,7 @@ def read_pictures(
     by_row: bool,
     tensors: str,
 ) -> dict[str, Any]:
-    """Return an image processor's media of the pictures of each example of a batch, without its
-    values per token."""
+    """Return an image processor's media of a batch's pictures, without values per token."""
     if not any(pictures):
         return {}
     made: list[Any] = [[] for _ in range(count)]

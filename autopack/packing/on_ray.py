@@ -70,7 +70,7 @@ def _result(task: Any, before: int = 0) -> Any:
 
 
 def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
-    """Return the blocks that have documents, the lengths of those, and the schema of all."""
+    """Return the blocks that have documents, each block's lengths of them, and a common schema."""
     task = ray.remote(measure)
     every, before = [], 0
     try:
@@ -104,8 +104,7 @@ def _spread(
     needed: list[np.ndarray],
     names: list[str],
 ) -> list[list[Any]]:
-    """Return, for each shard, the parts of all blocks with the documents that are needed there, by
-    number, and with these columns."""
+    """Return, for each shard, references to the parts of all blocks with its documents."""
     task = ray.remote(spread).options(num_returns=len(needed))
     cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
     moved: list[list[Any]] = []
@@ -120,7 +119,7 @@ def _spread(
 
 
 def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
-    """Return the lengths of the documents of a block, and its columns that are carried."""
+    """Return the lengths of a block's documents, and the schema of its carried columns."""
     if not block.num_rows:  # which may lack columns
         return np.zeros(0, np.int64), block.schema
     table = plain(block, carried(block.column_names, packing.drop_columns))
@@ -128,7 +127,8 @@ def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
 
 
 def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
-    """Return the documents of a block that each shard needs, with these columns."""
+    """Return the documents of a block that each shard needs, as a table each; one table for one
+    shard."""
     table = plain(block, names)
     parts = [table.take(numbers) for numbers in chosen]
     return parts if len(parts) > 1 else parts[0]
@@ -145,8 +145,7 @@ def write_shard(
     lengths: np.ndarray,
     *parts: pa.Table,
 ) -> None:
-    """Write the rows of a shard: `plan`, of documents with these `numbers` in the data and these
-    `lengths`, which are in these parts, in order.
+    """Write a shard's rows: `plan`, of documents with these `numbers` and `lengths`, in `parts`.
 
     Columns have the types of all blocks together. A part without values in a column has none.
     """
@@ -163,8 +162,7 @@ def write_shard(
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:
-    """Return these columns of a block of Ray, of those that it has, with lists in place of tensors,
-    which Ray makes of arrays."""
+    """Return these columns of a block of Ray, if it has them, with lists in place of tensors."""
     table = table.select([name for name in table.column_names if name in names])
     of_ray = [field.name for field in table.schema if isinstance(field.type, pa.BaseExtensionType)]
     lists = from_columns({name: table.column(name).to_pylist() for name in of_ray})

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Rows of documents: a value of a few arrays.
+    """Rows of documents, as arrays of their indices and lengths.
 
     A *piece* is a document, or a part of one if documents were cut. `len(plan)` is the number of
     rows; `plan[r]` gives the documents of row r, (pieces,) int64, and a slice gives a plan of those
@@ -104,18 +104,18 @@ class Plan:
 
     @property
     def tokens_per_row(self) -> np.ndarray:
-        """Tokens of each row, (rows,) int64: if documents begin alike, maybe more than
+        """Number of tokens of each row, (rows,) int64; shared ones may take it beyond
         `max_length`."""
         return sums(self.lengths, self.bounds)
 
     @property
     def columns_per_row(self) -> np.ndarray:
-        """Columns that a row's documents take, (rows,) int64: shared ones once."""
+        """Number of columns that each row's documents take, (rows,) int64: shared ones once."""
         return sums(self._pieces.computed, self.bounds)
 
     @property
     def _pieces(self) -> Pieces:
-        """The documents of the plan, or the pieces of those that were cut."""
+        """Pieces of all rows, in their order."""
         return Pieces(self.documents, self.offsets, self.lengths, self.shared)
 
     @property
@@ -133,7 +133,7 @@ class Plan:
         return len(self) * self.max_length - int(self._pieces.computed.sum())
 
     def costs(self, cost: CostModel) -> np.ndarray:
-        """Return the cost of each row, (rows,) float64, in the units of the model."""
+        """Return the cost of each row, (rows,) float64, in the units of the cost model."""
         return cost.of_rows(self.lengths, self.bounds, self.shared)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -147,8 +147,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
-        """Read a plan that `save` wrote. Raises `InvalidPacking` for other files; nothing is
-        unpickled."""
+        """Return a plan that `save` wrote; raise `InvalidPacking` for other files; unpickle
+        nothing."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
@@ -192,7 +192,7 @@ def plan(
     groups: Any = None,
     prefixes: Any = None,
 ) -> Plan:
-    """Choose documents that share a row of at most `max_length` tokens.
+    """Return a plan that puts documents into rows of at most `max_length` tokens.
 
     Args:
         lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column.
@@ -210,8 +210,8 @@ def plan(
         ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks`
             are step s. Some rows are split between documents so that the last step is complete. If
             there are too few documents for that, `len(plan)` is no multiple of `ranks`.
-        groups: an int for each document: those of one number begin alike (completions of one
-            prompt) and share a row, or as few as hold them; -1 is for documents by themselves.
+        groups: an int for each document: documents of one number begin alike (completions of
+            one prompt) and share a row, or as few as hold them; -1 is for documents by themselves.
             `max_length`, fill and costs count computed tokens (`enable(model, share=...)`): a
             group's common beginning counts once in each row, so that rows may have more tokens than
             that.

@@ -40,7 +40,7 @@ BLOCK = 1 << 20
 
 @dataclass
 class WrittenRows:
-    """Rows of a plan, in any order; called with a batch of row numbers, by `Dataset.map`.
+    """Rows of a plan as tables; `Dataset.map` calls it with a batch of row numbers.
 
     Raises `InvalidPacking` if the columns of the documents cannot be columns of such rows.
     """
@@ -77,7 +77,7 @@ class WrittenRows:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
-        """Return the rows from `first` to `end`."""
+        """Return the table of the rows from `first` to `end`."""
         plan, documents = self.plan[first:end], self.documents
         tokens = bounds_of(plan.lengths)
         starts = tokens[:-1]
@@ -113,24 +113,24 @@ class WrittenRows:
 
     @property
     def width(self) -> int:
-        """Rows that are made at a time."""
+        """Number of rows that are made at a time."""
         return max(1, BLOCK // self.plan.max_length)
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield all rows, about a million tokens at a time."""
+        """Yield tables of all rows, about a million tokens at a time."""
         for first in range(0, len(self.plan), self.width):
             yield self.table(first, first + self.width)
 
 
 def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
-    """Raise for the document of the first token of a plan that is `wrong`."""
+    """Raise `InvalidPacking` for the document of a plan's first token that is `wrong`, if any."""
     if wrong.any():
         piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
         raise invalid(int(plan.documents[piece]), name, reason, "column ")
 
 
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
-    """Return labels per token in which those at `starts` are no targets."""
+    """Return labels per token with -100 at `starts`; raise unless they are signed ints."""
     if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
         kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
         raise unusable(
@@ -143,13 +143,13 @@ def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
 
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
-    """Return values cut at these offsets, as one list each."""
+    """Return an arrow array of lists: values cut at these offsets."""
     return pa.ListArray.from_arrays(offsets.astype(np.int32), values)
 
 
 @dataclass
 class Packing:
-    """Options of `autopack.pack`, all of which are in its `repr`.
+    """Options of `autopack.pack`; its `repr` shows all of them.
 
     `planned` holds the options of `autopack.packing.plan`.
     """
@@ -178,7 +178,7 @@ class Packing:
             return plan(lengths, self.max_length, **self.planned | changes)
 
     def planned_rows(self, documents: Documents, **changes: Any) -> Plan:
-        """Return the plan of all documents, with its groups; `changes` are other options of it.
+        """Return the plan of all documents with their groups; `changes` replace options.
 
         A column that names groups is left out of the rows, unless it is labels.
         """
@@ -188,13 +188,13 @@ class Packing:
         return self.plan(documents.lengths, **grouped, **changes)
 
     def rows(self, documents: Documents) -> WrittenRows:
-        """Return the rows of all documents of a dataset."""
+        """Return the planned rows of all documents of a dataset, and log the plan."""
         made = self.planned_rows(documents)
         logger.log(made.counts.level, "Packed: %r", made)
         return WrittenRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
-        """Return the documents of examples in memory."""
+        """Return the `Documents` of examples in memory, from their columns."""
         names = carried([*columns], self.drop_columns)  # those that are no text, too
         pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
         others = {name: columns[name] for name in columns if name not in pictures}

@@ -27,8 +27,7 @@ _ACCELERATE = "accelerate.data_loader"
 
 
 class PackedBatchSampler:
-    """Batch sampler of indices into a map-style data set: the documents of one packed row, or of
-    several.
+    """Batch sampler over a map-style data set: a batch is the documents of one row or several.
 
     Use it as `batch_sampler` of a `DataLoader`, with `PackingCollator()` as `collate_fn` to make
     the batch one row, or `PackingCollator(max_length=...)` with the same `max_length` to make it
@@ -64,7 +63,7 @@ class PackedBatchSampler:
             as the strategy made them. `"auto"` is `CostModel()` for `"best_fit"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         groups, prefixes: as in `autopack.packing.plan`. Rows may have more tokens than
-            `max_length`, of which the model computes as many: collate a batch into one row, by a
+            `max_length`, since the model computes no more: collate a batch into one row, by a
             collator without a `max_length`.
 
     Attributes:
@@ -118,7 +117,7 @@ class PackedBatchSampler:
             logger.warning(message, counts.dropped, counts.documents, max_length)
 
     def _draw(self, epoch: int) -> None:
-        """Make the plan of this epoch, and its rounds: one row for each rank."""
+        """Set an epoch's plan and its rounds (one row for each rank), at the first step."""
         is_ordered = self._options["strategy"] == "sequential"
         seeds = (
             np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
@@ -151,8 +150,8 @@ class PackedBatchSampler:
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
 
     def _rows_of(self, step: int) -> np.ndarray:
-        """Return the rows of a step, (ranks, rows): of a round for each row, if they cost alike, or
-        in order."""
+        """Return a step's row numbers, (ranks, rows): one of each round, or in order without
+        costs."""
         rounds = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch]
         return rounds.reshape(self.num_replicas, -1) if self._options["cost"] is None else rounds.T
 
@@ -170,7 +169,7 @@ class PackedBatchSampler:
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the documents of each batch of some ranks, from a step on."""
+        """Yield the documents of each batch of some ranks, from a step on, and count the steps."""
         for step in range(start, self._steps):
             self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
@@ -190,7 +189,7 @@ class PackedBatchSampler:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch.
+        """Draw the batches of another epoch, to start at its beginning.
 
         The present epoch stays at its step, so that a resumed one goes on.
         """
@@ -204,7 +203,7 @@ class PackedBatchSampler:
             self._draw(int(epoch))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Return the place of the sampler, for `load_state_dict`: a dict that JSON can hold.
+        """Return the epoch, step and options for `load_state_dict`: a dict that JSON can hold.
 
         `step` is the number of batches of this epoch that this rank has trained on. By default it
         is the number handed out, which is more if a loader asks ahead (`num_workers`, accelerate).
@@ -214,8 +213,8 @@ class PackedBatchSampler:
         return {"epoch": self.epoch, "step": int(step), "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration yield what remained; raise `InvalidPacking` for the state of
-        another sampler."""
+        """Restore a state, so that the next iteration yields the rest of its epoch. Raises
+        `InvalidPacking` for the state of another sampler."""
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
             check_ints(epoch=epoch, step=step)
@@ -242,14 +241,14 @@ class PackedBatchSampler:
 
     @cached_property
     def _digest(self) -> str:
-        """A hash of the lengths and groups, to tell other data when a run is resumed."""
+        """Hash of the lengths and groups, to tell other data when a run is resumed."""
         made = hashlib.blake2b(digest_size=8)
         for name, of_documents in {"lengths": self._lengths, **self._grouped}.items():
             made.update(f"{name} {of_documents.shape}".encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        """Return the options that a plan depends on, to tell others when a run is resumed."""
+        """Return the options that a plan depends on, to be compared when a run is resumed."""
         cost = self._options["cost"]
         return self._options | {
             "rows": "of 0.3",
@@ -262,7 +261,7 @@ class PackedBatchSampler:
         }
 
     def _asked_ranks(self) -> Sequence[int]:
-        """Return the ranks whose batches are asked for: this one, or all for accelerate's
+        """Return the ranks whose batches the caller wants: this one, or all for a
         `BatchSamplerShard`."""
         accelerate: Any = sys.modules.get(_ACCELERATE)
         for asking in callers(_ACCELERATE):
@@ -284,7 +283,7 @@ class PackedBatchSampler:
         return (self.rank,)
 
     def _follow_epoch(self) -> None:
-        """Go to the epoch of a prepared loader of accelerate that iterates now.
+        """Take over the epoch of the prepared loader of accelerate that iterates this sampler now.
 
         The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
         trainer has.

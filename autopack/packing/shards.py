@@ -93,17 +93,16 @@ class Folder:
         self.base = base.rstrip("/")
 
     def names(self) -> list[str]:
-        """Return the names in the folder that are not hidden, sorted; none if there is no
-        folder."""
+        """Return the sorted names in the folder that are not hidden; [] if there is no folder."""
         found = self.system.get_file_info(fs.FileSelector(self.base, allow_not_found=True))
         return sorted(info.base_name for info in found if not info.base_name.startswith("."))
 
     def address(self, name: str) -> str:
-        """Return the path of a file for local programs or `pyarrow.fs`."""
+        """Return a file's path or address, for local programs or `pyarrow.fs`."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def prepare(self, wanted: str | None, mark: Metadata) -> None:
-        """Make the folder, for a whole set of shards or for the one that is `wanted`.
+        """Create the folder, for a whole set of shards or for the one that is `wanted`.
 
         Raises `ValueError` if it holds anything but other shards of the same set.
         """
@@ -129,7 +128,7 @@ class Folder:
         self.system.create_dir(self.base, recursive=True)
 
     def mark(self, name: str) -> Metadata:
-        """Return the mark of the set in a shard's metadata."""
+        """Return the mark of a shard's set, read from the shard's metadata."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 return {SET: (pq.read_schema(file).metadata or {}).get(SET, b"")}
@@ -137,7 +136,7 @@ class Folder:
             raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
     def write(self, rows: WrittenRows, name: str, metadata: Metadata) -> None:
-        """Write rows, a million tokens at a time, under this name when all are written.
+        """Write rows to a file, a million tokens at a time, which gets its name when it is whole.
 
         Nothing is left behind if it fails.
         """
@@ -157,21 +156,21 @@ class Folder:
             raise
 
     def publish(self, hidden: str, name: str) -> None:
-        """Give a hidden file its name."""
+        """Rename a hidden file to its name."""
         self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
 
     def shards(self, names: list[str], plan: Plan) -> Shards:
-        """Return the shards in these files, with the rows of a plan."""
+        """Return these files as `Shards`, with the totals of a plan."""
         tokens = int(plan.lengths.sum())
         files = tuple(map(self.address, names))
         return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
 
 
 def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
-    """Return the plans of `count` shards, as even as possible, by the name of each, and the mark of
-    the set: a digest of everything that determines its contents.
+    """Return the plans of `count` shards by name, as even as possible, and the mark of the set.
 
-    By default there is a shard for about `SHARD_TOKENS` tokens. Raises if there are too few rows.
+    The mark is a digest of everything that determines the contents. By default there is a shard for
+    about `SHARD_TOKENS` tokens. Raises if there are too few rows.
     """
     if not len(plan):
         raise nothing_left(plan.counts)
@@ -196,7 +195,7 @@ def pack_own(
     num_shards: int | None,
     shard: int | None,
 ) -> Shards:
-    """Write shards of a `datasets.Dataset`, one after the other; see
+    """Write shards of a `datasets.Dataset`, one after the other, and return them; see
     `autopack.packing.pack_shards`."""
     documents = Documents.of_dataset(dataset, packing.drop_columns)
     whole = packing.plan(documents.lengths)

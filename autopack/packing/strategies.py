@@ -1,5 +1,5 @@
-"""Ways of filling rows, by best fit and in order; equal work for all ranks: costs of rows, steps of
-rows of similar cost, and a complete last step; and places of the documents of a batch.
+"""Rows filled by best fit or in order; equal work for all ranks: costs of rows, steps of rows of
+similar cost, and a complete last step; and places of the documents of a batch.
 
 They work on numbers of documents per length, or on sums over all documents, and not on one document
 at a time.
@@ -23,10 +23,10 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return a random order of `count` things, or by length, longest first, random among equal
-    lengths.
+    """Return a random order of `count` indices; by `lengths`, longest first, only equal ones are
+    random.
 
-    Its source is 64 raw bits of PCG64 for each thing, which are the same in every release of numpy.
+    The source is 64 raw bits of PCG64 for each index, which are the same in every release of numpy.
     `Generator.permutation` may change, and then a resumed run would go on with other rows.
 
     One array is sorted in place. It holds, for each index, how much shorter it is than the longest,
@@ -151,10 +151,10 @@ class CostModel:
         shared: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
-        `bounds[r + 1]`, whose `shared` tokens are computed with another one.
+        `bounds[r + 1]`.
 
-        Sums are of ints, and so the same on every machine: the order of rows of almost equal cost
-        depends on it.
+        The first `shared` tokens of each are computed with another document. Sums are of ints, and
+        so the same on every machine: the order of rows of almost equal cost depends on it.
         """
         computed, squares = lengths, lengths * lengths
         if shared is not None:
@@ -184,7 +184,7 @@ def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
 
 
 def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the bounds of the same documents in a number of rows that is a multiple of `ranks`.
+    """Return bounds of rows, with some rows halved to make their number a multiple of `ranks`.
 
     Rows are halved, which keeps the order: each time the row of most documents, later ones first,
     of the last step, or of as many last steps as it takes. With too few documents the rows stay
@@ -207,7 +207,7 @@ def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:
 
 @dataclass
 class Places:
-    """Places of the tokens of a batch.
+    """Places of a batch's tokens and documents in its rows.
 
     `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the
     flattened rows, in the order of the documents. Documents, and the padding after the last of each
@@ -222,7 +222,7 @@ class Places:
     ends: np.ndarray
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
-        """Return bounds of documents over the flattened rows, int32, and the longest length.
+        """Return the bounds of documents in the flattened rows, int32, and the longest length.
 
         With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
         a row's.
@@ -240,8 +240,8 @@ class Places:
         return bounds, columns
 
     def check_positions(self, positions: np.ndarray) -> None:
-        """Raise `InvalidPacking` if the `positions`, (columns of all rows,), of an example run on
-        into the next document."""
+        """Raise `InvalidPacking` if `positions` (columns of all rows,) continue from one example to
+        the next."""
         last, width = self.tokens[self.ends - 1], self.real.shape[1]
         following = np.append(self.starts, self.real.size)[
             np.searchsorted(self.starts, last, side="right")
@@ -267,7 +267,7 @@ def place(
     max_documents: int | None,
     rows: int | None,
 ) -> Places:
-    """Put the examples into rows, in order; start a new row if the next does not fit (next-fit).
+    """Return the places of examples in rows that are filled in order (next-fit).
 
     Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`. Options have the names
     of `PackingCollator`; rows are padded to a `multiple` of so many columns.

@@ -70,12 +70,12 @@ def _shrunk(config: PretrainedConfig, depth: int, with_last: bool) -> Pretrained
     # of layers that take any number of tokens at a time
     if getattr(config, "chunk_size_feed_forward", 0) > 1:
         vars(found)["chunk_size_feed_forward"] = 1
-    _size_what_is_sized(config, found)
+    _set_missing_sizes(config, found)
     return found
 
 
-def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> None:
-    """Set sizes that a type leaves out and a configuration has (a window, a width of heads).
+def _set_missing_sizes(config: PretrainedConfig, found: PretrainedConfig) -> None:
+    """Set in `found` sizes that `config` has and its type leaves out (a window, a width of heads).
 
     Sizes of the embeddings are set too if they differ from the layers', which takes a projection.
     """
@@ -83,7 +83,7 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
     for name, value in vars(config).items():
         inner = vars(found).get(name)
         if isinstance(value, PretrainedConfig) and isinstance(inner, PretrainedConfig):
-            _size_what_is_sized(value, inner)
+            _set_missing_sizes(value, inner)
         elif isinstance(value, int) and value > 1 and name in rules.FIELDS and inner is None:
             vars(found)[name] = rules.FIELDS[name]
         elif name == "pad_token_id" and value is not None and inner is None:
@@ -144,7 +144,7 @@ def _sized(name: str, value: Any) -> Any:
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
-    """Return True for a field whose value a tiny model of the type chooses itself."""
+    """Return True if a field is not copied to a twin: a tiny model of the type sets its value."""
     if name.startswith("_") or name in (
         "transformers_version",
         "architectures",
@@ -164,7 +164,7 @@ def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
 
 
 def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
-    """Return the settings of a rotary embedding for narrow heads and short documents.
+    """Return a rotary embedding's settings, changed for narrow heads and short documents.
 
     It covers a `share` of the channels of a head.
     """
@@ -182,7 +182,7 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return the fields that list one entry per layer; `moe_layers`, which counts them, is none."""
+    """Return fields with one entry per layer, by name; `moe_layers`, which counts them, is none."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     if not counts:
         return {}
@@ -200,7 +200,7 @@ def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
 
 
 def _layers(config: PretrainedConfig) -> list[Any]:
-    """Return, for every layer of the text, its entries in such lists; empty if there are none."""
+    """Return each text layer's entries in the lists of `_per_layer`, a tuple; [] without lists."""
     lists = _per_layer(config)
     if not lists:
         return []
@@ -212,7 +212,7 @@ def _layers(config: PretrainedConfig) -> list[Any]:
 
 
 def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
-    """Return few layers that have all pairs of neighbours and no others; empty without such lists.
+    """Return numbers of few layers that have the same pairs of neighbours as all; [] without lists.
 
     They begin with a layer like the first. Where other fields name layers by their numbers, they
     are the first ones. Some classes see to it that the last layer is of a certain kind: that is

@@ -24,16 +24,16 @@ _here = threading.local()
 
 
 def is_apart() -> bool:
-    """Return True if `apart` runs this code: models made here are not the user's."""
+    """Return True in code that `apart` runs, whose models are not the user's."""
     return getattr(_here, "apart", False)
 
 
 def apart(function: Callable[[], _T]) -> _T:
-    """Call a function without default devices, modes, autocast, transforms, ZeRO-3.
+    """Run a function in a thread without default devices, modes, autocast, transforms and ZeRO-3.
 
-    It runs in a thread of its own, for torch keeps nearly all of these by thread. Its exceptions
-    are raised here. An interrupt waits until it has ended. Raises `UnsupportedModel` where
-    constructors of the whole process make parameters without values."""
+    Return its result. Torch keeps nearly all of these by thread. Its exceptions are raised here. An
+    interrupt waits until it has ended. Raises `UnsupportedModel` where constructors of the whole
+    process make parameters without values."""
     context = contextvars.copy_context()
 
     def run() -> _T:
@@ -53,7 +53,7 @@ def apart(function: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def _without_zero() -> Iterator[None]:
-    """Run as if ZeRO-3 were not configured: it distributes transformers' new models at once."""
+    """Run a block as if ZeRO-3 were not configured, which distributes new models at once."""
     settings = sys.modules.get("transformers.integrations.deepspeed")
     reference = getattr(settings, _CONFIGURED, None)
     making = sys.modules.get("deepspeed.runtime.zero.partition_parameters")

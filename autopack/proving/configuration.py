@@ -19,7 +19,7 @@ Words = dict[str, dict[str, set[str]]]
 
 
 def _pattern(words: str) -> re.Pattern[str]:
-    """Return a regular expression that was written over several lines."""
+    """Return a compiled regular expression from text, whose whitespace is removed."""
     return re.compile("".join(words.split()))
 
 
@@ -91,7 +91,7 @@ _PICKED = _pattern(r"(\w+_)?(ids|idxs?|index|indexes|indices|layers)")
 
 
 def describe(config: Any) -> Words:
-    """Return the words of a configuration and all its parts, from stored values only."""
+    """Return the words of a configuration and of its parts, by model type and field."""
     found: Words = {}
     _describe(config, found)
     return found
@@ -128,12 +128,12 @@ def is_size(field: str) -> bool:
 
 
 def is_met(word: str, known: set[str] | frozenset[str]) -> bool:
-    """Return True if a word is among the `known`; a positive float stands for whole numbers too."""
+    """Return True if a word is among `known`; `+`, a positive float, covers `1` and `2+` too."""
     return word in known or (word in ("1", "2+") and "+" in known)
 
 
 def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield fields with a word each, and the configuration whose type the word is, if any."""
+    """Yield (field, word, part); the part is a configuration whose type is the word, or None."""
     if is_neutral(field, value):
         return
     if is_size(field):
@@ -186,7 +186,7 @@ def _word(value: Any) -> str:
 
 
 def number_word(value: float) -> str:
-    """Return the word for a number: negative, zero, one, more, or a float."""
+    """Return the word for a number: `-`, `0`, `1`, `2+`, or `+` for a positive float."""
     if value != value or value < 0:
         return "-"
     if value == 0:
@@ -195,7 +195,7 @@ def number_word(value: float) -> str:
 
 
 def _of_list(field: str, value: Any) -> Iterator[str]:
-    """Yield the words of a list: its first entry, all pairs of neighbours, its distinct entries.
+    """Yield the words of a list: its first entry, its distinct entries, all pairs of neighbours.
 
     For lists of layers' numbers, yield only that there are some.
     """
@@ -216,7 +216,7 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the entries of nested lists; entries of dicts as words."""
+    """Yield the entries of nested lists in order, and a word for each entry of a dict."""
     for entry in value:
         if isinstance(entry, (list, tuple)):
             yield from _leaves(entry)

@@ -23,7 +23,7 @@ _answers: dict[Hashable, Any] = {}
 
 
 def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
-    """Return the key under which twins' answers are kept for models like this one, or None.
+    """Return a key that models with equal twins share; None for a model with code of the user's.
 
     Equal keys mean equal configurations, field by field, modules, objects on them, functions of
     their classes, and families. A class of the user's has none: it may say by an attribute what the
@@ -46,7 +46,7 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
 
 
 def answered(key: Hashable, ask: Callable[[], T]) -> T:
-    """Return the answer under a key, or else the result of `ask`, which is kept then."""
+    """Return the answer kept under a key, or else `ask()`, which is kept unless the key is None."""
     if key in _answers:
         return _answers[key]
     found = ask()
@@ -56,12 +56,12 @@ def answered(key: Hashable, ask: Callable[[], T]) -> T:
 
 
 def forget() -> None:
-    """Forget all answers."""
+    """Delete all kept answers."""
     _answers.clear()
 
 
 def _fields(config: Any) -> Any:
-    """Return a configuration as lists of names and values, inner configurations included."""
+    """Return a configuration as its type and sorted (name, value) pairs, inner ones included."""
     if hasattr(config, "to_diff_dict") or isinstance(config, Mapping):
         fields = config.items() if isinstance(config, Mapping) else vars(config).items()
         told = sorted(

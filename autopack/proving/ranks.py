@@ -18,7 +18,7 @@ _DONE = object()
 
 
 class ThreadGroup(RowGroup):
-    """The ranks as one of the threads sees them; `laid_out` holds the exchanged values."""
+    """One rank of a group of threads that share rows; `laid_out` holds exchanged values."""
 
     of_processes = False
 
@@ -26,8 +26,8 @@ class ThreadGroup(RowGroup):
         super().__init__((barrier, rank))
         self.barrier, self._laid_out, self._rank = barrier, laid_out, rank
 
-    def _of_all(self, value: Any) -> list[Any]:
-        """Return every rank's value, in order; raise if some have finished already."""
+    def _exchange(self, value: Any) -> list[Any]:
+        """Return every rank's value, in order; raise `RuntimeError` if some have finished."""
         self._laid_out[self._rank] = value
         self.barrier.wait()
         found = list(self._laid_out)
@@ -38,35 +38,35 @@ class ThreadGroup(RowGroup):
 
     def end(self) -> None:
         """Tell the other ranks that this one exchanges nothing more, and wait until all do."""
-        self._of_all(_DONE)
+        self._exchange(_DONE)
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return len(self._laid_out)
 
     @property
     def rank(self) -> int:
-        """The number of this rank."""
+        """Number of this rank, from 0."""
         return self._rank
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of all ranks, stacked."""
-        return torch.stack(self._of_all(values))
+        """Return the values of all ranks, stacked, (ranks, ...)."""
+        return torch.stack(self._exchange(values))
 
     def swap(self, parts: torch.Tensor) -> torch.Tensor:
-        """Return the part for this rank from every rank, stacked."""
-        return torch.stack([each[self._rank] for each in self._of_all(parts.detach())])
+        """Return the parts that all ranks have for this one, detached and stacked, (ranks, ...)."""
+        return torch.stack([each[self._rank] for each in self._exchange(parts.detach())])
 
 
 def ranks_of_threads(count: int) -> list[ThreadGroup]:
-    """Return a number of ranks that share rows."""
+    """Return the `ThreadGroup` of each of `count` ranks that share rows."""
     barrier, laid_out = threading.Barrier(count), [None] * count
     return [ThreadGroup(barrier, laid_out, rank) for rank in range(count)]
 
 
 def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T]) -> list[_T]:
-    """Return a function's result on each of some ranks, which run at the same time.
+    """Run a function on all ranks at once, each in a thread; return the results by rank.
 
     If one raises, the others no longer wait for it, and its exception is raised here.
     """

@@ -58,19 +58,19 @@ Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
 
 
 class NoTwin(Exception):
-    """A model has no twin; the message gives the reason, in a clause."""
+    """Error of a model that has no twin; its message is the reason, in a clause."""
 
 
 @dataclasses.dataclass
 class Twin:
-    """A twin of a model, and `others`: the model's outermost modules of kinds that it lacks."""
+    """Twin of a model, and `others`: the model's outermost modules of kinds that the twin lacks."""
 
     model: PreTrainedModel
     others: dict[str, nn.Module]
 
 
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Twin:
-    """Make a twin of a model; raise `NoTwin` if its class needs more than its configuration.
+    """Return a twin of a model; raise `NoTwin` if its class needs more than its configuration.
 
     Call it where neither a default device nor a mode of torch is in force (`apart`).
     """
@@ -86,7 +86,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
             except tiny.CannotBuild as error:
                 why = why or error.reason
                 continue
-            _pad_as(twin, model)
+            _copy_padding_idx(twin, model)
             missing = _missing(words, configuration.describe(twin.config))
             if missing is not None:
                 why = why or f"its class makes another configuration of a tiny one: {missing}"
@@ -104,7 +104,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
 
 
 def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> None:
-    """Give a twin the model's vocabulary size if its code holds that number."""
+    """Set a twin's vocabulary size to the model's if the model's code holds that number."""
     for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
         size = vars(whole).get("vocab_size")
         if size and size in read:
@@ -117,7 +117,7 @@ def own_class(model: nn.Module) -> Any:
 
 
 def _missing(wanted: configuration.Words, found: configuration.Words) -> str | None:
-    """Return the field in which a twin's configuration lacks behaviour of the model's, or None."""
+    """Return in words a field in which a twin lacks the behaviour of the model, or None."""
     for model_type, fields in wanted.items():
         for field, words in fields.items():
             known = found.get(model_type, {}).get(field, set())
@@ -131,7 +131,8 @@ def _missing(wanted: configuration.Words, found: configuration.Words) -> str | N
 
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a new model of a class with random weights. Raises if it cannot be built tiny."""
+    """Return a new model of a class with random weights; raise `CannotBuild` if it cannot be
+    tiny."""
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
     try:
         with as_new(0):
@@ -166,8 +167,7 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
 
 
 def _implementations(config: Any) -> Any:
-    """Return the attention implementation of a configuration; of its parts too, if one has
-    another."""
+    """Return a configuration's attention implementation; by part if a part has another."""
     whole = getattr(config, "_attn_implementation", None) or "eager"
     parts = {
         n: p._attn_implementation
@@ -177,8 +177,8 @@ def _implementations(config: Any) -> Any:
     return {"": whole, **parts} if {*parts.values()} - {whole} else whole
 
 
-def _pad_as(twin: nn.Module, model: nn.Module) -> None:
-    """Give a twin's modules a token of padding where the model's have one.
+def _copy_padding_idx(twin: nn.Module, model: nn.Module) -> None:
+    """Set `padding_idx` in a twin's modules where the model's have one, and None where not.
 
     Trainers set the configuration's (from the tokenizer) on a model that has been made without.
     """
@@ -191,14 +191,14 @@ def _pad_as(twin: nn.Module, model: nn.Module) -> None:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of floats in a dtype, also a complex one; others unchanged."""
+    """Return a tensor of floats or complex numbers in a dtype of that kind; others unchanged."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _check_size(cls: Any, config: Any) -> None:
-    """Raise `NoTwin` before a constructor that has sizes of its own allocates them."""
+    """Raise `NoTwin` for a class with sizes of its own, before its constructor allocates them."""
     try:
         with torch.device("meta"):
             model = cls(config)
@@ -216,7 +216,7 @@ def _check_count(model: nn.Module) -> None:
 
 
 class Kinds:
-    """The kinds of a model's modules at present, run-time wrappers left out."""
+    """Kinds of a model's modules at present, by name, run-time wrappers left out."""
 
     def __init__(self, model: nn.Module, code: ModelCode | None = None):
         self.by_name: dict[str, Kind] = {}
@@ -225,7 +225,7 @@ class Kinds:
         self.all = set(self.by_name.values())
 
     def _walk(self, module: nn.Module, name: str, above: Any) -> None:
-        """Note the class and attributes of a module and all below it."""
+        """Add the kinds of a module and of all modules below it to `by_name`."""
         cls = own_class(module)
         # `fully_shard` and parametrizations derive a class from that of the module, which is no
         # wrapper then.
@@ -240,7 +240,7 @@ class Kinds:
             )
 
     def without(self, known: Kinds) -> list[str]:
-        """Return the names of the outermost modules whose kind is not `known`."""
+        """Return names of outermost modules whose kind is not `known`, but for token-wise ones."""
         found: list[str] = []
         for name, kind in self.by_name.items():
             if kind in known.all or any(
@@ -264,14 +264,14 @@ def _is_token_wise(cls: type) -> bool:
     return cls in _TOKEN_WISE
 
 
-def _written(function: Any) -> Any:
-    """Return the code of a function with a closure, and other functions themselves."""
+def _code_or_function(function: Any) -> Any:
+    """Return a function's code if it has a closure, and other functions themselves."""
     function = original(getattr(function, "__func__", function))
     return function.__code__ if getattr(function, "__closure__", None) else function
 
 
 def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a module that its code may read.
+    """Yield (name, value or a word for it) of the attributes that a module's code may read.
 
     They are flags and names as they are, types of numbers and the like, names of parts, and
     presence and class of parameters. Attributes that no code of the model reads, and that replace
@@ -296,11 +296,11 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, (int, float)):
             yield name, "a number"
         elif isinstance(value, (FunctionType, BuiltinFunctionType, MethodType)):
-            yield name, _written(value)
+            yield name, _code_or_function(value)
         elif isinstance(value, partial):
             given = (*value.args, *value.keywords, *value.keywords.values())
             parts = (type(part) if isinstance(part, nn.Module) else repr(part) for part in given)
-            yield name, (_written(value.func), *parts)
+            yield name, (_code_or_function(value.func), *parts)
         else:  # what came from JSON is a list where the class's own default is a tuple
             yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
     if not isinstance(module, _HOLDERS):
@@ -313,7 +313,7 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
-    """Return an object on a module, rebound to the module that stands in for it.
+    """Return a copy of an object on a module, bound to the module that stands in for it.
 
     A trainer's forward around a model's commonly holds the earlier forward, which is bound to the
     model: called for a twin it would run the model itself. Raises `NoTwin` if it holds a part or a
