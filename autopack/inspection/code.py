@@ -89,8 +89,7 @@ class ModelCode:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
-        """Return the first third-party part of a module (class, forward, loss, hook) in words, or
-        None.
+        """Return, in words, a module's first third-party class, function, loss or hook, or None.
 
         What else stands on a module, as a function for checkpoints, is called by its forward with
         what that has.
@@ -102,8 +101,7 @@ class ModelCode:
         )
 
     def _note(self, said: str, known: bool = False) -> None:
-        """Record third-party code in `foreign`, and unless it is `known`, in `unknown` if that is
-        None."""
+        """Record third-party code in `foreign`, and in `unknown` too unless it is `known`."""
         self.foreign.append(said)
         if not known:
             self.unknown = self.unknown or said
@@ -111,8 +109,7 @@ class ModelCode:
     def _parts_of(
         self, module: nn.Module, names: Container[str] | None = None
     ) -> Iterator[tuple[str, Any]]:
-        """Yield (words, object) for a module's third-party class, its loss, and functions of some
-        names on it."""
+        """Yield (words, object) for a module's third-party class, loss and functions of `names`."""
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls
@@ -142,8 +139,7 @@ class ModelCode:
                     self.hook = self.hook or told
 
     def _of_class(self, cls: Any, within: Globals | None = None) -> str | None:
-        """Return the first third-party function of a class or its bases, in words, or None;
-        cached."""
+        """Return a class's first third-party function, or its bases', or None; cached."""
         if cls not in self._classes:
             self._classes[cls] = None  # its functions may name it
             reasons = [reason for base in cls.__mro__ for reason in self._of_base(base, within)]
@@ -169,8 +165,7 @@ class ModelCode:
         return self._follow(value, within)
 
     def _follow(self, function: Any, within: Globals | None = None) -> Any:
-        """Add the names in a function's code to `words`; return the first third-party function, or
-        None.
+        """Add a function's names to `words`; return the first third-party function, or None.
 
         Third-party code `within` other globals is not followed.
         """
@@ -193,8 +188,7 @@ class ModelCode:
     def _follow_names(
         self, held: Globals, names: frozenset[str], within: Globals | None = None
     ) -> Any:
-        """Follow the functions under some names of globals; return the first third-party one, or
-        None.
+        """Follow functions under names of globals; return the first third-party one, or None.
 
         Of names in third-party code, which is `within` its globals, classes and Python modules are
         followed too, and one that is free may shadow a builtin later.
@@ -223,8 +217,7 @@ class ModelCode:
 
 
 def _places_of_loss(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return [(transformers' dict of losses, the key of the model's loss)]; empty for other
-    modules."""
+    """Return [(transformers' dict of losses, key of the model's loss)], or [] for a non-model."""
     losses = releases.losses() if isinstance(module, PreTrainedModel) else {}
     return [(losses, releases.kind_of_loss(module))] if losses else []
 

@@ -19,9 +19,8 @@ def text_config(config: Any, **which: bool) -> Any:
     `which` is `decoder` or `encoder`, for configs that have one for each.
     """
     if hasattr(config, "get_text_config"):
-        taken = _parameter_names(
-            type(config).get_text_config
-        )  # of the two, `decoder` alone up to 4.53
+        # of the two, `decoder` alone up to 4.53
+        taken = _parameter_names(type(config).get_text_config)
         return config.get_text_config(
             **{name: value for name, value in which.items() if name in taken}
         )

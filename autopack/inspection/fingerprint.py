@@ -31,8 +31,7 @@ _WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Fingerprint:
-    """A model's modules, code and configurations when it was proven; `changed` names a
-    difference."""
+    """A model's modules, code and configs when it was proven; `changed` names a difference."""
 
     def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
         modules = list(model.modules())

@@ -138,8 +138,7 @@ def is_from(value: Any, package: str) -> bool:
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
-    """Return True if `value`, on a module, is a library's, and wraps its class's or is a
-    forward."""
+    """Return True if `value` is a library's forward, or its wrapper of the class's function."""
     known = set(map(id, layers(getattr(type(module), name, None))))
     found = list(layers(value))
     wraps = name == "forward" or not known.isdisjoint(map(id, found))

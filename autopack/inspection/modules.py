@@ -149,8 +149,7 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
-    """Return the rotary modules under `root` whose frequencies depend on a call's longest
-    position."""
+    """Return the rotary modules under `root` that depend on a call's longest position."""
     # of each kind of layer
     kinds = ((module, str(module.__dict__.get("rope_type"))) for module in root.modules())
     return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]

@@ -41,8 +41,7 @@ def put_into(held: Any, tensors: dict[str, Any]) -> None:
 
 
 def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Yield (get state, set state) functions of each generator that a module's forward may draw
-    from."""
+    """Yield (get state, set state) of each generator that a module's forward may draw from."""
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state

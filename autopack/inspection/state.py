@@ -24,8 +24,7 @@ _MOST = 256
 
 
 class State:
-    """Snapshot of the buffers and attributes that third-party code of a model's modules may
-    write."""
+    """Snapshot of a model's buffers and attributes that third-party code may write."""
 
     def __init__(self, model: nn.Module):
         found = ((name, module, _attributes_of(module)) for name, module in model.named_modules())
@@ -168,8 +167,7 @@ def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield a value's parts to compare; tensors themselves, whose identity no other gets, with
-    versions."""
+    """Yield a value's parts to compare; a tensor, whose identity no other gets, and its version."""
     if isinstance(value, torch.Tensor):
         yield from (value, None if value.is_inference() else str(value._version))
     elif isinstance(value, list | tuple | set | dict | deque):
