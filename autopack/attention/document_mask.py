@@ -68,8 +68,7 @@ class DocumentMask:
         return None if longest is None else self.for_length(length)
 
     def for_length(self, length: int) -> Any:
-        """Return the mask of any document of this length, by a relative rule; made once per
-        length."""
+        """Return the mask of any document of this length, by a relative rule; cached."""
         if length not in self._made:
             self._made[length] = self.function(**self._alone(length))
         return self._made[length]

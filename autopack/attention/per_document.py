@@ -46,7 +46,10 @@ def attend(call: AttentionCall) -> Output:
     else:
         batches = tuple((0, 0, each.into[1]) for each in groups.maps)
         states = [
-            [each.transpose(1, 2) for each in _grouped_by_length(each.transpose(1, 2), layout, groups)]
+            [
+                each.transpose(1, 2)
+                for each in _grouped_by_length(each.transpose(1, 2), layout, groups)
+            ]
             for each in call.states
         ]
         options = {
