@@ -32,7 +32,7 @@ Run = Callable[[Spread], Any]
 
 @dataclass(frozen=True, eq=False)
 class TokenMap:
-    """A way from one batch of rows and columns into another one with the same tokens, and back.
+    """Map of tokens from one batch of rows and columns into another batch, and back.
 
     * `places` holds, for each place of the first batch, the place of its token in the other one; -1
       if the other one leaves it out. Several tokens may share a place.
@@ -50,7 +50,7 @@ class TokenMap:
     def of_real(
         cls, real: np.ndarray, device: torch.device, columns: np.ndarray | None = None
     ) -> TokenMap:
-        """Return the way of a batch's real tokens, True in (rows, columns), into one row.
+        """Return the map of a batch's real tokens, True in (rows, columns), into one row.
 
         Padding may lie on the right, on the left, or between tokens (holes). `columns` are the
         columns of the tokens in that row, in their order, if several share one.
@@ -63,7 +63,7 @@ class TokenMap:
 
     @classmethod
     def of_documents(cls, layout: PackedLayout, documents: np.ndarray | None = None) -> TokenMap:
-        """Return the way of documents of packed rows into right-padded rows of a batch.
+        """Return the map of documents of packed rows into right-padded rows of a batch.
 
         They are all documents but runs of padding if no `documents` are given.
         """
@@ -84,7 +84,7 @@ class TokenMap:
 
     @property
     def into(self) -> tuple[int, int]:
-        """Rows and columns of the batch that they are gathered into."""
+        """Rows and columns of the other batch, which values are gathered into."""
         return self.sources.shape[0], self.sources.shape[1]
 
     @cached_property
@@ -152,7 +152,8 @@ class TokenMap:
         )
 
     def gather(self, value: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """Return (rows, columns, ...) as the other batch has it. Differentiable.
+        """Return a value of the first batch, (rows, columns, ...), in the other's shape.
+        Differentiable.
 
         The columns lie at `axis`, behind the rows. With 0 the value is flat, (rows * columns, ...),
         and so is the result.
@@ -163,7 +164,7 @@ class TokenMap:
         return found.unflatten(along, self.into) if axis else found
 
     def restore(self, value: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
-        """Return a value of the other batch as the first one has it, zero where that has no token.
+        """Return a value of the other batch in the first's shape, zero where that has no token.
         Differentiable.
 
         With `fill`, the value of the first token stands there.
@@ -194,7 +195,7 @@ def _inverse(shape: tuple[int, ...], sources: np.ndarray, places: np.ndarray) ->
 
 
 def by_length(lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the numbers of the documents of each length, the shortest first: without padding."""
+    """Return the numbers of the documents of each length, one array per length, shortest first."""
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
@@ -211,7 +212,7 @@ def in_order(parts: list[Any], groups: list[np.ndarray]) -> torch.Tensor | None:
 
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
-    """Return `by_length` of the documents of a layout."""
+    """Return the numbers of a layout's documents grouped by length, the shortest first."""
     return by_length(layout.sizes)
 
 
@@ -243,7 +244,7 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Documents of packed rows in several batches, whose results it puts back into the rows."""
+    """Maps of packed rows' documents into several batches, and of results back into the rows."""
 
     shape: tuple[int, int]
     maps: list[TokenMap]
@@ -292,7 +293,7 @@ class Batches:
 
 
 def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
-    """Return the results of `change` for the parts of outputs of one form, in that form.
+    """Return `change` of the matching parts of outputs of one form, in that form.
 
     A form is made of dictionaries, tuples and lists.
     """
@@ -307,8 +308,7 @@ def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
 
 
 def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:
-    """Return an argument spread if it has a value per token, (rows or 1, columns, ...); else
-    unchanged."""
+    """Return `spread` of an argument per token, (rows or 1, columns, ...); others unchanged."""
     if isinstance(value, tuple):
         return tuple(spread_tokens(part, shape, spread) for part in value)
     return Frame(*shape, shared=True).changed("", value, spread)
@@ -333,8 +333,7 @@ def mean_loss(
 
 
 def items_of_share(arguments: Mapping[str, Any], count: int, total: int) -> dict[str, Any]:
-    """Return the `num_items_in_batch` for a call with `count` of `total` labels; nothing if it has
-    none.
+    """Return {"num_items_in_batch": the share of `count` of `total` labels}, or {} if not given.
 
     It is that share of the number given. Some losses divide a sum by it and others ignore it; in
     both cases `mean_loss` of all shares is the loss of the whole.
