@@ -84,7 +84,7 @@ class AttentionCall:
         return {**self.options, "is_causal": mask is None and causal}
 
     def refuse_two_directions(self) -> None:
-        """Raise `UnsupportedModel` if mask and module disagree on `is_causal`, and either counts.
+        """Raise `UnsupportedModel` if mask and `is_causal` differ and stock may follow either.
 
         transformers leaves a mask out if it takes `is_causal` to express the same: for SDPA, and
         for functions that the user registers with its masks. Such a model attends one way with

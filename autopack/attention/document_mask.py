@@ -206,7 +206,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return transformers' mask preprocessing without its own search for packed rows.
+    """Return a mask preprocessing that leaves out transformers' search for packed rows.
 
     That saves a device sync per mask and leaves the mask function as the model composed it.
     """
@@ -230,7 +230,7 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
 
 
 def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dict[str, Any]:
-    """Return a mask function's arguments for the length of whole rows, where a part runs."""
+    """Return a mask function's arguments for whole rows where only a part of them runs."""
     asked, layout = (arguments["batch_size"], arguments["kv_length"]), scope.layout
     by_tokens = scope.shared is not None and pattern is None
     if asked != scope.ran or (by_tokens and masks.captured_tensors(arguments["mask_function"])):

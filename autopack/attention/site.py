@@ -241,7 +241,7 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
 def _check_shapes(
     module: nn.Module, scope: Scope, memory: PackedLayout | None, query: Tensor, key: Tensor
 ) -> None:
-    """Raise `UnsupportedModel` unless queries have the shape that runs, keys that or `memory`'s."""
+    """Raise `UnsupportedModel` unless queries and keys fit the rows and columns of this forward."""
     ran = scope.ran
     of_keys = ran if memory is None else memory.shape
     if tuple(query.shape[::2]) == ran and tuple(key.shape[::2]) == of_keys:

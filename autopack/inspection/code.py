@@ -139,7 +139,7 @@ class ModelCode:
                     self.hook = self.hook or told
 
     def _of_class(self, cls: Any, within: Globals | None = None) -> str | None:
-        """Return a class's first third-party function, or its bases', or None; cached."""
+        """Return, in words, a class's or its bases' first third-party function, or None; cached."""
         if cls not in self._classes:
             self._classes[cls] = None  # its functions may name it
             reasons = [reason for base in cls.__mro__ for reason in self._of_base(base, within)]

@@ -121,7 +121,7 @@ def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:
 def _functions(
     places: list[tuple[Any, str]], modules: list[nn.Module]
 ) -> dict[tuple[int, str], Any]:
-    """Return the functions at places and on modules, unwrapped of autopack's, by (dict's id, name).
+    """Return the originals of functions at places and on modules, by (id of the dict, name).
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between
     calls.

@@ -56,8 +56,7 @@ def is_in(file: str, package: str) -> bool:
 
 @functools.cache
 def is_own_file(file: str) -> bool:
-    """Return True for files of autopack, the standard library and the libraries that autopack
-    knows."""
+    """Return True for files of autopack, the standard library and libraries that autopack knows."""
     is_standard = file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
     is_known = is_standard or file.startswith((_AUTOPACK, "<frozen "))
     return is_known or any(is_in(file, package) for package in _LIBRARIES)
@@ -85,7 +84,7 @@ def _is_of_autopack(value: Any) -> bool:
 
 
 def _held(value: Any, name: str) -> Any:
-    """Return an object's attribute from its own `__dict__`, or None, as for a mock."""
+    """Return an attribute from an object's own `__dict__`, or None; a mock has all others."""
     return getattr(value, "__dict__", {}).get(name)
 
 

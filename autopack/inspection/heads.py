@@ -98,8 +98,8 @@ def end_token(model: Any) -> int | None:
 
 
 def takes_first_padding(model: Any) -> bool:
-    """Return True if the head takes the token before the first padding token (up to 4.50), not the
-    last real one."""
+    """Return True if the head takes the token before the first padding token. Later releases than
+    4.50 take the last real one."""
     return {"pad_token_id", "eq"} <= _names(model)
 
 

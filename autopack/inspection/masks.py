@@ -120,7 +120,7 @@ def plain_rule(causal: bool) -> Callable[..., Any]:
 
 
 def with_length(arguments: Mapping[str, Any], length: int, **others: Any) -> dict[str, Any]:
-    """Return a mask function's arguments for a length of queries and keys, uncached, and others."""
+    """Return a mask function's arguments with `length` queries and keys, no cache, and `others`."""
     found = {**arguments, "kv_length": length, "kv_offset": 0, **others}
     if "cache_position" in found:  # up to 5.0; later releases say q_length and q_offset
         found["cache_position"] = torch.arange(length, device=found["cache_position"].device)

@@ -54,7 +54,7 @@ class Anatomy:
         attending: Collection[str],
         within: Collection[str],
     ) -> None:
-        """Take a model apart by names of classes.
+        """Find the parts of a model by names of classes.
 
         Classes in `mixing` mix tokens; the ones that are also in `attending` attend. All attention
         of classes in `within` is over parts of a token or of media.
@@ -121,7 +121,7 @@ def towers(root: nn.Module) -> list[nn.Module]:
 
 
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
-    """Return the modules whose class is wanted; each class is asked once."""
+    """Return the modules for whose class `wanted` returns True; it is called once per class."""
     walked = list(modules)
     kinds = list(map(class_of, walked))
     classes = {cls for cls in set(kinds) if wanted(cls)}

@@ -102,8 +102,7 @@ class Numbering:
 
 
 def rotates(model: Any, config: Any = None) -> bool:
-    """Return True if positions rotate queries and keys, and no table of positions is added to
-    tokens."""
+    """Return True if positions rotate queries and keys, and no position table adds to tokens."""
     tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     known = getattr(text_config(config or model.config), "max_position_embeddings", None)
     return known not in tables and any("inv_freq" in module._buffers for module in model.modules())

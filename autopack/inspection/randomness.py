@@ -122,7 +122,7 @@ def normal_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def _without_ties(values: Tensor) -> Tensor:
-    """Return values that differ by rounding if most of them were equal."""
+    """Return values, with noise of rounding size added if most of them are equal."""
     ordered = values.detach().flatten().sort().values
     if (
         not values.is_floating_point()
@@ -135,8 +135,8 @@ def _without_ties(values: Tensor) -> Tensor:
     )
 
 
-def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return the input, where dropout would change it."""
+def _unchanged(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return the input unchanged, in place of dropout."""
     return input
 
 
@@ -176,7 +176,7 @@ def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
 
 _DROPPING = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split()
 _STAND_INS: dict[str, Callable[..., Tensor]] = {
-    **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _first),
+    **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _unchanged),
     "gumbel_softmax": _softmax,
 }
 _DRAWN: dict[str, Callable[..., Any]] = {

@@ -35,7 +35,7 @@ class State:
         return bool(self._modules)
 
     def changed(self) -> str | None:
-        """Return the first module that has since written an attribute, with its name, or None."""
+        """Return, in words, the first module and attribute written since the snapshot, or None."""
         for (path, module, names), before in zip(self._modules, self._before, strict=True):
             after = _values(module, names)
             name = next((name for name in names if not _is_same(before[name], after[name])), None)

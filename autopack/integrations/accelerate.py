@@ -81,7 +81,8 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def says_when_to_step() -> bool:
-    """Return True if accelerate tells DeepSpeed which backward ends a step; older ones do not."""
+    """Return True if accelerate tells DeepSpeed which backward ends a step. Older releases let
+    DeepSpeed count backwards."""
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper  # needs DeepSpeed
 
     return "sync_gradients" in inspect.signature(DeepSpeedEngineWrapper.backward).parameters

@@ -284,7 +284,7 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
-    """Return positions (3, rows, columns) as (rows, columns), for one copy to the host.
+    """Return positions (3, rows, columns) with one number per token: int64 (rows, columns).
 
     The result is twice the time position, plus one if the sections differ, as in images, or are no
     whole numbers, as in videos; -1 if one is negative.

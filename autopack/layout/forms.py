@@ -29,7 +29,7 @@ per token in a head's results per document.
 
 @dataclass(frozen=True)
 class Frame:
-    """Shape of a batch, by which values are told to be per token, per document or per call.
+    """Shape of a batch; it tells which values are per token, per document or per call.
 
     `documents` is their number if arguments may be per document. `labels` are the arguments that
     are per document whatever their shape. With `shared`, any argument (1, C, ...) is the same for

@@ -65,7 +65,7 @@ class TokenMap:
     def of_documents(cls, layout: PackedLayout, documents: np.ndarray | None = None) -> TokenMap:
         """Return the map of documents of packed rows into right-padded rows of a batch.
 
-        They are all documents but runs of padding if no `documents` are given.
+        Without `documents`, all documents but runs of padding are mapped.
         """
         if documents is None:
             real = np.flatnonzero(real_documents(layout))
@@ -79,7 +79,7 @@ class TokenMap:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the batch that values come from."""
+        """Rows and columns of the first batch, which values come from."""
         return self.places.shape[0], self.places.shape[1]
 
     @property
@@ -152,11 +152,10 @@ class TokenMap:
         )
 
     def gather(self, value: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """Return a value of the first batch, (rows, columns, ...), in the other's shape.
-        Differentiable.
+        """Return a value of the first batch, (rows, columns, ...), rearranged for the other one.
 
-        The columns lie at `axis`, behind the rows. With 0 the value is flat, (rows * columns, ...),
-        and so is the result.
+        Differentiable. The columns lie at `axis`, behind the rows. With 0 the value is flat,
+        (rows * columns, ...), and so is the result.
         """
         along = max(axis - 1, 0)
         flat = value.flatten(along, along + 1) if axis else value
@@ -164,10 +163,9 @@ class TokenMap:
         return found.unflatten(along, self.into) if axis else found
 
     def restore(self, value: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
-        """Return a value of the other batch in the first's shape, zero where that has no token.
-        Differentiable.
+        """Return a value of the other batch rearranged for the first, zero where that has no token.
 
-        With `fill`, the value of the first token stands there.
+        Differentiable. With `fill`, the value of the first token stands there.
         """
         along = max(axis - 1, 0)
         tokens = value.flatten(along, along + 1) if axis else value
@@ -188,7 +186,7 @@ class TokenMap:
 
 
 def _inverse(shape: tuple[int, ...], sources: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return `places` at the places `sources` of flattened rows of a shape, and -1 elsewhere."""
+    """Return an array of a shape with `places` at flat indices `sources`, and -1 elsewhere."""
     found = np.full(shape, -1)
     found.reshape(-1)[sources] = places
     return found

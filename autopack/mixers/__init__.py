@@ -39,7 +39,7 @@ class Rows(Way):
 
 @dataclass(frozen=True)
 class EqualRows(Rows):
-    """Strategy that runs a mixer on equally long documents as rows, as it would read padding."""
+    """Strategy `Rows` for equally long documents, for mixers whose results padding would change."""
 
     grouping: Grouping | None = equally_long
     reads_padding = True
@@ -190,7 +190,7 @@ class OneByOne(Way):
 
 
 class EncoderOneByOne(OneByOne):
-    """Strategy that is `OneByOne` for an encoder, and runs a decoder unchanged, by its parts."""
+    """Strategy `OneByOne` for an encoder; a decoder of its class runs unchanged, by its parts."""
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):

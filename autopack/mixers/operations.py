@@ -107,7 +107,7 @@ def _places(layout: PackedLayout, before: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Scan:
-    """Adaptation of a scan: its arguments with tokens, their axis, its kernel's name for bounds."""
+    """Adaptation of a scan: its arguments with tokens, their axis, its kernel's `bounds`."""
 
     positional: tuple[int, ...]
     named: tuple[str, ...]

@@ -62,7 +62,7 @@ def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch
 
 @contextmanager
 def as_new(seed: int) -> Iterator[None]:
-    """Draw from a new generator, in float32, within the block; restore both at its end."""
+    """Run the block with a new generator and default dtype float32; restore both at its end."""
     default_dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
