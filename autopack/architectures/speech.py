@@ -153,7 +153,7 @@ def _refuse_adjacent(config: Any, given: Mapping[str, Any], layout: PackedLayout
 def _refuse_one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Return the reason to refuse single placeholders for Qwen2-Audio's sounds, or None.
 
-    It takes them for the older form, one per sound, and makes longer rows of them.
+    The model takes them for the older form, one per sound, and makes longer rows of them.
     """
     placeholders = _placeholders(config, given)
     if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():

@@ -1,5 +1,4 @@
-"""Models of which nothing smaller than the whole can be kept within documents: each document runs
-alone."""
+"""Models that only run as a whole on each document alone: nothing smaller keeps documents apart."""
 
 from __future__ import annotations
 

@@ -26,10 +26,9 @@ from autopack.runtime.scope import Scope, running_scope
 class DocumentMask:
     """Description of an attention mask that the attention site gets in place of a tensor.
 
-    It stands in the place of the mask, and no tensor over the whole row is made. `function` is the
-    upstream mask function that would have been called with `arguments`; called for the length of
-    one document, it gives the very mask that the document has alone. `pattern` is its rule in
-    numbers, or None if it is not a usual one.
+    No tensor over the whole row is made. `function` is the upstream mask function that would have
+    been called with `arguments`; called for the length of one document, it gives the very mask that
+    the document has alone. `pattern` is its rule in numbers, or None if it is not a usual one.
     """
 
     layout: PackedLayout

@@ -91,8 +91,8 @@ class ModelCode:
     def around(self, module: nn.Module) -> str | None:
         """Return, in words, a module's first third-party class, function, loss or hook, or None.
 
-        What else stands on a module, as a function for checkpoints, is called by its forward with
-        what that has.
+        Other functions on a module, such as one for checkpoints, are called by its forward, with
+        values that the forward has.
         """
         hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
         hooked = (f"a hook on it is {whose(hook)}" for hook in hooks if not is_own(hook))

@@ -168,8 +168,7 @@ def _normal(share: float, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -
 
 
 def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
-    """Return the probability in place of a Bernoulli draw, or an outcome if `share` is near 0 or
-    1."""
+    """Return the probability in place of a Bernoulli draw, or an outcome at `share` near 0 or 1."""
     chance = torch.as_tensor(input if p is None else p)
     return chance if 0.01 < share < 0.99 else chance > share
 

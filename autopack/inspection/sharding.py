@@ -51,7 +51,7 @@ def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
     """Return the mechanism that splits rows over ranks (context or sequence parallelism), or None.
 
     That is torch's `context_parallel` while it is in force, or an attention function that calls
-    other processes in a call of a model in this mode. It is asked in a group of processes only.
+    other processes in a call of a model in this mode. Called in a group of processes only.
     """
     sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     if str(getattr(sdpa, "__module__", "")).startswith("torch.distributed"):

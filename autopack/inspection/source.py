@@ -107,8 +107,7 @@ def _inner(function: FunctionType) -> list[FunctionType]:
 
 
 def _may_be_a_forward(value: Any) -> bool:
-    """Return True for a function with `self` that is named a forward or takes `*args` or
-    `**kwargs`."""
+    """Return True for a function with `self` that is named a forward, or takes any arguments."""
     # Where a kernel stands in the place of a function, the innermost is a module.
     inner = inspect.unwrap(value) if inspect.isfunction(value) else None
     if not isinstance(inner, FunctionType) or inner.__code__.co_varnames[:1] != ("self",):

@@ -58,8 +58,7 @@ _ASSERTING = ("cuda",)
 
 
 def _state(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Return a tensor's version, address and shape, changed by any write, or None if
-    unversioned."""
+    """Return a tensor's version, address and shape, changed by writes, or None if unversioned."""
     if tensor.is_inference():
         return None
     return tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape

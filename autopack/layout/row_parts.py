@@ -29,7 +29,7 @@ def shard_rows(
 
     Rank i gets the i-th of `ranks` equal runs of columns of every row, after padding to a multiple
     of `ranks`. Declarations of documents, in any form that an enabled model takes, become
-    `position_ids` that restart at each of them (those of the batch, if it has any), `seq_idx` if
+    `position_ids` that restart at each of them (or the batch's own, if it has any), `seq_idx` if
     the batch has it, and an `attention_mask` of 0 and 1 if there is padding. Call a model enabled
     with `sequence_parallel=` the group with it.
 

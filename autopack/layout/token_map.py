@@ -247,7 +247,7 @@ class Batches:
     shape: tuple[int, int]
     maps: list[TokenMap]
     back: torch.Tensor
-    """Place of every token of the flattened rows among those of all batches, end to end.
+    """Place of every token of the flattened rows among the places of all batches, end to end.
 
     Tokens that no batch has get the place behind the last.
     """

@@ -52,8 +52,7 @@ class Alone(Way):
     Nothing is padded: the code applies masks, biases and positions to a document as if it were
     alone.
 
-    * `per_head` names biases (rows x heads, 1, columns) of which a document alone has the
-      beginning.
+    * `per_head` names biases (rows x heads, 1, columns); a document alone has their beginning.
     * `by_columns` is True if padding changes its positions, `reads_padding` if the contents of
       padding change its results for tokens.
     * `from_zero` is True if it cuts its table of rotations to the number of tokens, so that
@@ -180,7 +179,7 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     """Return each document's part of a mask or bias (rows or 1, ..., columns or 1, columns).
 
     The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key too
-    many. Raises `UnsupportedModel` for a mask of other rows, such as those of the padded batch.
+    many. Raises `UnsupportedModel` for a mask of other rows, such as the padded batch.
     """
     rows, columns = batch.shape
     queries = columns if mask.dim() == 2 or mask.shape[-2] == 1 else mask.shape[-2]

@@ -152,8 +152,8 @@ spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16 8
 patches | pixel_values drawn 1 side*side channels*patch*patch
 """
 """The arguments of one image, by the form: each is drawn, tokens, a row of numbers, numbers, or a
-mask (of ones and zeros, or boolean) of which so many are not padding. Axes and numbers are products
-of the sizes in `_picture`."""
+mask (of ones and zeros, or boolean) with so many that are not padding. Axes and numbers are
+products of the sizes in `_picture`."""
 
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
