@@ -47,8 +47,7 @@ _PATCHES = named("gemma4 gemma4_unified")
 
 
 def _needs() -> dict[str, Any]:
-    """Return the needs of tiny models of all types that autopack's own families know, of
-    tiny.json."""
+    """Return tiny.json: the fields of `Tiny` for all types that autopack's own families know."""
 
     def plain(found: dict[str, Any]) -> dict[Any, Any]:
         return {
@@ -63,7 +62,7 @@ def _needs() -> dict[str, Any]:
 
 
 def _refuse_reordered(config: Any) -> str | None:
-    """Return why eager attention of GPT-2 with reordered products is refused, or None."""
+    """Return the reason to refuse GPT-2's eager attention with reordered products, or None."""
     if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
         return (
             "with reorder_and_upcast_attn=True its eager attention is in a method of its own "

@@ -28,7 +28,7 @@ _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
 
 
 def _refuse_block_sparse(config: Any) -> str | None:
-    """Return why an encoder with block-sparse attention is refused, or None."""
+    """Return the reason to refuse an encoder with block-sparse attention, or None."""
     if config.is_encoder_decoder:
         return why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
     return None
@@ -73,8 +73,7 @@ T5 = Family(
 
 
 class _RoutingAlone(Way):
-    """Strategy that runs a router on every document by itself: (tokens, channels) to a tuple of
-    such tensors.
+    """Strategy that runs a router on each document: (tokens, channels) to a tuple of tensors.
 
     Each expert takes a limited number of tokens of a call, and tokens beyond it are dropped. The
     router computes the limit from all tokens that it gets. Experts look at one token at a time.
@@ -87,13 +86,13 @@ class _RoutingAlone(Way):
         found = Batches.grouped(call.layout, each_by_itself)
         rows = call.arguments[call.first].unflatten(0, call.layout.shape)
         # No mask: it says where padding lies, and documents have none.
-        outputs = [_fresh(call, batch.gather(rows)[0]) for batch in found.maps]
+        outputs = [_routed(call, batch.gather(rows)[0]) for batch in found.maps]
         routed = found.together([tuple(part[None] for part in output) for output in outputs])
         return tuple(part.flatten(0, 1) for part in routed)
 
 
-def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the router's output for one document, and leave the router as it was.
+def _routed(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a router's output for one document, and restore the router's capacity.
 
     In evaluation it keeps the capacity of its last call, which would become its capacity in
     training from then on.
@@ -107,7 +106,7 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _refuse_random_experts(config: Any) -> str | None:
-    """Return why a router that draws experts at random is refused, or None."""
+    """Return the reason to refuse a router that draws experts at random, or None."""
     if config.second_expert_policy in ("random", "sampling"):
         return (
             f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws "
@@ -160,7 +159,7 @@ _TOKENS_FIRST = "its attention has tokens before the batch"
 
 
 class _FsmtDecoder(OneByOne):
-    """Strategy for a decoder that takes a mask (columns, columns): a document gets its beginning.
+    """Strategy for FSMT's decoder, where documents get the beginning of a mask (columns, columns).
 
     Given labels and no tokens for its decoder, its model takes the encoder's tokens.
     """

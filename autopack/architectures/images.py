@@ -101,8 +101,7 @@ _GIT = named("git")
 
 
 class _AfterAnImage(Way):
-    """Strategy for GIT, which puts the states of an image before the text, where rows have no
-    places for them.
+    """Strategy for GIT, which puts an image's states before the text, where rows have no places.
 
     Documents with images run alone, each with its own image, (documents, ...) in their order. Text
     alone stays in its rows, and its attention runs on documents alone.
@@ -132,8 +131,7 @@ class _AfterAnImage(Way):
 
 
 def _of_text(output: Any, batch: TokenMap) -> Any:
-    """Return an output without the states of the image, which stand before the tokens, and without
-    weights of pairs."""
+    """Return an output with the states of the text alone, and without attention weights."""
     tokens = batch.into[1]
 
     def cut(states: Any) -> Any:

@@ -53,7 +53,7 @@ _KOSMOS_TEXT = ("kosmos_2_text_model", "kosmos_2_5_text_model")
 
 
 def _refusal(config: Any) -> str | None:
-    """Return why a model whose language model is an encoder-decoder is refused, or None."""
+    """Return the reason to refuse a model with an encoder-decoder as language model, or None."""
     if getattr(config, "use_decoder_only_language_model", True):
         return None
     return (
@@ -92,7 +92,7 @@ _NUMBERS, _IMAGE_GRIDS, _CROPS = "image_token_pooling", "image_grids", "image_nu
 
 
 def _misplaced(given: Mapping[str, Any]) -> str | None:
-    """Return why patch numbers do not count over all images of the call, or None if they do.
+    """Return the reason why patch numbers do not count over all images of a call, or None.
 
     Molmo2's processor counts over all images of one call of it. If it processes documents one by
     one, numbers count from 0 in each, and end to end all images would pool the patches of the

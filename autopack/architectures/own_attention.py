@@ -29,8 +29,7 @@ ALIBI = Family(
 def why_not_block_sparse(
     config: Any, part: str = "attention", owner: str = "BigBirdModel"
 ) -> str | None:
-    """Return why a model of BigBird's kind with block-sparse `part` cannot be served; None if not
-    sparse."""
+    """Return the reason to refuse block-sparse `part` of BigBird's kind, or None if not sparse."""
     if getattr(config, "attention_type", None) != "block_sparse":
         return None
     return (
@@ -52,8 +51,7 @@ ROFORMER = Family(
 
 
 class _ByCells(Way):
-    """Strategy for positions that restart in every cell of a table; cells of two tables share
-    numbers.
+    """Strategy for TAPAS: positions restart in every cell, and cells of two tables share numbers.
 
     Positions that count from 0 only declare where a document begins: alone, the document would get
     no positions, and number tokens by their cells. Other positions are used as given.
@@ -68,8 +66,7 @@ class _ByCells(Way):
         return found.together([self._embed(call, batch) for batch in found.maps])
 
     def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
-        """Return the embeddings of a batch of documents, with positions left out that count from
-        0."""
+        """Return the embeddings of a batch of documents, without positions that count from 0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
         if count_from_zero(given):
             call = replace(call, arguments={**call.arguments, "position_ids": None})
@@ -89,7 +86,7 @@ TAPAS = Family(
 
 
 class _InWindows(Way):
-    """Strategy for windows in chunks of padded rows, and tokens with global attention.
+    """Strategy for Longformer's windows in chunks of padded rows, with tokens of global attention.
 
     The model pads rows to a multiple of the largest window before the embeddings, so its attention
     sees more columns than the layout has. Here every document is padded to such a multiple, as it
@@ -183,7 +180,7 @@ SqueezeBertEncoder XGLMAttention
 
 
 def _refusal(config: Any) -> str | None:
-    """Return why a configuration of one of these types is refused, or None."""
+    """Return the reason to refuse a configuration of one of these types, or None."""
     if config.model_type == "falcon" and config.alibi:
         return (
             "it rounds biases by distance to bfloat16, counted from the start of the row, and "

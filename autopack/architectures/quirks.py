@@ -21,7 +21,7 @@ def _scale_query_by_position(
     value: Tensor,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Scale queries by their column within the document, not within the row.
+    """Return the call's states and options, with queries scaled by their column in the document.
 
     The model computes the temperatures in float32; only their ratio needs the precision of the
     query.
@@ -52,7 +52,7 @@ LLAMA4 = Family(
 
 
 def _refusal(config: Any) -> str | None:
-    """Return why a mixture of experts of Doge is refused, or None."""
+    """Return the reason to refuse Doge with a mixture of experts, or None."""
     mixes = getattr(config, "is_moe", False)
     return (
         "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None

@@ -18,8 +18,7 @@ LIGHTNING = Family(
 
 
 class _ForgettingRows(Rows):
-    """Documents as rows for a block that keeps the state of its last call, which releases up to
-    4.57 resume."""
+    """Strategy `Rows` for a block that would resume the state of its last call (up to 4.57)."""
 
     def run(self, call: MixerCall) -> Any:
         def from_nothing(mixer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ _SOUNDS = {
 
 
 def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the number of frames of each sound if the call declares it, else None."""
+    """Return the number of frames of each sound, or None if the call does not declare it."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
     names = """
@@ -58,7 +58,7 @@ def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the frames of each sound's longest chunk.
+    """Return the frames of each sound's longest chunk (Qwen3-Omni), or None if undeclared.
 
     Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first
     made of the padding.
@@ -68,8 +68,7 @@ def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the frames of each sound if Nemotron-H Omni would add a feature of padding to one,
-    else None.
+    """Return sounds' frames if Nemotron-H Omni would make a feature of padding, else None.
 
     It counts one frame more than the mask, which is padding if it begins a feature.
     """
@@ -91,23 +90,23 @@ def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray 
     return _lengths(config, given)
 
 
-def _alike(
+def _refuse_unlike(
     frames: Callable[[Any, Mapping[str, Any]], np.ndarray | None],
     config: Any,
     given: Mapping[str, Any],
     layout: PackedLayout,
 ) -> str | None:
-    """Return a reason if sounds differ in their `frames`, where an encoder reads behind a sound."""
+    """Return the reason to refuse sounds of different lengths by `frames`, or None if alike."""
     lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None
     return f"they have {lengths.min()} to {lengths.max()} frames, and {_BEHIND}"
 
 
-def _alike_without_a_mask(
+def _refuse_unlike_without_a_mask(
     config: Any, given: Mapping[str, Any], layout: PackedLayout
 ) -> str | None:
-    """Return the reason as `_alike` does, for calls that need not declare how long a sound is.
+    """Return the reason to refuse sounds of different lengths, or silence that may hide them.
 
     Silence and padding have one value in all bins.
     """
@@ -125,7 +124,7 @@ def _alike_without_a_mask(
                 f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no "
                 f"mask tells apart, and {_BEHIND}"
             )
-    return _alike(_lengths, config, given, layout)
+    return _refuse_unlike(_lengths, config, given, layout)
 
 
 def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
@@ -134,8 +133,8 @@ def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     return None if ids is None else host_values(ids == config.audio_token_id)
 
 
-def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return a reason if placeholders of two documents are adjacent.
+def _refuse_adjacent(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Return the reason to refuse adjacent placeholders of two documents, or None.
 
     Music Flamingo takes a run of placeholders for one sound, and numbers windows of 30 s within it.
     """
@@ -151,10 +150,10 @@ def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     )
 
 
-def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Return a reason if no placeholders of Qwen2-Audio follow each other.
+def _refuse_one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Return the reason to refuse single placeholders for Qwen2-Audio's sounds, or None.
 
-    It takes them for the older form, one per sound, and makes longer rows of them.
+    The model takes them for the older form, one per sound, and makes longer rows of them.
     """
     placeholders = _placeholders(config, given)
     if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():
@@ -167,15 +166,15 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
 
 _BEHIND = "its encoder reads what stands behind a shorter one"
 _TOGETHER: dict[str, SoundsRule] = {
-    "gemma3n": partial(_alike, _lengths),
-    "glmasr": partial(_alike, _in_less_than_a_window),
-    "musicflamingo": _as_one_sound,
-    "nemo_speechlm": partial(_alike, _lengths),
-    "nemotron_h_omni": partial(_alike, _with_a_frame_more),
-    "qwen2_audio": _one_for_each,
-    "qwen3_omni_moe_thinker": partial(_alike, _within_chunks),
+    "gemma3n": partial(_refuse_unlike, _lengths),
+    "glmasr": partial(_refuse_unlike, _in_less_than_a_window),
+    "musicflamingo": _refuse_adjacent,
+    "nemo_speechlm": partial(_refuse_unlike, _lengths),
+    "nemotron_h_omni": partial(_refuse_unlike, _with_a_frame_more),
+    "qwen2_audio": _refuse_one_for_each,
+    "qwen3_omni_moe_thinker": partial(_refuse_unlike, _within_chunks),
     **dict.fromkeys(
-        ("granite_speech", "granite_speech_plus", "phi4_multimodal"), _alike_without_a_mask
+        ("granite_speech", "granite_speech_plus", "phi4_multimodal"), _refuse_unlike_without_a_mask
     ),
 }
 

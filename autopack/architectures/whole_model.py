@@ -1,5 +1,4 @@
-"""Models of which nothing smaller than the whole can be kept within documents: each document runs
-alone."""
+"""Models that only run as a whole on each document alone: nothing smaller keeps documents apart."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ positions."""
 
 
 class _Streams(OneByOne):
-    """Strategy for ProphetNet's decoder, which returns the streams of all n-grams one after the
-    other.
+    """Strategy for ProphetNet's decoder, which returns streams of n-grams one after the other.
 
     Its states are (documents, n * tokens, ...), as its head needs them. A packed call leaves out
     the results of all streams but the first.
@@ -76,7 +74,7 @@ class _Streams(OneByOne):
 
 
 def _with_streams(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return an output with its streams of n-grams changed."""
+    """Return an output with `change` applied to its streams of n-grams."""
     last, states = output.last_hidden_state_ngram, output.hidden_states_ngram
     streams = {
         "last_hidden_state_ngram": None if last is None else change(last),
@@ -93,7 +91,7 @@ _WITH_IMAGES = named("glm5_next minimax_m3_vl")
 
 
 def _refusal(config: Any) -> str | None:
-    """Return why Reformer with random hashes is refused, or None."""
+    """Return the reason to refuse Reformer with random hashes, or None."""
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
         return (
             "with hash_seed=None its hashes are drawn anew at every call, so no document has "

@@ -24,7 +24,7 @@ Output = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """Arguments of a model's call of its attention function, and the places of the documents.
+    """One call of a model's attention function in a packed forward, with its documents' places.
 
     `query` is (R, H, C, E) in the columns of `layout`. `key` and `value` are in the columns of
     `memory`, the layout of the encoder's states, in cross-attention, and of `layout` otherwise.
@@ -46,35 +46,34 @@ class AttentionCall:
 
     @property
     def is_causal(self) -> bool:
-        """True if a missing mask means causal attention: the call's `is_causal`, or else the
-        module's."""
+        """True if a missing mask means causal attention, by the call's option or the module."""
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
 
     @property
     def states(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values."""
+        """Queries, keys and values, (R, H, C, E) each."""
         return self.query, self.key, self.value
 
     def states_for_sdpa(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values in the dtype that torch's SDPA would take them in."""
+        """Return queries, keys and values in the dtype to which SDPA casts them under autocast."""
         query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in self.states)
         return query, key, value
 
     @property
     def replaces_sdpa(self) -> bool:
-        """True if the user registered the function in the place of transformers' own for SDPA."""
+        """True if the user registered another function under transformers' name "sdpa"."""
         return self.implementation == "sdpa" and self.original is not releases.SDPA_FUNCTION
 
     @property
     def pattern(self) -> Pattern | None:
-        """The tokens of its document that a token sees; None if the mask is not a usual one."""
+        """The tokens of its document that a token sees, or None if the mask has no known rule."""
         if isinstance(self.mask, DocumentMask):
             return None if self.mask.absolute else self.mask.pattern
         return Pattern(causal=self.is_causal) if self.mask is None else None
 
     def options_beside(self, mask: torch.Tensor | None) -> Mapping[str, Any]:
-        """Return the options, with the `is_causal` that goes with this mask of one document.
+        """Return the options with the `is_causal` that fits `mask`, the mask of one document.
 
         gpt2 and others conclude from the presence of a mask that the call need not be causal (up to
         4.57); the description of a mask is present even if a document alone would have none.
@@ -85,8 +84,7 @@ class AttentionCall:
         return {**self.options, "is_causal": mask is None and causal}
 
     def refuse_two_directions(self) -> None:
-        """Raise `UnsupportedModel` if the mask and the module's `is_causal` disagree, and either
-        may be followed.
+        """Raise `UnsupportedModel` if mask and `is_causal` differ and stock may follow either.
 
         transformers leaves a mask out if it takes `is_causal` to express the same: for SDPA, and
         for functions that the user registers with its masks. Such a model attends one way with
@@ -120,8 +118,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute attention within the documents of packed rows: `BACKEND` in a module of that
-    name.
+    """A way to compute attention within documents of packed rows: `BACKEND` of the module `name`.
 
     * `attend` attends within each document. It returns the output (R, C, H, V), and the attention
       weights (R, H, C, C), zero across documents, if they are wanted and the backend can give them.

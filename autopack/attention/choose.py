@@ -17,27 +17,25 @@ BACKENDS: dict[str, Backend] = {
 
 
 def availability() -> dict[str, tuple[bool, str]]:
-    """Return, for each backend, whether it can be used on this machine, and by what or why not."""
+    """Return {backend: (True if this machine can use it, by what or why not)}."""
     return {name: backend.availability() for name, backend in BACKENDS.items()}
 
 
 def candidates(implementation: str) -> tuple[str, ...]:
-    """Return the backends that may serve a model loaded with an implementation, the preferred one
-    first."""
+    """Return the backends that may serve a model of an implementation, the preferred one first."""
     first = [name for name, backend in BACKENDS.items() if implementation in backend.stands_in]
     return *first, own_backend(implementation)
 
 
 def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
-    """Return the backends that `backend="auto"` may take for calls of an implementation on a kind
-    of device."""
+    """Return the backends that `backend="auto"` may take for an implementation on a device kind."""
     *first, own = candidates(implementation)
     there = [name for name in first if device in (BACKENDS[name].devices or (device,))]
     return *(name for name in there if BACKENDS[name].availability()[0]), own
 
 
 def own_backend(implementation: str) -> str:
-    """Return the backend of an attention implementation; eager for unknown ones."""
+    """Return the name of an implementation's own backend; "eager" for unknown implementations."""
     if releases.is_flash(implementation):
         return "flash"
     return {"sdpa": "sdpa", "flex_attention": "flex"}.get(implementation, "eager")

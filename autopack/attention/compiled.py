@@ -36,7 +36,7 @@ def attend_compiled(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor:
-    """Attend within each document: (R, H, C, V)."""
+    """Attend within each document by one SDPA call per document; return (R, H, C, V)."""
     bounds, before, after, scale = settings
     shared, lengths = query.shape[1] // key.shape[1], bounds.diff().tolist()
     states = query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -60,7 +60,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor
 
 @torch.library.custom_op("autopack::attend", mutates_args=(), schema=f"({_TAKEN}) -> Tensor")
 def _operator(*inputs: Any) -> Tensor:
-    """Attend within each document; the operator that a compiled graph holds."""
+    """Return `_attend` of the inputs; the operator that a compiled graph holds."""
     return _attend(*inputs)
 
 
@@ -69,7 +69,7 @@ _GRADIENTS = f"(Tensor gradient, {_TAKEN}) -> (Tensor, Tensor, Tensor)"
 
 @torch.library.custom_op("autopack::attend_backward", mutates_args=(), schema=_GRADIENTS)
 def _gradients(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value."""
+    """Return the gradients of query, key and value; attends once more for them."""
     # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is not.
     backward: Any = torch.func.vjp(lambda *states: _attend(*states, *inputs[3:]), *inputs[:3])[1]
     return tuple(each.contiguous() for each in backward(gradient))

@@ -58,8 +58,7 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
-    """Return True if a model's own rule lets every token see all states of the encoder
-    (T5Gemma)."""
+    """Return True if the mask's rule lets every token see all encoder states (T5Gemma); cached."""
 
     def ask() -> tuple[bool, DocumentMask]:
         zero = torch.zeros((), dtype=torch.long, device=layout.device)
@@ -99,8 +98,7 @@ def attend_to_images(call: AttentionCall, seen: SeenImages) -> Output:
 
 
 def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> torch.Tensor:
-    """Attend once for each document, with its row, columns and keys in `places`: (1, tokens, H,
-    V)."""
+    """Attend once per document, from queries to keys of its row in `places`: (1, tokens, H, V)."""
     query, key, value = call.states
     outputs = []
     for row, queries, keys in places:

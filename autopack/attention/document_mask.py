@@ -24,12 +24,11 @@ from autopack.runtime.scope import Scope, running_scope
 
 @dataclass(eq=False)
 class DocumentMask:
-    """Description of an attention mask, on its way from the mask function to the attention site.
+    """Description of an attention mask that the attention site gets in place of a tensor.
 
-    It stands in the place of the mask, and no tensor over the whole row is made. `function` is the
-    upstream mask function that would have been called with `arguments`; called for the length of
-    one document, it gives the very mask that the document has alone. `pattern` is its rule in
-    numbers, or None if it is not a usual one.
+    No tensor over the whole row is made. `function` is the upstream mask function that would have
+    been called with `arguments`; called for the length of one document, it gives the very mask that
+    the document has alone. `pattern` is its rule in numbers, or None if it is not a usual one.
     """
 
     layout: PackedLayout
@@ -52,8 +51,7 @@ class DocumentMask:
         self._made: dict[Any, Any] = {}  # masks by the length of a document
 
     def for_document(self, row: int, first: int, end: int) -> Any:
-        """Return the mask of one document alone: (1, 1, length, length), or None if the model would
-        pass none."""
+        """Return one document's mask alone: (1, 1, length, length), or None if stock makes none."""
         if self.absolute:
             return self._by_columns(row, first, end)
         length = end - first
@@ -69,15 +67,13 @@ class DocumentMask:
         return None if longest is None else self.for_length(length)
 
     def for_length(self, length: int) -> Any:
-        """Return the mask of a document of this length alone, by a rule that is the same for all
-        documents."""
+        """Return the mask of any document of this length, by a relative rule; cached."""
         if length not in self._made:
             self._made[length] = self.function(**self._alone(length))
         return self._made[length]
 
     def for_last(self, tokens: int, length: int) -> torch.Tensor | None:
-        """Return the mask of a document's last `tokens` over its `length` tokens: (1, 1, tokens,
-        length).
+        """Return the (1, 1, tokens, length) mask of a document's last `tokens` of `length`.
 
         None if the mask function makes no tensor, or the rule reads columns of the row.
         """
@@ -94,11 +90,11 @@ class DocumentMask:
         )
 
     def _alone(self, length: int) -> dict[str, Any]:
-        """Return the mask function's arguments for a document of this length, without padding."""
+        """Return the mask function's arguments for one unpadded document of this length."""
         return masks.with_length(self.arguments, length, batch_size=1, attention_mask=None)
 
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
-        """Return the mask of one document, made by a rule that counts columns of the row."""
+        """Return one document's mask, made by a rule that reads columns of the row."""
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
                 "this model combines chunked attention with per-token blocks (images in chunks); "
@@ -112,8 +108,7 @@ class DocumentMask:
 
     @cached_property
     def over_rows(self) -> Any:
-        """The upstream function's mask by the rule within documents: a BlockMask, or a dense mask
-        of whole rows."""
+        """The mask of whole rows that keeps documents apart: a BlockMask, or a dense tensor."""
         rule, number, start = self.rule, self.layout.seq_idx, self.layout.start_columns
         if self.absolute:
             start = torch.zeros_like(start)
@@ -124,8 +119,7 @@ class DocumentMask:
         return self.function(**{**self.arguments, **self._no_skips, "mask_function": packed_rule})
 
     def __getitem__(self, index: Any) -> Any:
-        """Return this mask for a slice that keeps all of it, and a slice of the dense mask for
-        others."""
+        """Return this mask for slices that keep all of it, else that part of the dense mask."""
         kept = index if isinstance(index, tuple) else (index,)
         size = self.layout.columns
         if all(isinstance(part, slice) and part.indices(size) == (0, size, 1) for part in kept):
@@ -133,23 +127,20 @@ class DocumentMask:
         return self.over_rows[index]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the dense mask over whole rows, converted, for model code that computes with its
-        mask."""
+        """Return the dense mask over whole rows, converted, for models that compute with masks."""
         return self.over_rows.to(*args, **kwargs)
 
     def masked_fill(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the dense mask over whole rows with more hidden, for model code that hides tokens
-        itself."""
+        """Return the dense mask over whole rows, filled, for models that hide tokens themselves."""
         return self.over_rows.masked_fill(*args, **kwargs)
 
     def dim(self) -> int:
-        """Return the number of axes of the dense mask: model code tells masks of pairs by it."""
+        """Return 4, the dense mask's number of axes, by which models know masks of pairs."""
         return 4
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a mask function that describes masks of packed rows of enabled models, and makes
-    others."""
+    """Return a mask function that gives packed rows a `DocumentMask`, and calls `original` else."""
 
     if releases.is_own(original):
         site.check_takes(original, masks.READ)
@@ -214,7 +205,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Keep transformers from searching for packed rows after autopack has done so.
+    """Return a mask preprocessing that leaves out transformers' search for packed rows.
 
     That saves a device sync per mask and leaves the mask function as the model composed it.
     """
@@ -238,7 +229,7 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
 
 
 def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dict[str, Any]:
-    """Return a mask function's arguments for whole rows of documents, of which others run here."""
+    """Return a mask function's arguments for whole rows where only a part of them runs."""
     asked, layout = (arguments["batch_size"], arguments["kv_length"]), scope.layout
     by_tokens = scope.shared is not None and pattern is None
     if asked != scope.ran or (by_tokens and masks.captured_tensors(arguments["mask_function"])):
@@ -265,8 +256,7 @@ def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
 
 
 def _packed_scope(config: Any) -> Scope | None:
-    """Return the scope of the running packed forward if a text module of its model reads the
-    config."""
+    """Return the running packed forward's scope if its model reads `config`, or None."""
     scope = running_scope()
     if scope is None or scope.layout is None:
         return None

@@ -21,8 +21,8 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import Batches, equally_long
 
 _MANY, _SHORT = 4, 10
-"""Documents of each length, and tokens of each document, by mean, from and up to which documents of
-several lengths are moved next to those of their length.
+"""Least documents of each length, and most tokens of each document, by mean, for documents of
+several lengths to be moved next to others of their length.
 
 A step of 802 documents of 2 to 8 tokens was 1.09 times as fast for it with 256 channels, and 1.17
 times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faster.
@@ -32,7 +32,7 @@ times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faste
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
-    """Attend within each document; return weights too, if wanted and if the function gives them."""
+    """Attend by the model's own function, once per document; return weights if they are wanted."""
     layout, weights = call.layout, None
     groups = _batches_by_length(call)
     options: dict[str, Any] = {
@@ -46,11 +46,14 @@ def attend(call: AttentionCall) -> Output:
     else:
         batches = tuple((0, 0, each.into[1]) for each in groups.maps)
         states = [
-            [each.transpose(1, 2) for each in _by_length(each.transpose(1, 2), layout, groups)]
+            [
+                each.transpose(1, 2)
+                for each in _grouped_by_length(each.transpose(1, 2), layout, groups)
+            ]
             for each in call.states
         ]
         options = {
-            name: _by_length(option.expand(layout.rows, -1), layout, groups)
+            name: _grouped_by_length(option.expand(layout.rows, -1), layout, groups)
             for name, option in options.items()
         }
     outputs: list[torch.Tensor] = []
@@ -82,7 +85,7 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _by_document(states: torch.Tensor, layout: PackedLayout) -> Sequence[torch.Tensor]:
-    """Return states (R, H, C, E) cut into documents, each (1, H, L, E).
+    """Return states (R, H, C, E) split into one (1, H, L, E) per document.
 
     They are cut by `split`, whose backward puts the parts together at once; a backward of slices
     adds up a whole row for every document. A single row is not split off from others, which would
@@ -95,10 +98,10 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> Sequence[torch.T
     return found
 
 
-def _by_length(
+def _grouped_by_length(
     tokens: torch.Tensor, layout: PackedLayout, groups: Batches
 ) -> Sequence[torch.Tensor]:
-    """Return (R, C, ...) as (documents, L, ...) for each length."""
+    """Return tokens (R, C, ...) as one (documents, L, ...) per length of documents."""
     flat, maps = tokens.flatten(0, 1), groups.maps
     if len(maps) > 1:
         places = layout.derived(
@@ -112,8 +115,7 @@ def _by_length(
 def slice_mask(
     mask: torch.Tensor | None, row: int, queries: slice, keys: slice
 ) -> torch.Tensor | None:
-    """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys) that the model
-    made."""
+    """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys), or None."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
@@ -128,8 +130,7 @@ def _slice_option(
     first: int,
     end: int,
 ) -> torch.Tensor:
-    """Return an option for one document; an option without an axis of columns is the same for
-    all."""
+    """Return an option's part for one document, or the option if it has no axis of columns."""
     rows, columns = call.layout.rows, call.layout.columns
     if name == "position_bias" and option.shape[-1] == call.layout.max_seqlen != columns:
         return option[..., : end - first, : end - first]  # that of the longest document
@@ -145,11 +146,11 @@ def _slice_option(
 
 
 def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
-    """Return True if the second axis of an option is its heads, as it is for states.
+    """Return True if an option's second axis is its heads, so that its third is the columns.
 
-    The third axis of the option is as long as a row.
-    In transformers' own attention that is so whenever the second axis is as long as there are
-    heads. Raises `UnsupportedModel` if third-party code could mean the columns by it.
+    The third axis of the option is as long as a row. In transformers' own attention, the second
+    axis is the heads whenever it is as long as there are heads. Raises `UnsupportedModel` if
+    third-party code could mean the columns by it.
     """
     columns, length = call.layout.columns, option.shape[1]
     if length == columns == call.query.shape[1] and not is_of_library(type(call.module)):
@@ -163,10 +164,10 @@ def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
 
 
 def _batches_by_length(call: AttentionCall) -> Batches | None:
-    """Return batches of documents of one length; None if documents have to be cut one by one.
+    """Return batches of documents of one length, or None if each is to be cut out singly.
 
-    So it is where more is cut than states and options per column, or moving tokens costs more than
-    calls. Documents of a single length lie as in a batch already.
+    Documents are cut out singly where more is cut than states and options per column, or moving
+    tokens costs more than calls. Documents of a single length lie as in a batch already.
     """
     layout = call.layout
     documents, kinds = len(layout.lengths), len(set(layout.lengths))

@@ -19,8 +19,7 @@ from autopack.layout.prefixes import Prefixes
 
 
 def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
-    """Attend from every token of the row that runs to those before it in its document: (1, S, H,
-    V).
+    """Attend from every token of a row of stretches to its document so far: (1, S, H, V).
 
     The layout of `call` describes the documents. A backend that takes other lengths of keys than
     of queries computes each stretch once; with any other backend, documents attend as if they
@@ -47,7 +46,7 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend once per stretch by the model's own function; return None if a mask cannot be made."""
+    """Attend once per stretch by the model's own function; return None if masks cannot be made."""
     own = call.mask
     if (
         not isinstance(own, DocumentMask)
@@ -77,8 +76,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
 
 
 def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
-    """Attend as if documents shared nothing, and keep the result of each token of the row that
-    runs."""
+    """Attend over whole documents without sharing, and return the row's tokens: (1, S, H, V)."""
     places = prefixes.row.back.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in call.states)
     options = {
@@ -89,7 +87,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 
 def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
-    """Return an option for the tokens of the documents. An option without such an axis stays."""
+    """Return an option with its axis of S tokens, if any, expanded to the documents' tokens."""
     if (
         not isinstance(option, torch.Tensor)
         or option.dim() < 2
@@ -109,8 +107,7 @@ def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixe
 
 
 def with_keys_of_documents(call: AttentionCall, prefixes: Prefixes) -> AttentionCall:
-    """Return the call with the keys and values that each stretch attends to, end to end:
-    `prefixes.keys`."""
+    """Return the call with each stretch's keys and values laid end to end as in `prefixes.keys`."""
     columns = prefixes.key_columns.to(call.key.device)
     return replace(
         call, key=call.key.index_select(2, columns), value=call.value.index_select(2, columns)

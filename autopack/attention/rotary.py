@@ -28,8 +28,7 @@ call set."""
 
 
 class PerDocumentRotary:
-    """Forward hook of a rotary module that recomputes a packed row's embeddings for each document
-    length."""
+    """Forward hook of a rotary module that recomputes embeddings for each packed document."""
 
     def __init__(self, link: Link):
         self.link = link
@@ -69,7 +68,7 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
             code="positions-cannot-restart",
         )
     wholes = [part.new_empty(layout.rows, layout.columns, *part.shape[2:]) for part in parts]
-    own: Any = _of_this_call(module)
+    own: Any = _private_copy(module)
     for tokens in _groups(layout, position_ids):
         index = upload(tokens, position_ids.device)
         reset_frequencies(own, call)
@@ -85,9 +84,8 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
     return tuple(wholes) if isinstance(output, tuple) else wholes[0]
 
 
-def _of_this_call(module: nn.Module) -> nn.Module:
-    """Return the module with frequencies of its own: calls in other threads change those that it
-    keeps."""
+def _private_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a rotary module with its own buffers, safe from calls in other threads."""
     own = copy.copy(module)
     own._buffers = {
         name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()
@@ -99,8 +97,7 @@ def _of_this_call(module: nn.Module) -> nn.Module:
 
 
 def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:
-    """Yield the tokens of the documents with one largest position, on which alone the frequencies
-    depend."""
+    """Yield the flat indices of tokens in documents with the same largest position."""
     lengths = layout.sizes
     if position_ids.dim() == 2:  # of several axes
         largest = np.maximum.reduceat(host_values(position_ids.amax(0)), layout.bounds[:-1])
@@ -113,7 +110,6 @@ def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.nda
 
 
 def reset_frequencies(module: nn.Module, call: Mapping[str, Any]) -> None:
-    """Forget frequencies of earlier calls: dynamic NTK keeps a longer sequence's until a short one
-    comes."""
+    """Run a rotary module on position 0, which resets frequencies kept from longer calls."""
     zero = torch.zeros(1, 1, dtype=torch.long, device=call["position_ids"].device)
     type(module).forward(module, **{**call, "position_ids": zero})

@@ -30,8 +30,7 @@ documents."""
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return an attention function that keeps documents of enabled models apart, and hands on other
-    calls."""
+    """Return an attention function that serves packed forwards, and hands on all other calls."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager
@@ -155,7 +154,7 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
 
 
 def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
-    """Raise `UnsupportedModel` for a new module's attention over the rows of a packed forward.
+    """Raise `UnsupportedModel` if an unmarked module attends over the rows of a packed forward.
 
     It belongs to no enabled model, so it would take the documents of a row for one.
     """
@@ -189,8 +188,7 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
 
 
 def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> AttentionCall:
-    """Return the call for whole rows and this rank's share of the heads, or all if they cannot be
-    shared."""
+    """Return the call for whole rows and this rank's heads, or all heads if none can be shared."""
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     given = {
@@ -220,8 +218,7 @@ def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> Atten
 def _parts_of_rows(
     output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int
 ) -> torch.Tensor:
-    """Return this rank's part, of all `heads`, of `call`'s output (R, C of whole rows, H of this
-    rank, V)."""
+    """Return this rank's columns, of all `heads`, from output (R, C of whole rows, H here, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} "
@@ -244,7 +241,7 @@ def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
 def _check_shapes(
     module: nn.Module, scope: Scope, memory: PackedLayout | None, query: Tensor, key: Tensor
 ) -> None:
-    """Raise `UnsupportedModel` unless queries are of what runs, and keys too or of `memory`."""
+    """Raise `UnsupportedModel` unless queries and keys fit the rows and columns of this forward."""
     ran = scope.ran
     of_keys = ran if memory is None else memory.shape
     if tuple(query.shape[::2]) == ran and tuple(key.shape[::2]) == of_keys:

@@ -35,9 +35,9 @@ def callers(module: str = "", function: str = ".*") -> list[Any]:
     Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few
     functions.
     """
-    return list(map(_holder, running(module, function)))
+    return list(map(_self_of, running(module, function)))
 
 
-def _holder(frame: FrameType) -> Any:
-    """Return `self` in a frame, if there is one."""
+def _self_of(frame: FrameType) -> Any:
+    """Return a frame's local `self`, or None."""
     return frame.f_locals.get("self")

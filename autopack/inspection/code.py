@@ -70,13 +70,15 @@ class ModelCode:
             ):
                 self._follow(value)
             for losses, kind in _places_of_loss(module):
-                self._stands(losses, kind, losses[kind])
+                self._follow_place(losses, kind, losses[kind])
         for implementation in implementations:
             function = sharding.of_whole_rows(releases.attention_function(implementation))
             if function is not None and (other := self._follow(function)) is not None:
-                self._note(_in_place(f"the attention function {implementation!r}", other))
+                self._note(_runs_in_words(f"the attention function {implementation!r}", other))
         for function in self._waiting:  # which grows
-            self._named(function.__globals__, names_in(function.__code__), function.__globals__)
+            self._follow_names(
+                function.__globals__, names_in(function.__code__), function.__globals__
+            )
         for name, module in modules:
             said = name or "the model"
             for part, value in self._parts_of(module):
@@ -87,10 +89,10 @@ class ModelCode:
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
-        """Return what is third-party in a module's class, forward, loss or hooks, or None.
+        """Return, in words, a module's first third-party class, function, loss or hook, or None.
 
-        What else stands on a module, as a function for checkpoints, is called by its forward with
-        what that has.
+        Other functions on a module, such as one for checkpoints, are called by its forward, with
+        values that the forward has.
         """
         hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
         hooked = (f"a hook on it is {whose(hook)}" for hook in hooks if not is_own(hook))
@@ -99,7 +101,7 @@ class ModelCode:
         )
 
     def _note(self, said: str, known: bool = False) -> None:
-        """Note third-party code; unless it is `known`, the model counts as unknown."""
+        """Record third-party code in `foreign`, and in `unknown` too unless it is `known`."""
         self.foreign.append(said)
         if not known:
             self.unknown = self.unknown or said
@@ -107,8 +109,7 @@ class ModelCode:
     def _parts_of(
         self, module: nn.Module, names: Container[str] | None = None
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the third-party parts of a module: its class, functions of some names on it, and
-        its loss."""
+        """Yield (words, object) for a module's third-party class, loss and functions of `names`."""
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls
@@ -124,7 +125,7 @@ class ModelCode:
                 yield f"the loss of the kind {kind!r} is {whose(losses[kind])}", losses[kind]
 
     def _look_at_hooks(self, module: nn.Module, said: str) -> None:
-        """Note a model's first third-party hook, or a hook on a part that may read rows."""
+        """Set `hook`, `unknown` and `onlooker` from a module's hooks, where they are still None."""
         for hook in hooks_of(module).values():
             told = f"{said}: a hook on it is {whose(hook)}"
             is_foreign, looks = not is_own(hook), looks_at_rows(hook)
@@ -138,7 +139,7 @@ class ModelCode:
                     self.hook = self.hook or told
 
     def _of_class(self, cls: Any, within: Globals | None = None) -> str | None:
-        """Return the part of a class, or of its bases, that is third-party, or None."""
+        """Return, in words, a class's or its bases' first third-party function, or None; cached."""
         if cls not in self._classes:
             self._classes[cls] = None  # its functions may name it
             reasons = [reason for base in cls.__mro__ for reason in self._of_base(base, within)]
@@ -146,7 +147,7 @@ class ModelCode:
         return self._classes[cls]
 
     def _of_base(self, base: type, within: Globals | None) -> Iterator[str]:
-        """Yield in words the functions of one class that are, or run, third-party code."""
+        """Yield, in words, the functions of one class that are, or run, third-party code."""
         if base in (object, nn.Module):  # whose functions are looked at as torch's
             return
         is_general = is_of_library(base) and not base.__module__.startswith("transformers.models.")
@@ -154,17 +155,17 @@ class ModelCode:
         for name in _RUN if is_general else list(held):
             member = held.get(name)
             if any(isinstance(layer, FunctionType) for layer in layers(member)):
-                other = self._stands(held, name, member, within)
+                other = self._follow_place(held, name, member, within)
                 if other is not None:
-                    yield _in_place(f"{base.__qualname__}.{name}", other)
+                    yield _runs_in_words(f"{base.__qualname__}.{name}", other)
 
-    def _stands(self, held: Any, name: str, value: Any, within: Globals | None = None) -> Any:
-        """Record where a function is kept, and return what `_follow` finds from it."""
+    def _follow_place(self, held: Any, name: str, value: Any, within: Globals | None = None) -> Any:
+        """Add a function's mapping and key to `places`, and return what `_follow` finds from it."""
         self.places.append((held, name, original(value)))
         return self._follow(value, within)
 
     def _follow(self, function: Any, within: Globals | None = None) -> Any:
-        """Record what a function's code names; return the first third-party function, or None.
+        """Add a function's names to `words`; return the first third-party function, or None.
 
         Third-party code `within` other globals is not followed.
         """
@@ -176,7 +177,7 @@ class ModelCode:
             file, held = layer.__code__.co_filename, layer.__globals__
             self.words |= names_in(layer.__code__).union(layer.__code__.co_consts)
             if is_in(file, "transformers"):
-                other = self._named(held, names_in(layer.__code__))
+                other = self._follow_names(held, names_in(layer.__code__))
                 found = found or other
             elif not is_own_file(file):
                 self.others.append(layer)
@@ -184,8 +185,10 @@ class ModelCode:
                     self._waiting.append(layer)
         return found
 
-    def _named(self, held: Globals, names: frozenset[str], within: Globals | None = None) -> Any:
-        """Follow what names hold in globals; return the first third-party function, or None.
+    def _follow_names(
+        self, held: Globals, names: frozenset[str], within: Globals | None = None
+    ) -> Any:
+        """Follow functions under names of globals; return the first third-party one, or None.
 
         Of names in third-party code, which is `within` its globals, classes and Python modules are
         followed too, and one that is free may shadow a builtin later.
@@ -200,7 +203,7 @@ class ModelCode:
                     and value not in self._seen
                 ):
                     self._seen.add(value)
-                    self._named(vars(value), names & vars(value).keys(), within)
+                    self._follow_names(vars(value), names & vars(value).keys(), within)
             elif within is not None and not is_own(kind):
                 self._of_class(kind, within)
             elif isinstance(value, int):
@@ -208,18 +211,18 @@ class ModelCode:
             if isinstance(value, type) and issubclass(value, BaseException):
                 continue  # one that is raised or caught
             if callable(value) or (value is None and within is not None):
-                other = self._stands(held, name, value, within)
+                other = self._follow_place(held, name, value, within)
                 found = found or other
         return found
 
 
 def _places_of_loss(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return where the loss of a model stands: transformers' losses, and its kind."""
+    """Return [(transformers' dict of losses, key of the model's loss)], or [] for a non-model."""
     losses = releases.losses() if isinstance(module, PreTrainedModel) else {}
     return [(losses, releases.kind_of_loss(module))] if losses else []
 
 
-def _in_place(name: str, function: Any) -> str:
-    """Return a phrase: NAME runs FUNCTION, or FUNCTION alone if it has that name itself."""
+def _runs_in_words(name: str, function: Any) -> str:
+    """Return "NAME runs FUNCTION", or FUNCTION with its file alone if it has that name itself."""
     found = whose(function)
     return found if found.startswith(f"{name} of ") else f"{name} runs {found}"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @cache
-def _taken(function: Any) -> frozenset[str]:
+def _parameter_names(function: Any) -> frozenset[str]:
     """Return the names of a function's parameters."""
     return frozenset(inspect.signature(function).parameters)
 
@@ -19,7 +19,8 @@ def text_config(config: Any, **which: bool) -> Any:
     `which` is `decoder` or `encoder`, for configs that have one for each.
     """
     if hasattr(config, "get_text_config"):
-        taken = _taken(type(config).get_text_config)  # of the two, `decoder` alone up to 4.53
+        # of the two, `decoder` alone up to 4.53
+        taken = _parameter_names(type(config).get_text_config)
         return config.get_text_config(
             **{name: value for name, value in which.items() if name in taken}
         )

@@ -31,7 +31,7 @@ _WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Fingerprint:
-    """A model as it was at the last look; `changed` names the first difference from it."""
+    """A model's modules, code and configs when it was proven; `changed` names a difference."""
 
     def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
         modules = list(model.modules())
@@ -47,7 +47,7 @@ class Fingerprint:
             }.values(),
         )
         self._parts = [
-            _Part("its modules", lambda: (list(map(type, modules)), _values(children))),
+            _Part("its modules", lambda: (list(map(type, modules)), _sizes_and_ids(children))),
             _Part(
                 "a function on one of its modules, its forward or its loss",
                 lambda: (
@@ -59,7 +59,7 @@ class Fingerprint:
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part(
                 "what stands in the place of torch's functions",
-                _of_process,
+                _values_of_torch,
                 process.foreign,
                 code.of_process,
             ),
@@ -75,12 +75,12 @@ class Fingerprint:
         ]
 
     def changed(self) -> str | None:
-        """Return the first change, in words, or None."""
+        """Return the first part of the model that has changed, in words, or None."""
         return next((part.said for part in self._parts if part.changed()), None)
 
 
 class _Part:
-    """One kind of facts about a model, which `said` names.
+    """One part of a model's state, named by `said`, to compare with its state at the proof.
 
     Every call compares what `read` returns with the last time, by identity as far as possible.
     `facts` are what must stay the same, and are compared only where the former differs. They are
@@ -104,14 +104,14 @@ class _Part:
         return True
 
 
-def _of_process() -> list[list[Any]]:
-    """Return the hooks on all modules, and all that stands in torch's places."""
+def _values_of_torch() -> list[list[Any]]:
+    """Return torch's global hooks, and the members of its modules and classes that are watched."""
     places: list[Any] = [*process.HOOKS, *map(vars, process.SPACES.values())]
     return [list(held.values()) for held in places]
 
 
-def _values(dicts: list[dict[str, Any]]) -> list[int]:
-    """Return the identities of the values of some dicts, and their sizes.
+def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:
+    """Return the sizes of some dicts and the ids of their values, in one flat list.
 
     None is kept alive: a lost one has left its dict.
     """
@@ -121,7 +121,7 @@ def _values(dicts: list[dict[str, Any]]) -> list[int]:
 def _functions(
     places: list[tuple[Any, str]], modules: list[nn.Module]
 ) -> dict[tuple[int, str], Any]:
-    """Return the functions at places and on modules, without autopack's own.
+    """Return the originals of functions at places and on modules, by (id of the dict, name).
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between
     calls.
@@ -142,7 +142,7 @@ def _hooks(modules: list[nn.Module]) -> list[int]:
 
 
 def _watched_hooks(modules: list[nn.Module], known: set[int]) -> list[int]:
-    """Return the numbers of hooks that are `known`, third-party, or may read rows and columns.
+    """Return the ids of the hooks that are `known`, third-party, or may read rows and columns.
 
     transformers puts on its own when a user first asks for hidden states.
     """
@@ -162,8 +162,7 @@ def only_checkpoints(function: Any) -> bool:
 
 
 def _fields(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the fields of a configuration that decide a model's results; of collections their
-    text."""
+    """Return a configuration's fields that decide results, by name; collections as text."""
     fields = vars(config).items()
     return {
         n: repr(v) if isinstance(v, dict | list | tuple) else v

@@ -56,8 +56,7 @@ def is_in(file: str, package: str) -> bool:
 
 @functools.cache
 def is_own_file(file: str) -> bool:
-    """Return True for files of autopack, the standard library and the libraries that autopack
-    knows."""
+    """Return True for files of autopack, the standard library and libraries that autopack knows."""
     is_standard = file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
     is_known = is_standard or file.startswith((_AUTOPACK, "<frozen "))
     return is_known or any(is_in(file, package) for package in _LIBRARIES)
@@ -85,7 +84,7 @@ def _is_of_autopack(value: Any) -> bool:
 
 
 def _held(value: Any, name: str) -> Any:
-    """Return an attribute of an object's own; a mock has every attribute that is asked for."""
+    """Return an attribute from an object's own `__dict__`, or None; a mock has all others."""
     return getattr(value, "__dict__", {}).get(name)
 
 
@@ -111,15 +110,14 @@ def layers(value: Any) -> Iterator[Any]:
 
 
 def is_own(value: Any) -> bool:
-    """Return True if a function with all that it wraps, or a class with its bases, is a
-    library's."""
+    """Return True if a function and all that it wraps, or a class and its bases, are libraries'."""
     if isinstance(value, type):
         return all(map(is_of_library, value.__mro__))
     return all(map(_is_own_layer, layers(value)))
 
 
 def _is_own_layer(layer: Any) -> bool:
-    """Return True if one function is a library's, whatever it wraps."""
+    """Return True if one function is a known library's; functions that it wraps are not read."""
     if isinstance(layer, FunctionType):
         return is_own_file(layer.__code__.co_filename)
     if isinstance(layer, torch.jit.ScriptFunction):  # DeBERTa before transformers 5.20
@@ -128,7 +126,7 @@ def _is_own_layer(layer: Any) -> bool:
 
 
 def is_from(value: Any, package: str) -> bool:
-    """Return True if a class, or a function that wraps libraries' at most, is a package's."""
+    """Return True if a class or function is a package's; it may wrap known libraries' functions."""
     if isinstance(value, type):
         return is_in(file_of(value.__module__) or "", package) and found_by_name(value)
     files = {
@@ -139,8 +137,7 @@ def is_from(value: Any, package: str) -> bool:
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
-    """Return True for a library's wrapper of a function of a module's class, or its forward
-    there."""
+    """Return True if `value` is a library's forward, or its wrapper of the class's function."""
     known = set(map(id, layers(getattr(type(module), name, None))))
     found = list(layers(value))
     wraps = name == "forward" or not known.isdisjoint(map(id, found))
@@ -148,7 +145,7 @@ def passes_on(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def whose(function: Any) -> str:
-    """Return a function's name and the place where it was written."""
+    """Return a function's name with its file and line, or with its module if it is a library's."""
     for layer in layers(function):
         code = getattr(layer, "__code__", None)
         if code is not None and not is_own_file(code.co_filename):

@@ -70,7 +70,7 @@ def row_head(model: Any) -> RowHead | None:
 
 
 def is_head_of_pair(model: Any) -> bool:
-    """Return True if an encoder-decoder's head gives other results than its decoder's tokens."""
+    """Return True if an encoder-decoder has a head whose results are not one per decoder token."""
     names = set(parameters_of(type(model)).names)
     of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
     return (
@@ -86,7 +86,7 @@ def looks_for_padding(model: Any) -> bool:
 
 
 def end_token(model: Any) -> int | None:
-    """Return the token that every row must hold, as the head reads its result there, or None."""
+    """Return the end token at which a head with one result per row reads that result, or None."""
     token = getattr(model.config, "eos_token_id", None)
     return (
         token
@@ -98,13 +98,13 @@ def end_token(model: Any) -> int | None:
 
 
 def takes_first_padding(model: Any) -> bool:
-    """Return True if the head takes the token before the first padding token (up to 4.50), not the
-    last real one."""
+    """Return True if the head takes the token before the first padding token. Later releases than
+    4.50 take the last real one."""
     return {"pad_token_id", "eq"} <= _names(model)
 
 
 def _names(model: Any) -> set[str]:
-    """Return the names that a head's forward and those that take its arguments read."""
+    """Return the names in a head's forward, and in the forwards that take its arguments."""
     return {name for code in forward_codes(type(model)) for name in code.co_names}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Unknown(Exception):
-    """A mask function does something with its indices that autopack does not know."""
+    """Error of a mask function whose use of its indices autopack does not know."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def mask_function(implementation: str) -> Callable[..., Any] | None:
 
 
 def describe_mask(function: Callable[..., Any]) -> Pattern | None:
-    """Return the tokens that a mask function lets a token of a document alone see, or None.
+    """Return a mask function's `Pattern` for a document alone, or None if it is not recognised.
 
     Used only to choose a faster backend; a function that is not recognised is evaluated as it
     stands.
@@ -58,7 +58,7 @@ class _NoPadding:
 
 
 def _without_padding(function: Any) -> Any:
-    """Return a mask function, and those that it combines, with a `left_padding` of 0 per row."""
+    """Return a copy of a mask function in which it and its parts have a `left_padding` of 0."""
     if not inspect.isfunction(function) or not function.__closure__:
         return function
     cells = []
@@ -100,7 +100,7 @@ def _parts(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def known_parts(function: Callable[..., Any]) -> list[Pattern]:
-    """Return the recognised functions among a mask function and those that it combines."""
+    """Return the patterns recognised in a mask function and in the functions that it combines."""
     return [found for part in _parts(function) if (found := describe_mask(part)) is not None]
 
 
@@ -120,7 +120,7 @@ def plain_rule(causal: bool) -> Callable[..., Any]:
 
 
 def with_length(arguments: Mapping[str, Any], length: int, **others: Any) -> dict[str, Any]:
-    """Return a mask function's arguments for a length of queries and keys, uncached, and others."""
+    """Return a mask function's arguments with `length` queries and keys, no cache, and `others`."""
     found = {**arguments, "kv_length": length, "kv_offset": 0, **others}
     if "cache_position" in found:  # up to 5.0; later releases say q_length and q_offset
         found["cache_position"] = torch.arange(length, device=found["cache_position"].device)

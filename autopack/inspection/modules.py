@@ -54,7 +54,7 @@ class Anatomy:
         attending: Collection[str],
         within: Collection[str],
     ) -> None:
-        """Take a model apart by names of classes.
+        """Find the parts of a model by names of classes.
 
         Classes in `mixing` mix tokens; the ones that are also in `attending` attend. All attention
         of classes in `within` is over parts of a token or of media.
@@ -121,7 +121,7 @@ def towers(root: nn.Module) -> list[nn.Module]:
 
 
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
-    """Return the modules whose class is wanted; each class is asked once."""
+    """Return the modules for whose class `wanted` returns True; it is called once per class."""
     walked = list(modules)
     kinds = list(map(class_of, walked))
     classes = {cls for cls in set(kinds) if wanted(cls)}
@@ -149,7 +149,7 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
-    """Return the rotary modules under `root` with frequencies by a call's longest position."""
+    """Return the rotary modules under `root` that depend on a call's longest position."""
     # of each kind of layer
     kinds = ((module, str(module.__dict__.get("rope_type"))) for module in root.modules())
     return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
@@ -184,7 +184,7 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
 def counting_columns(
     root: nn.Module, mixers: Iterable[nn.Module]
 ) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return the modules under `root`, outside `mixers`, that number tokens by their columns.
+    """Return two lists of modules under `root`, outside `mixers`, that number tokens by columns.
 
     They are embeddings of positions, and embeddings of tokens that hold such a table. They are
     found by their names; an audit checks the result.
@@ -277,7 +277,7 @@ def config_of(module: nn.Module, whole: PreTrainedModel) -> Any:
 
 
 def is_pair(model: nn.Module) -> bool:
-    """Return True if a model calls an encoder and a decoder: it takes tokens for both."""
+    """Return True if a model takes `decoder_input_ids`, so that it has an encoder and a decoder."""
     # One of BLIP-2 may hold a decoder alone.
     decodes_alone = getattr(
         getattr(model, "config", None), "use_decoder_only_language_model", False

@@ -12,7 +12,7 @@ from autopack.inspection.configs import text_config
 
 @dataclass(frozen=True)
 class Numbering:
-    """A model's rule for positions that a call does not bring, of a document and of a padded batch.
+    """The rule by which a model numbers tokens if a call brings no positions.
 
     `start` is the position of a document's first token. With `after_pad_token` it is `pad_token_id
     + 1` instead, and all tokens but the padding token are counted. `uncounted` is a token that is
@@ -57,7 +57,7 @@ class Numbering:
         return 0 if rotates(model, config) else first
 
     def is_known(self, adds_up_mask: bool) -> bool:
-        """Return True if `in_padded_batch` holds for padding that is not on the right.
+        """Return True if `in_padded_batch` is right for padding that is not on the right.
 
         `adds_up_mask` is True if the model's code adds up a mask, as most releases of most models
         do not.
@@ -102,8 +102,7 @@ class Numbering:
 
 
 def rotates(model: Any, config: Any = None) -> bool:
-    """Return True if positions rotate queries and keys, and no table of positions is added to
-    tokens."""
+    """Return True if positions rotate queries and keys, and no position table adds to tokens."""
     tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     known = getattr(text_config(config or model.config), "max_position_embeddings", None)
     return known not in tables and any("inv_freq" in module._buffers for module in model.modules())

@@ -38,8 +38,7 @@ modules).
 
 
 def foreign() -> list[str]:
-    """Name torch's third-party parts in this process: hooks on all modules, and replaced
-    functions."""
+    """Return, in words, third-party hooks on all modules and replacements of torch's functions."""
     hooks = (hook for held in HOOKS for hook in held.values() if not is_own(hook))
     told = [f"a hook on all modules of the process is {whose(hook)} ({id(hook)})" for hook in hooks]
     for space, place in SPACES.items():

@@ -34,13 +34,13 @@ def looks_at_rows(hook: Any) -> bool:
 
 
 def _collects_for_peft(layer: Any) -> bool:
-    """Return True if code is PEFT's, but for per-row arguments (see `integrations.peft`)."""
+    """Return True for a function of PEFT, except hooks that only pass on per-row arguments."""
     name = getattr(layer, "__name__", "")
     return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
 
 
 def functions_on(module: nn.Module) -> Iterator[Place]:
-    """Yield the functions and other callables that a module itself holds, not its class."""
+    """Yield (its dict, name, value) of each callable that a module itself holds, not its class."""
     held = vars(module)
     for name, value in held.items():
         if callable(value):

@@ -35,14 +35,13 @@ def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
 
 
 def put_into(held: Any, tensors: dict[str, Any]) -> None:
-    """Put tensors where a module keeps its own: a dict, or its stand-in in modules of torch.jit."""
+    """Put tensors in place into a module's dict of tensors, or torch.jit's stand-in for one."""
     for name, tensor in tensors.items():
         held[name] = tensor
 
 
 def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Yield functions that tell and set the state of each generator that a module's forward may
-    use."""
+    """Yield (get state, set state) of each generator that a module's forward may draw from."""
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state
@@ -63,7 +62,7 @@ def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
 
 
 def state_of(module: nn.Module) -> list[Any]:
-    """Return the state of every generator that a module's forward may use; compare by `==`."""
+    """Return the state of each generator that a module's forward may draw from; compare by `==`."""
     states = [state() for state, _ in _generators(module)]
     return [
         s.tolist() if isinstance(s, Tensor) else [np.asarray(part).tolist() for part in s]
@@ -102,7 +101,7 @@ class Pinned(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, or its stand-in."""
+        """Call a torch function or its stand-in, and overwrite what it drew by the pinned value."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
         if name in _STAND_INS:
             return _STAND_INS[name](*args, **given)
@@ -123,7 +122,7 @@ def normal_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def _without_ties(values: Tensor) -> Tensor:
-    """Return values that differ by rounding if most of them were equal."""
+    """Return values, with noise of rounding size added if most of them are equal."""
     ordered = values.detach().flatten().sort().values
     if (
         not values.is_floating_point()
@@ -136,8 +135,8 @@ def _without_ties(values: Tensor) -> Tensor:
     )
 
 
-def _first(input: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return the input, where dropout would change it."""
+def _unchanged(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return the input unchanged, in place of dropout."""
     return input
 
 
@@ -169,15 +168,14 @@ def _normal(share: float, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any) -
 
 
 def _coin(share: float, input: Tensor, p: Any = None, **_: Any) -> Any:
-    """Return the chance itself, in place of a Bernoulli draw; near 0 or 1 of `share`, an
-    outcome."""
+    """Return the probability in place of a Bernoulli draw, or an outcome at `share` near 0 or 1."""
     chance = torch.as_tensor(input if p is None else p)
     return chance if 0.01 < share < 0.99 else chance > share
 
 
 _DROPPING = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split()
 _STAND_INS: dict[str, Callable[..., Tensor]] = {
-    **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _first),
+    **dict.fromkeys((*_DROPPING, *(f"{name}_" for name in _DROPPING), "poisson"), _unchanged),
     "gumbel_softmax": _softmax,
 }
 _DRAWN: dict[str, Callable[..., Any]] = {
@@ -195,7 +193,7 @@ _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
 
 
 def draws_by_itself(module: nn.Module) -> bool:
-    """Return True if a module may draw past dropout: it has third-party functions."""
+    """Return True if a module has third-party functions, which may draw other than by dropout."""
     parts = list(module.modules())
     bases = {base for part in parts for base in class_of(part).__mro__ if not is_of_library(base)}
     members = [value for base in bases for value in vars(base).values()]

@@ -20,14 +20,14 @@ VERSION = Version(Version(transformers.__version__).base_version)
 
 
 def is_flash(implementation: str | None) -> bool:
-    """Return True for FlashAttention 2, 3 or 4, from its package or a kernel hub."""
+    """Return True for an implementation of FlashAttention 2, 3 or 4, by package or kernel hub."""
     return bool(implementation) and (
         "flash_attention" in str(implementation) or "flash-attn" in str(implementation)
     )
 
 
 def is_own(function: Any) -> bool:
-    """Return True if a function is of transformers' code."""
+    """Return True if a function's Python module is one of transformers."""
     return str(getattr(function, "__module__", "")).startswith("transformers.")
 
 

@@ -51,7 +51,7 @@ def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
     """Return the mechanism that splits rows over ranks (context or sequence parallelism), or None.
 
     That is torch's `context_parallel` while it is in force, or an attention function that calls
-    other processes in a call of a model in this mode. It is asked in a group of processes only.
+    other processes in a call of a model in this mode. Called in a group of processes only.
     """
     sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     if str(getattr(sdpa, "__module__", "")).startswith("torch.distributed"):
@@ -67,7 +67,7 @@ def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
 
 
 def exchange_of(function: Any) -> Any:
-    """Return DeepSpeed's module behind a registered attention function, or None."""
+    """Return DeepSpeed's exchanging module in a registered attention function, or None."""
     function = original(function)
     if not isinstance(function, FunctionType) or function.__module__ != _ULYSSES:
         return None
@@ -88,7 +88,7 @@ def of_whole_rows(function: Any) -> Any:
 
 @contextmanager
 def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
-    """Switch off DeepSpeed's exchange of tokens between processes while the context lasts.
+    """Switch off DeepSpeed's exchange of tokens between processes within the block.
 
     DeepSpeed's wrapper loses masks, so attention sites call the function that it wraps meanwhile.
     """
@@ -107,7 +107,7 @@ def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
 
 
 def exchanges_now(exchange: Any, training: bool) -> bool:
-    """Return True if DeepSpeed's module shares rows in a call of a model in this mode."""
+    """Return True if DeepSpeed's module exchanges tokens in calls of a model in this mode."""
     return "forward" not in vars(exchange) and (
         training or not getattr(exchange, "disable_in_eval", False)
     )

@@ -37,7 +37,7 @@ def class_of(module: nn.Module) -> Any:
 
 
 def _code_of(cls: Any) -> CodeType:
-    """Return the code of a class's forward without wrappers; an empty function's for torch.jit."""
+    """Return the code of a class's unwrapped forward, or of an empty function (torch.jit)."""
     forward = inspect.unwrap(inspect.getattr_static(cls, "forward"))
     return getattr(forward, "__code__", _unreadable.__code__)
 
@@ -67,7 +67,7 @@ def parameters_of(cls: Any) -> Parameters:
 
 
 def forward_codes(cls: Any) -> list[CodeType]:
-    """Return the code of a class's forward, and of those that take its arguments, in order."""
+    """Return the code of a class's forward, and of forwards that take its arguments, in order."""
     found = []
     for function in _forwards(cls):
         code = function.__code__
@@ -100,15 +100,14 @@ def _forwards(cls: Any) -> Iterator[FunctionType]:
 
 
 def _inner(function: FunctionType) -> list[FunctionType]:
-    """Return the module functions that a forward holds, as a wrapper without `wraps` does."""
+    """Return the forwards in a forward's closure and globals, which it may wrap without `wraps`."""
     held = inspect.getclosurevars(function)
     values = (*held.nonlocals.values(), *held.globals.values())
     return [value for value in values if value is not function and _may_be_a_forward(value)]
 
 
 def _may_be_a_forward(value: Any) -> bool:
-    """Return True for a function of a module that is named a forward, or takes any arguments: not
-    for its helpers."""
+    """Return True for a function with `self` that is named a forward, or takes any arguments."""
     # Where a kernel stands in the place of a function, the innermost is a module.
     inner = inspect.unwrap(value) if inspect.isfunction(value) else None
     if not isinstance(inner, FunctionType) or inner.__code__.co_varnames[:1] != ("self",):
@@ -173,7 +172,7 @@ def writes_to_weights(kind: Any) -> bool:
 
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
-    """Return True if the models' code adds up a mask for positions, or rotary ones have parts."""
+    """Return True if an entry's forward adds up a mask for positions, or a config names mrope."""
     summed = any("cumsum" in names_in(_code_of(type(entry))) for entry in entries)
     settings = [
         getattr(config, name, None)
@@ -246,7 +245,7 @@ def attends_by_itself(cls: Any) -> bool:
 
 
 def knows_of(cls: Any, name: str) -> bool:
-    """Return True if a class's forward takes or makes an argument, or passes on its `**kwargs`."""
+    """Return True if a class's forward takes or passes argument `name`, or passes `**kwargs` on."""
     codes = forward_codes(cls)
     if any(
         name in code.co_varnames or name in names_in(code) or _has_keyword(code, name)
@@ -266,7 +265,7 @@ def knows_of(cls: Any, name: str) -> bool:
 
 
 def counts_from_zero(kind: Any) -> bool:
-    """Return True if an attention class takes positions for numbers within its row.
+    """Return True if an attention class reads positions as indices within its row.
 
     It cuts its table of rotations to the number of tokens, or hands positions to transformers'
     flash attention, which finds the row's documents by them.

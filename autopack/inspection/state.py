@@ -24,7 +24,7 @@ _MOST = 256
 
 
 class State:
-    """The present state of a model's modules beside transformers' own."""
+    """Snapshot of a model's buffers and attributes that third-party code may write."""
 
     def __init__(self, model: nn.Module):
         found = ((name, module, _attributes_of(module)) for name, module in model.named_modules())
@@ -35,7 +35,7 @@ class State:
         return bool(self._modules)
 
     def changed(self) -> str | None:
-        """Return the first module that has since written an attribute, with its name, or None."""
+        """Return, in words, the first module and attribute written since the snapshot, or None."""
         for (path, module, names), before in zip(self._modules, self._before, strict=True):
             after = _values(module, names)
             name = next((name for name in names if not _is_same(before[name], after[name])), None)
@@ -45,7 +45,7 @@ class State:
 
 
 class Contents:
-    """Contents of tensors, containers and variables with a model's third-party state, to restore.
+    """Copies of the tensors, containers and variables in a model's third-party state, to restore.
 
     Of a module, they are what its functions write; of a hook, such as a recorder, all that it
     reaches by name. Containers whose class may refuse changes (a ModelOutput) stay as they are.
@@ -89,7 +89,7 @@ class Contents:
                 )
 
     def _keep_function(self, function: FunctionType) -> None:
-        """Copy the closure and the globals of a function that it may change."""
+        """Copy a function's closure, and numbers and containers among the globals that it names."""
         filled = [cell for cell in function.__closure__ or () if cell != CellType()]
         self._held += [(cell, cell.cell_contents) for cell in filled]
         known = function.__globals__
@@ -107,7 +107,7 @@ class Contents:
         )
 
     def put_back(self) -> None:
-        """Give all values the contents that they had."""
+        """Restore, in place, the contents of all values that were copied."""
         for value, copied in self._held:
             if isinstance(value, CellType):
                 value.cell_contents = copied
@@ -147,7 +147,7 @@ def _attributes_of(module: nn.Module) -> list[str]:
 
 @cache
 def _names(cls: Any) -> tuple[list[str], list[str]]:
-    """Return the attributes that third-party functions of a class store, and all their names."""
+    """Return the attributes that a class's third-party functions store, and all names in these."""
     values = [
         value for base in cls.__mro__ for name, value in vars(base).items() if name != "__init__"
     ]
@@ -167,7 +167,7 @@ def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what a value consists of; tensors with versions, since no other gets their identity."""
+    """Yield a value's parts to compare; a tensor, whose identity no other gets, and its version."""
     if isinstance(value, torch.Tensor):
         yield from (value, None if value.is_inference() else str(value._version))
     elif isinstance(value, list | tuple | set | dict | deque):

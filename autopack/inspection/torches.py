@@ -51,7 +51,7 @@ def without_flex_attention() -> str | None:
 
 
 def is_block_mask(mask: Any) -> bool:
-    """Return True if a mask is FlexAttention's; none is before torch's module is imported."""
+    """Return True if a mask is FlexAttention's BlockMask; imports nothing."""
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     return flex is not None and isinstance(mask, flex.BlockMask)
 
@@ -60,7 +60,7 @@ def is_block_mask(mask: Any) -> bool:
 
 
 def untraced(reason: str) -> Callable[[Callable[..., Any]], Any]:
-    """Break the graph at a function; Dynamo gives the reason if the graph must not break."""
+    """Return a decorator that breaks graphs at a function, with a reason for Dynamo's errors."""
     takes_reason = "reason" in inspect.signature(torch._dynamo.disable).parameters
     return partial(torch._dynamo.disable, reason=reason) if takes_reason else torch._dynamo.disable
 

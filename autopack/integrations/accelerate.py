@@ -19,8 +19,7 @@ from autopack.inspection.foreign import is_in, layers, original
 
 
 class _ByClass:
-    """A kept forward that calls the forward of its module's class, as a call of the module
-    would."""
+    """Stand-in for a kept forward: it calls the forward of the module's class."""
 
     def __init__(self, kept: MethodType):
         self.kept = kept
@@ -31,7 +30,7 @@ class _ByClass:
 
 
 def reroute(modules: list[nn.Module]) -> None:
-    """Let accelerate's hooks on these modules call the forward that stands at the class now."""
+    """Let accelerate's hooks on these modules call the class's present forward; in place."""
     for module in modules:
         kept = module.__dict__.get("_old_forward")
         own: Any = type(module).forward
@@ -42,7 +41,7 @@ def reroute(modules: list[nn.Module]) -> None:
 
 
 def put_back(modules: list[nn.Module]) -> None:
-    """Give every module back the forward that `reroute` took from it."""
+    """Undo `reroute`: restore the forwards that it replaced on modules."""
     for module in modules:
         kept = {
             n: f.kept
@@ -53,8 +52,7 @@ def put_back(modules: list[nn.Module]) -> None:
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
-    """Return the class of a mixer with a forward on its instance, which autopack cannot reach, or
-    None.
+    """Return the class name of a mixer with a forward on its instance past autopack's, or None.
 
     Such a forward bypasses the one that keeps documents apart.
     """
@@ -63,7 +61,7 @@ def covered_mixer(mixers: list[nn.Module]) -> str | None:
 
 @contextmanager
 def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run the forwards of these modules without accelerate's mixed precision for a while."""
+    """Run the block with these modules' forwards out of accelerate's mixed precision."""
     found = [
         (module, forward)
         for module in modules
@@ -83,15 +81,15 @@ def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def says_when_to_step() -> bool:
-    """Return True if accelerate tells DeepSpeed at which backward a step ends; older releases let
-    it count."""
+    """Return True if accelerate tells DeepSpeed which backward ends a step. Older releases let
+    DeepSpeed count backwards."""
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper  # needs DeepSpeed
 
     return "sync_gradients" in inspect.signature(DeepSpeedEngineWrapper.backward).parameters
 
 
 def _in_mixed_precision(module: nn.Module) -> Any:
-    """Return the forward of a module if accelerate wrapped it in autocast last; else None."""
+    """Return a module's forward if accelerate's autocast is its outermost wrapper, or None."""
     kept, forward = module.__dict__.get("_original_forward"), module.__dict__.get("forward")
     outer = getattr(forward, "__func__", forward)
     if kept is None or not isinstance(outer, FunctionType):

@@ -41,15 +41,14 @@ _ROWS = 8
 
 
 class KeptColumns(list[str]):
-    """The columns that a trainer keeps, with `added` ones; `before` is the value that they
-    replaced."""
+    """The columns that a trainer keeps, `added` ones among them; `before` is the replaced value."""
 
     before: list[str] | None
     added: list[str]
 
 
 def keep_columns(trainer: Any) -> None:
-    """Let a trainer keep the columns that `PackingCollator` reads but its model does not name."""
+    """Add the columns that `PackingCollator` reads to those that a trainer keeps, in place."""
     collator = collator_of(trainer)
     if not (drops_columns(trainer) and _packs(collator)) or kept_columns(trainer):
         return
@@ -63,19 +62,19 @@ def keep_columns(trainer: Any) -> None:
 
 
 def kept_columns(trainer: Any) -> list[str]:
-    """Return the columns that a trainer keeps because of `keep_columns`."""
+    """Return the columns that `keep_columns` added to those that a trainer keeps."""
     columns = getattr(trainer, "_signature_columns", None)
     return columns.added if isinstance(columns, KeptColumns) else []
 
 
 def give_columns_back(trainer: Any) -> None:
-    """Undo `keep_columns`."""
+    """Undo `keep_columns` on a trainer, in place."""
     if kept_columns(trainer):
         trainer._signature_columns = trainer._signature_columns.before
 
 
 def what_is_lost(trainer: Any) -> str | None:
-    """Return how a trainer and its collator lose the boundaries of documents, or None.
+    """Return, in words, how a trainer loses the boundaries of documents, or None.
 
     The columns of a row of several documents have to reach the collator, and the batch that the
     collator makes of it has to declare as many documents.
@@ -86,7 +85,7 @@ def what_is_lost(trainer: Any) -> str | None:
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
-    """Return why documents of rows that a trainer made are lost, or None; warn unless in `said`."""
+    """Return why a trainer's own rows lose documents, or None; log it unless it is in `said`."""
     adapter = adapter_of(trainer)
     why = None if adapter is None else adapter.why_documents_are_lost(trainer)
     if why is not None and why not in said:
@@ -102,7 +101,7 @@ def check_step(
     layout: PackedLayout | None,
     is_fed: bool,
 ) -> None:
-    """Raise `InvalidPacking` in the step of a trainer that takes the documents of a row for one.
+    """Raise `InvalidPacking` in a step of a trainer that takes the documents of a row for one.
 
     `holders` hold the methods that run around the call, the innermost first, `layout` the documents
     of the call. `name` is the name of the model's class. With `is_fed` the call is one of those
@@ -134,7 +133,7 @@ def _packs(collator: Any) -> bool:
 
 
 def _read_by(collator: Any) -> tuple[str, ...]:
-    """Return the columns that a collator makes targets and pixels of."""
+    """Return the columns from which a collator makes targets and pixels."""
     if not _packs(collator):
         return ()
     return COMPLETION_KEYS if collator.image_processor is None else (*COMPLETION_KEYS, *PICTURES)
@@ -152,7 +151,7 @@ def _columns(dataset: Any) -> list[str]:
 
 
 def _samples(dataset: Any) -> list[Mapping[str, Any]]:
-    """Return rows of a data set, and one of two documents that is made up of its known columns.
+    """Return some rows of a data set, and a made-up row of two documents with its columns.
 
     Nothing is drawn from a stream. The whole data set is sampled, since rows of a plan begin with
     long documents.
@@ -171,8 +170,7 @@ def _samples(dataset: Any) -> list[Mapping[str, Any]]:
 
 
 def _documents(row: Mapping[str, Any]) -> int:
-    """Return the number of documents that a packed row's columns declare; 1 if they declare
-    none."""
+    """Return the number of documents that a row's columns declare; 1 if they declare none."""
     names = ("input_ids", "attention_mask", "position_ids", "seq_idx")
     try:
         if row.get("seq_lengths") is not None:
@@ -188,7 +186,7 @@ def _documents(row: Mapping[str, Any]) -> int:
 
 
 def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Return the collator's batch of this row alone; None if it makes none."""
+    """Return the collator's batch of one row, or None if it makes no batch of tokens."""
     try:
         batch = collator([row])
     except Exception:
@@ -199,7 +197,7 @@ def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost(trainer: Any, dataset: Any) -> str | None:
-    """Return how boundaries of documents are lost for one data set, or None."""
+    """Return, in words, how one data set loses the boundaries of documents, or None."""
     collator, name = collator_of(trainer), type(trainer).__name__
     names = _columns(dataset)
     if names and not {*BOUNDARIES, *_read_by(collator)}.intersection(names):
@@ -243,7 +241,7 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
 
 
 def _declared(batch: Mapping[str, Any]) -> int | None:
-    """Return the number of documents that a batch declares; None if it cannot be told."""
+    """Return the number of documents that a batch declares, or None if that is malformed."""
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout

@@ -27,18 +27,18 @@ def is_harness(holder: Any) -> bool:
 
 
 def lease() -> SiteLease:
-    """Return the site of the function that `HFLM` pads with."""
+    """Return a lease of the site of lm-eval's function that pads batches."""
     return SiteLease(_sites)
 
 
 def _sites(_: tuple[str, ...]) -> list[Site]:
-    """Return the function of lm-eval that pads a batch, as a function to replace."""
+    """Return the site of lm-eval's function that pads a batch, in a list."""
     named = ("max_length", "tensors", "padding_side")
     return [Site(_MODULE, _PADS, _adapt, parameters=named, soft=True)]
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return lm-eval's function that pads a batch, which notes where padding is."""
+    """Return lm-eval's padding function, extended to note the padding of its batch."""
 
     def pad_and_concat(
         max_length: int,

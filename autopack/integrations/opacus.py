@@ -14,7 +14,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run without the hooks of Opacus's `GradSampleModule` on these modules, which only look on.
+    """Switch off the hooks of Opacus's `GradSampleModule` on these modules within the block.
 
     They keep a layer's inputs until a backward comes, and the gradients of samples until all
     forwards have had theirs. A forward without a backward would mix the next batch's gradients with

@@ -55,8 +55,7 @@ _WAY_OUT = "Use LoRA or another method that acts on every token alone, or train 
 
 
 def check(model: Any) -> None:
-    """Raise `UnsupportedModel` if a model carries an adapter that cannot be packed, however
-    attached."""
+    """Raise `UnsupportedModel` if a model carries a PEFT adapter that cannot be packed."""
     configs = getattr(model, "peft_config", None)
     for name, config in configs.items() if isinstance(configs, Mapping) else ():
         reason = _refusal(config)
@@ -68,8 +67,7 @@ def check(model: Any) -> None:
 
 
 def hands_rows_to_layers(model: nn.Module) -> bool:
-    """Return True if PEFT gives its layers a value per row in this call: adapter names or task
-    numbers.
+    """Return True if PEFT gives layers a value per row in this call: adapter names, task numbers.
 
     It does so by hooks that it puts on the layers during the call.
     """
@@ -79,7 +77,7 @@ def hands_rows_to_layers(model: nn.Module) -> bool:
 
 @functools.cache
 def watch() -> None:
-    """Judge adapters that PEFT puts on an enabled model later; leave other models alone.
+    """Have PEFT refuse adapters that cannot be packed on enabled models; done once per process.
 
     PEFT need not be imported yet.
     """
@@ -93,7 +91,7 @@ def _kind(config: Any) -> str:
 
 
 def _refusal(config: Any) -> str | None:
-    """Return why packed rows cannot be exact with an adapter of this config, or None."""
+    """Return the reason why packed rows cannot be exact with an adapter's config, or None."""
     kind = _kind(config)
     if getattr(config, "is_prompt_learning", False):
         return _PROMPT
@@ -106,7 +104,7 @@ def _refusal(config: Any) -> str | None:
 
 
 def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
-    """Return a method that refuses adapters that cannot be packed on an enabled model.
+    """Return a replacement method that refuses adapters that cannot be packed on enabled models.
 
     It raises before such an adapter is attached or used.
     """
@@ -126,8 +124,7 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
 
 
 def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a tuner's forward so that it calls an enabled model itself, not its `forward` past the
-    hooks."""
+    """Run a tuner's forward so that it calls an enabled model through its hooks."""
     if before_tuner is not None:
         before_tuner(self.model)
     seen = (
@@ -139,8 +136,7 @@ def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwarg
 
 
 def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run PEFT's forward for question answering, and hand the position_ids that it drops to the
-    model."""
+    """Run PEFT's forward for question answering, and pass on the position_ids that it drops."""
     given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
     if given is None or not holds_marks(self.base_model):
         return original(self, *args, **kwargs)

@@ -17,8 +17,7 @@ from autopack.inspection.callers import STEPS, callers
 
 @dataclass(frozen=True)
 class TrainerAdapter:
-    """A kind of trainer: class `kind` of the package or module `package`, and classes derived from
-    it."""
+    """Facts about trainers of the class `kind` of a package or module, and of derived classes."""
 
     kind: str
     package: str = "trl"
@@ -38,8 +37,7 @@ class TrainerAdapter:
     loss is a mean over examples; None if none is asked about."""
 
     def why_documents_are_lost(self, trainer: Any) -> str | None:
-        """Return why documents in rows that the trainer made cannot be told apart; None if they
-        can."""
+        """Return the reason why a trainer's own packed rows lose documents, or None."""
         args = getattr(trainer, "args", None)
         skips = (getattr(args, "dataset_kwargs", None) or {}).get("skip_prepare_dataset")
         packs = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
@@ -58,7 +56,7 @@ class TrainerAdapter:
         )
 
     def why_not_cut(self, trainer: Any) -> str | None:
-        """Return why the loss of a step depends on its division into batches, or None."""
+        """Return the reason why a step's loss depends on its division into batches, or None."""
         if self.losses is None:
             return None
         given = getattr(trainer.args, "loss_type", None) or getattr(trainer, "loss_type", None)
@@ -104,7 +102,7 @@ def drops_columns(trainer: Any) -> bool:
 
 
 def found_columns(trainer: Any) -> list[str]:
-    """Let a trainer that drops columns find those that it keeps, and return them."""
+    """Return the columns that a trainer keeps, after it has determined them if need be."""
     trainer._set_signature_columns_if_needed()
     return trainer._signature_columns
 
@@ -129,8 +127,7 @@ def datasets_of(trainer: Any) -> list[Any]:
 
 
 def derives_from(thing: Any, kind: str, *packages: str) -> bool:
-    """Return True if the class of a thing, or a base class, is `kind` of one of these packages or
-    modules."""
+    """Return True if a thing's class or a base is `kind` of one of these packages or modules."""
     below = tuple(f"{package}." for package in packages)
     return any(
         cls.__name__ == kind and f"{cls.__module__}.".startswith(below)
@@ -139,7 +136,7 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
 
 
 def iterables_of(stream: Any) -> list[Any]:
-    """Return the iterables below a stream of datasets, through all its operations; else none."""
+    """Return the iterables under a stream of `datasets`, through all its operations; else []."""
     found = [stream._ex_iterable] if hasattr(stream, "_ex_iterable") else []
     for each in found:  # grows meanwhile
         for value in vars(each).values():
@@ -153,13 +150,12 @@ def iterables_of(stream: Any) -> list[Any]:
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
-    """Return the trainers that train or evaluate in this thread, innermost first, with their
-    adapters."""
+    """Return an iterator of (trainer, adapter) at work in this thread, the innermost first."""
     return trainers_among(callers(function=STEPS))
 
 
 def trainers_among(holders: Iterable[Any]) -> Iterator[tuple[Any, TrainerAdapter]]:
-    """Yield the trainers among some objects, with their adapters."""
+    """Yield (trainer, adapter) for each trainer among some objects."""
     for found in holders:
         if (adapter := adapter_of(found)) is not None:
             yield found, adapter

@@ -21,8 +21,7 @@ _AROUND = ("lightning pytorch_lightning sentence_transformers setfit deepspeed t
 
 
 def unwrap(model: Any) -> PreTrainedModel:
-    """Return the one transformers model inside PEFT, DDP, FSDP, accelerate or torch.compile
-    wrappers, or any other module.
+    """Return the one transformers model inside a wrapper (PEFT, DDP, torch.compile) or any module.
 
     If an object is no module, its attributes are searched: a pipeline's model, or the body of a
     SetFit model. Raises `UnsupportedModel` for anything that holds none or several, and for PEFT's
@@ -57,8 +56,7 @@ def unwrap(model: Any) -> PreTrainedModel:
 
 
 def forward_around(model: Any, base: PreTrainedModel) -> Around | None:
-    """Return the forward of a third-party module around a model; None if only known libraries wrap
-    it.
+    """Return the third-party forward that wraps a model, or None if only known libraries do.
 
     Such a forward receives the model's output and is not proven with it.
     """
@@ -146,8 +144,7 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return the models of a trainer, by attribute: those that see its batches, and those that
-    score texts.
+    """Return two dicts of a trainer's models: those that see its batches, those that score texts.
 
     The first are the policy, the reference model and their like. The second, in lists such as
     `reward_funcs`, make batches of their own.

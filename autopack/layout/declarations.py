@@ -23,7 +23,7 @@ _TOKENS = "input_ids"
 
 @dataclass(frozen=True)
 class Declared:
-    """Declarations of one call: `layout` is None for a call that packs nothing.
+    """Documents, padding and positions that one call declares; `layout` is None if it packs none.
 
     `real` is True at tokens other than padding, (rows, columns) on the host; None if all are
     tokens. `positions` are the position ids of the call, of the same shape, if it gives any of one
@@ -60,8 +60,7 @@ def read(
     any_positions: bool = False,
     with_tokens: bool = False,
 ) -> Declared:
-    """Return the documents that the arguments of a forward declare for a batch of `shape` (rows,
-    columns).
+    """Return the documents that a forward's arguments declare for a batch (rows, columns).
 
     It reads:
 
@@ -215,8 +214,7 @@ def _tensors(
 
 
 def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
-    """Raise `InvalidPacking` if a value is no integer tensor on the device; None stands for any
-    device."""
+    """Raise `InvalidPacking` unless a value is an integer tensor on `device` (None: on any)."""
     if not isinstance(value, torch.Tensor):
         raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
@@ -232,8 +230,7 @@ def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool
 def _declarations(
     host: dict[str, np.ndarray], real: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each declaration: a name for messages, and True where a document starts, (rows,
-    columns)."""
+    """Yield (name for messages, True where a document starts: (rows, columns)) per declaration."""
     if "position_ids" in host:
         yield "position_ids", _position_starts(host["position_ids"], real)
     mask = host.get("attention_mask")
@@ -273,7 +270,7 @@ def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> 
 
 
 def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Make every run of padding a document of its own; refuse padding inside a document."""
+    """Return `starts` with every run of padding a document; raise for padding inside a document."""
     edges = np.diff(real, axis=1, prepend=~real[:, :1])
     resumed = edges & later & ~starts
     if resumed.any():
@@ -287,7 +284,7 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
-    """Return positions (3, rows, columns) as (rows, columns), for one copy to the host.
+    """Return positions (3, rows, columns) with one number per token: int64 (rows, columns).
 
     The result is twice the time position, plus one if the sections differ, as in images, or are no
     whole numbers, as in videos; -1 if one is negative.

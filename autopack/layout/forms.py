@@ -29,7 +29,7 @@ per token in a head's results per document.
 
 @dataclass(frozen=True)
 class Frame:
-    """Shape of the batch that values belong to.
+    """Shape of a batch; it tells which values are per token, per document or per call.
 
     `documents` is their number if arguments may be per document. `labels` are the arguments that
     are per document whatever their shape. With `shared`, any argument (1, C, ...) is the same for
@@ -60,7 +60,7 @@ class Frame:
         return axis if fits else None
 
     def unit_of(self, name: str, value: Any) -> Of:
-        """Return the unit that an argument has an entry for."""
+        """Return the unit of an argument's entries: token, document, call or unknown."""
         if self.axis_of(name, value) is not None:
             return Of.TOKEN
         if not isinstance(value, torch.Tensor):
@@ -80,7 +80,7 @@ class Frame:
         return Of.CALL if value.numel() == 1 else Of.UNKNOWN
 
     def changed(self, name: str, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Return an argument changed if it is per token, else unchanged.
+        """Return `change` of an argument that is per token, and any other argument unchanged.
 
         `change` gets (R, C, ...), once for each of K kinds of (K, R, C).
         """
@@ -105,14 +105,12 @@ class Frame:
 
 
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:
-    """Return True for the one number that a layer without a router returns (Switch Transformers
-    before 5)."""
+    """Return True for the one number that a layer without a router returns (Switch before 5)."""
     return value.shape == (1,) and not value.is_floating_point() and "router_logits" in (name or "")
 
 
 def rows_first(value: Any, axis: int) -> Any:
-    """Return the value with its rows and columns, at `axis - 1` and `axis`, as its first two
-    axes."""
+    """Return a value with its rows and columns, at `axis - 1` and `axis`, as its first two axes."""
     if axis == 1 or not isinstance(value, torch.Tensor) or value.dim() <= axis:
         return value
     return value.movedim((axis - 1, axis), (0, 1))

@@ -21,8 +21,7 @@ _WITHOUT_VALUES = (
 
 
 def host_values(tensor: torch.Tensor) -> np.ndarray:
-    """Return the values of an integer or boolean tensor of any shape: int64 or bool if it had to be
-    unwrapped.
+    """Return the values of an integer or boolean tensor: int64 or bool if it had to be unwrapped.
 
     They are copied from a device unless they are remembered (`HostBatch`).
 
@@ -59,7 +58,7 @@ _ASSERTING = ("cuda",)
 
 
 def _state(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Return what shows that a tensor was written to, by its version; None if it counts none."""
+    """Return a tensor's version, address and shape, changed by writes, or None if unversioned."""
     if tensor.is_inference():
         return None
     return tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape
@@ -69,7 +68,7 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class _Known(NamedTuple):
-    """Values of a tensor when it was remembered."""
+    """Values of a tensor at the time when it was remembered."""
 
     state: tuple[Any, ...]
     host: torch.Tensor
@@ -77,8 +76,7 @@ class _Known(NamedTuple):
     """The same values on its device; None if no comparison there is needed, or possible."""
 
     def is_still(self, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor still holds them, as far as this shows without waiting for its
-        device.
+        """Return True if the tensor still holds these values, as known without a device sync.
 
         Collectives, `tensor.data` and numpy write to a tensor without increasing its version. On a
         CPU such writes are seen. A GPU is told to stop if it meets other values, which ends the
@@ -97,8 +95,7 @@ class _Known(NamedTuple):
 
 
 def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    """Keep the values of an integer or boolean tensor, `host` on the CPU, while it lives
-    unchanged."""
+    """Keep `host`, CPU values of an integer or boolean tensor, while the tensor lives unchanged."""
     state = _state(tensor)
     if state is not None:
         there = tensor.detach().clone() if tensor.device.type in _ASSERTING else None
@@ -106,7 +103,7 @@ def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the known values of those arguments that were remembered and not written to since."""
+    """Return, by name, the CPU values of arguments that were remembered and not written to."""
     found: dict[str, torch.Tensor] = {}
     for name, value in arguments.items() if _known else ():
         if isinstance(value, torch.Tensor) and value in _known and _known[value].is_still(value):
@@ -118,16 +115,14 @@ _padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
-    """Keep where a batch of tokens is no padding, bool (rows, columns), while that tensor lives
-    unchanged."""
+    """Keep `real`, False at a batch's padding (rows, columns), while `tokens` live unchanged."""
     state = _state(tokens)
     if state is not None and not real.all():
         _padding[tokens] = state, real
 
 
 def noted_padding(tokens: Any) -> np.ndarray | None:
-    """Return the array given to `note_padding` for these tokens; None if none, or written to
-    since."""
+    """Return the array that `note_padding` kept for these tokens, or None if they have changed."""
     if not _padding or not isinstance(tokens, torch.Tensor) or tokens not in _padding:
         return None
     state, real = _padding[tokens]
@@ -148,8 +143,7 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 class HostBatch(dict[str, Any]):
-    """A batch that an enabled model can use on a device without reading there where documents
-    begin.
+    """A batch whose documents an enabled model reads on the host after it was moved to a device.
 
     `HostBatch(batch)` holds the batch of any collator. An enabled model reads `position_ids`,
     `attention_mask`, labels beside a mask, `seq_idx` and cumulative lengths on the host, and a copy
@@ -161,7 +155,7 @@ class HostBatch(dict[str, Any]):
     """
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
-        """Return the batch on a device, with all values in its lists, tuples and dicts."""
+        """Return the batch moved to a device, with all values in its lists, tuples and dicts."""
         moved = HostBatch()
         for name, value in self.items():
             moved[name] = there = _moved(value, device, non_blocking)
@@ -176,7 +170,7 @@ class HostBatch(dict[str, Any]):
 
 
 def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
-    """Return a value on another device, with all tensors in it."""
+    """Return a value with all tensors in it moved to a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     if isinstance(value, dict):

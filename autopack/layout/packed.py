@@ -91,8 +91,7 @@ class PackedLayout:
         real: np.ndarray,
         slots: int = 0,
     ) -> PackedLayout:
-        """Build from boolean arrays (rows, columns): True at the first token of each document, and
-        at real tokens.
+        """Build from arrays (rows, columns), True at documents' first tokens and at real tokens.
 
         `positions` are the position ids of the call, of the same shape, if known. A run of padding
         longer than every document is cut: models may have no positions for so many tokens. `slots`
@@ -123,8 +122,7 @@ class PackedLayout:
         device: torch.device,
         positions: np.ndarray | None = None,
     ) -> PackedLayout:
-        """Build from rows of one document each, True at its tokens; runs of padding are documents
-        too."""
+        """Build from rows of one document each, True at its tokens; padding is documents too."""
         return cls.from_starts(changes(real), device, positions, real)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
@@ -140,8 +138,7 @@ class PackedLayout:
 
     @property
     def kernel_cu_seqlens(self) -> torch.Tensor:
-        """`cu_seqlens` for kernels: in compiled code, with as many elements as the call
-        declared."""
+        """`cu_seqlens` for kernels; in compiled code, as many elements as the call declared."""
         return self._slots if torch.compiler.is_compiling() else self.cu_seqlens
 
     @cached_property
@@ -186,8 +183,7 @@ class PackedLayout:
         return self.upload(numbers.reshape(self.rows, self.columns))
 
     def position_ids(self, first_position: int = 0) -> torch.Tensor:
-        """Return positions that restart at `first_position` in every document: int64 (rows,
-        columns)."""
+        """Return positions from `first_position` on in every document: int64 (rows, columns)."""
         return self.upload(np.arange(self.columns) - self.starts + first_position)
 
     def without_padding(self) -> PackedLayout:
@@ -199,14 +195,13 @@ class PackedLayout:
         return one_row(self.sizes[kept], self.device, first, largest)
 
     def in_chunks(self, size: int) -> PackedLayout:
-        """Return the layout of chunks of `size` tokens, counted from each document's start (chunked
-        attention)."""
+        """Return the layout of chunks of `size` tokens of each document (chunked attention)."""
 
         chunks = partial(PackedLayout, self.rows, self.columns)
         return self.derived(("chunks", size), lambda: chunks(_cut(self.bounds, size), self.device))
 
     def derived(self, key: Any, build: Callable[[], _T]) -> _T:
-        """Return the result of `build`, made once: all layers of a forward share one layout."""
+        """Return `build()`, cached under `key`: all layers of a forward share one layout."""
         if key not in self._derived:
             self._derived[key] = build()
         return self._derived[key]
@@ -240,7 +235,7 @@ def rows_as_documents(
     device: torch.device,
     positions: np.ndarray | None = None,
 ) -> PackedLayout:
-    """Return the packed row of a padded batch's rows; both arrays are (rows, columns).
+    """Return the layout of a padded batch's rows as one packed row; arrays are (rows, columns).
 
     `real` is True at tokens, and every row holds at least one.
     """
@@ -271,8 +266,7 @@ def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
 def without_boundaries(
     labels: torch.Tensor, layout: PackedLayout, shifted: bool = False, ignored: int = IGNORED_LABEL
 ) -> torch.Tensor:
-    """Return labels of packed rows for a loss that shifts, without labels that a document alone
-    would not use.
+    """Return packed rows' labels, for a loss that shifts, with each document's first one ignored.
 
     `labels` have one for each token: (rows, columns), (tokens,) or the like, or (rows, columns,
     codebooks). The first label of each document is ignored; of `shifted` labels, which stand at the

@@ -32,12 +32,10 @@ DECLARATIONS = (*PER_TOKEN, *(f"decoder_{name}" for name in PER_TOKEN))
 
 
 class Half:
-    """One side of a call: the places of its real tokens in the batch, and its documents in the row
-    of them."""
+    """The encoder's or decoder's part of a call: its real tokens, and the layout of their row."""
 
     def __init__(self, real: np.ndarray, device: torch.device, layout: PackedLayout | None = None):
-        """Build from real tokens, True in (rows, columns), and their documents; None for one in
-        each row."""
+        """Build from `real` tokens (rows, columns) and their layout; None: one document per row."""
         sizes = real.sum(axis=1) if layout is None else layout.sizes[real_documents(layout)]
         self.places = TokenMap.of_real(real, device)
         self.layout = one_row(sizes[sizes > 0], device)
@@ -51,7 +49,7 @@ class Half:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Both halves of a call; they have the same number of documents."""
+    """The encoder's and the decoder's half of a call, which have the same number of documents."""
 
     encoder: Half | None
     """Encoder's half; None if the encoder takes no tokens: it runs as it is, on one recording or
@@ -63,8 +61,7 @@ class Pair:
     """True if the call packs documents, and does not pad them."""
 
     def of(self, name: str | None) -> TokenMap | None:
-        """Return the padding of the half that makes the output `name`; None if the output stays
-        unchanged."""
+        """Return the map of the half that makes the output `name`, or None if it stays as it is."""
         half = self.encoder if name is not None and name.startswith("encoder_") else self.decoder
         return None if half is None else half.places
 
@@ -194,8 +191,7 @@ def _before_last_label(
     target: torch.Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
-    """Return True up to the last label of each row, (rows, columns), where a decoder has no
-    mask."""
+    """Return True up to each row's last label, (rows, columns), for a decoder without a mask."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:

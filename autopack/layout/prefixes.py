@@ -61,15 +61,14 @@ class Prefixes:
 
     @cached_property
     def row(self) -> TokenMap:
-        """The way of the documents, end to end in one row, into the row that runs."""
+        """Map of the documents, end to end in one row, into the row that runs."""
         return TokenMap.of_real(
             np.ones((1, len(self.columns)), dtype=bool), self.device, self.columns
         )
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:
-        """For each stretch, the numbers of the stretches of its document up to its end, the first
-        one first."""
+        """For each stretch, the numbers of its document's stretches up to its end, in order."""
         found: list[tuple[int, ...]] = []
         for number, stretch in enumerate(self.stretches):
             found.append((*(() if stretch.parent is None else found[stretch.parent]), number))
@@ -82,13 +81,12 @@ class Prefixes:
 
     @cached_property
     def queries(self) -> PackedLayout:
-        """Stretches as documents of the row that runs, for kernels that take lengths of queries and
-        of keys."""
+        """Layout of the stretches as documents, for kernels that take lengths of keys as well."""
         return one_row(self.lengths, self.device)
 
     @cached_property
     def keys(self) -> PackedLayout:
-        """Tokens that each stretch attends to, end to end: its document up to its end."""
+        """Layout of the tokens that each stretch attends to: its document up to its end."""
         return one_row((stretch.depth + stretch.length for stretch in self.stretches), self.device)
 
     @cached_property

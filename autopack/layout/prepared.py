@@ -22,8 +22,7 @@ number."""
 
 
 def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
-    """Return True for a tensor (rows or 1, heads or 1, columns, columns), boolean or added to
-    scores."""
+    """Return True for a mask (rows or 1, heads or 1, columns, columns), boolean or additive."""
     rows, columns = shape
     return (
         isinstance(mask, torch.Tensor)
@@ -35,16 +34,15 @@ def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
 
 
 def sees_itself(mask: torch.Tensor) -> torch.Tensor:
-    """Return True for tokens that see themselves, bool (rows or 1, columns); the others are
-    padding."""
+    """Return True at tokens that see themselves, bool (rows or 1, columns); others are padding."""
     return _seen(mask.diagonal(dim1=2, dim2=3)).any(1)
 
 
 def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apart", "crosses"]:
-    """Return how a readable mask agrees with the documents; copies one number from the device.
+    """Return "same", "apart" or "crosses" for a readable mask; copies one number from the device.
 
-    It shows the same that a causal model lets them see of their documents, keeps them apart in a
-    way of its own, or crosses into other documents.
+    "same": it shows tokens what a causal model lets them see of their documents. "apart": it keeps
+    documents apart by another rule. "crosses": it shows tokens of other documents.
     """
     seen, documents = _seen(mask), layout.seq_idx.to(mask.device)
     together = (documents[:, :, None] == documents[:, None, :])[:, None]
@@ -68,7 +66,7 @@ def _seen(mask: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SeenImages:
-    """The images that each document sees, if text attends to images across.
+    """The images that each document sees, if text attends to images by cross-attention.
 
     Each of `documents` (row, first column, end column) sees `images` (first, end) of the `count` of
     its row. Both are in the order of the rows.
@@ -84,8 +82,7 @@ def images_of_documents(
     layout: PackedLayout,
     real: torch.Tensor | None,
 ) -> SeenImages | str:
-    """Return the images that documents see by a mask (rows, columns, images, ...), or why it is
-    unclear.
+    """Return the `SeenImages` of a mask (rows, columns, images, ...), or the reason if unclear.
 
     `real` (rows, images) is False at images that only fill up a row, if the call declares it.
     """

@@ -25,12 +25,11 @@ def shard_rows(
     pad_token_id: int = 0,
     ignored_label: int = IGNORED_LABEL,
 ) -> dict[str, Any]:
-    """Return the part of a batch of packed rows for one of `ranks` ranks, which all have the same
-    batch.
+    """Return one rank's columns of a batch of packed rows that every rank has as a whole.
 
     Rank i gets the i-th of `ranks` equal runs of columns of every row, after padding to a multiple
     of `ranks`. Declarations of documents, in any form that an enabled model takes, become
-    `position_ids` that restart at each of them (those of the batch, if it has any), `seq_idx` if
+    `position_ids` that restart at each of them (or the batch's own, if it has any), `seq_idx` if
     the batch has it, and an `attention_mask` of 0 and 1 if there is padding. Call a model enabled
     with `sequence_parallel=` the group with it.
 
@@ -105,7 +104,7 @@ def shard_rows(
 def _positions(
     batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Return positions of the batch, else of its documents, else (padded batch) its columns."""
+    """Return the batch's positions, or positions by document, or by column for padded batches."""
     given = batch.get("position_ids")
     if given is None:
         given = (
@@ -125,7 +124,7 @@ def _positions(
 def _labels(
     batch: Mapping[str, Any], layout: PackedLayout, more: int, shifts: bool, ignored: int
 ) -> dict[str, torch.Tensor | int]:
-    """Return the labels of rows that ranks will share, padded by `more`, and shifted if asked."""
+    """Return whole rows' labels by name, padded by `more`; if `shifts`, shifted and counted."""
     labels, shifted = batch.get("labels"), batch.get("shift_labels")
     if labels is None and shifted is None:
         return {}

@@ -32,7 +32,7 @@ Run = Callable[[Spread], Any]
 
 @dataclass(frozen=True, eq=False)
 class TokenMap:
-    """A way from one batch of rows and columns into another one with the same tokens, and back.
+    """Map of tokens from one batch of rows and columns into another batch, and back.
 
     * `places` holds, for each place of the first batch, the place of its token in the other one; -1
       if the other one leaves it out. Several tokens may share a place.
@@ -50,7 +50,7 @@ class TokenMap:
     def of_real(
         cls, real: np.ndarray, device: torch.device, columns: np.ndarray | None = None
     ) -> TokenMap:
-        """Return the way of a batch's real tokens, True in (rows, columns), into one row.
+        """Return the map of a batch's real tokens, True in (rows, columns), into one row.
 
         Padding may lie on the right, on the left, or between tokens (holes). `columns` are the
         columns of the tokens in that row, in their order, if several share one.
@@ -63,9 +63,9 @@ class TokenMap:
 
     @classmethod
     def of_documents(cls, layout: PackedLayout, documents: np.ndarray | None = None) -> TokenMap:
-        """Return the way of documents of packed rows into right-padded rows of a batch.
+        """Return the map of documents of packed rows into right-padded rows of a batch.
 
-        They are all documents but runs of padding if no `documents` are given.
+        Without `documents`, all documents but runs of padding are mapped.
         """
         if documents is None:
             real = np.flatnonzero(real_documents(layout))
@@ -79,12 +79,12 @@ class TokenMap:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the batch that values come from."""
+        """Rows and columns of the first batch, which values come from."""
         return self.places.shape[0], self.places.shape[1]
 
     @property
     def into(self) -> tuple[int, int]:
-        """Rows and columns of the batch that they are gathered into."""
+        """Rows and columns of the other batch, which values are gathered into."""
         return self.sources.shape[0], self.sources.shape[1]
 
     @cached_property
@@ -152,10 +152,10 @@ class TokenMap:
         )
 
     def gather(self, value: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """Return (rows, columns, ...) as the other batch has it. Differentiable.
+        """Return a value of the first batch, (rows, columns, ...), rearranged for the other one.
 
-        The columns lie at `axis`, behind the rows. With 0 the value is flat, (rows * columns, ...),
-        and so is the result.
+        Differentiable. The columns lie at `axis`, behind the rows. With 0 the value is flat,
+        (rows * columns, ...), and so is the result.
         """
         along = max(axis - 1, 0)
         flat = value.flatten(along, along + 1) if axis else value
@@ -163,10 +163,9 @@ class TokenMap:
         return found.unflatten(along, self.into) if axis else found
 
     def restore(self, value: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
-        """Return a value of the other batch as the first one has it, zero where that has no token.
-        Differentiable.
+        """Return a value of the other batch rearranged for the first, zero where that has no token.
 
-        With `fill`, the value of the first token stands there.
+        Differentiable. With `fill`, the value of the first token stands there.
         """
         along = max(axis - 1, 0)
         tokens = value.flatten(along, along + 1) if axis else value
@@ -187,14 +186,14 @@ class TokenMap:
 
 
 def _inverse(shape: tuple[int, ...], sources: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return `places` at the places `sources` of flattened rows of a shape, and -1 elsewhere."""
+    """Return an array of a shape with `places` at flat indices `sources`, and -1 elsewhere."""
     found = np.full(shape, -1)
     found.reshape(-1)[sources] = places
     return found
 
 
 def by_length(lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the numbers of the documents of each length, the shortest first: without padding."""
+    """Return the numbers of the documents of each length, one array per length, shortest first."""
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
@@ -211,7 +210,7 @@ def in_order(parts: list[Any], groups: list[np.ndarray]) -> torch.Tensor | None:
 
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
-    """Return `by_length` of the documents of a layout."""
+    """Return the numbers of a layout's documents grouped by length, the shortest first."""
     return by_length(layout.sizes)
 
 
@@ -243,12 +242,12 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Documents of packed rows in several batches, whose results it puts back into the rows."""
+    """Maps of packed rows' documents into several batches, and of results back into the rows."""
 
     shape: tuple[int, int]
     maps: list[TokenMap]
     back: torch.Tensor
-    """Place of every token of the flattened rows among those of all batches, end to end.
+    """Place of every token of the flattened rows among the places of all batches, end to end.
 
     Tokens that no batch has get the place behind the last.
     """
@@ -292,7 +291,7 @@ class Batches:
 
 
 def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
-    """Return the results of `change` for the parts of outputs of one form, in that form.
+    """Return `change` of the matching parts of outputs of one form, in that form.
 
     A form is made of dictionaries, tuples and lists.
     """
@@ -307,8 +306,7 @@ def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
 
 
 def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:
-    """Return an argument spread if it has a value per token, (rows or 1, columns, ...); else
-    unchanged."""
+    """Return `spread` of an argument per token, (rows or 1, columns, ...); others unchanged."""
     if isinstance(value, tuple):
         return tuple(spread_tokens(part, shape, spread) for part in value)
     return Frame(*shape, shared=True).changed("", value, spread)
@@ -333,8 +331,7 @@ def mean_loss(
 
 
 def items_of_share(arguments: Mapping[str, Any], count: int, total: int) -> dict[str, Any]:
-    """Return the `num_items_in_batch` for a call with `count` of `total` labels; nothing if it has
-    none.
+    """Return {"num_items_in_batch": the share of `count` of `total` labels}, or {} if not given.
 
     It is that share of the number given. Some losses divide a sum by it and others ignore it; in
     both cases `mean_loss` of all shares is the loss of the whole.

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Of(Enum):
-    """Unit that a value has an entry for."""
+    """The unit that a value has an entry for."""
 
     TOKEN = auto()
     """Each token: (rows, columns, ...), or (tokens,) in an example."""
@@ -25,8 +25,7 @@ class Of(Enum):
 
 
 def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
-    """Return True at the first column of (rows, columns), and where a value is not the last plus
-    `step`."""
+    """Return True in column 0 and where a value is not the last plus `step`: (rows, columns)."""
     starts = np.ones(values.shape, dtype=bool)
     starts[:, 1:] = np.diff(values, axis=1) != step
     return starts
@@ -34,8 +33,7 @@ def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One form of declaring documents: the name of an argument of a call, a column of an example,
-    or both.
+    """One form of declaring documents: an argument of a call, a column of an example, or both.
 
     * `says_more` is True if models need it beside the declaration; other arguments are taken out of
       a packed call.

@@ -22,7 +22,7 @@ from autopack.patching import Site
 
 @dataclass(frozen=True)
 class Rows(Way):
-    """Documents as right-padded rows of a batch.
+    """Strategy that runs a mixer on documents as right-padded rows of a batch.
 
     This is right for every causal mixer, and for embeddings of tokens, which do not recur but may
     count columns.
@@ -39,8 +39,7 @@ class Rows(Way):
 
 @dataclass(frozen=True)
 class EqualRows(Rows):
-    """Documents of one length as rows, without padding, for mixers in which later tokens change a
-    token's result."""
+    """Strategy `Rows` for equally long documents, for mixers whose results padding would change."""
 
     grouping: Grouping | None = equally_long
     reads_padding = True
@@ -48,8 +47,7 @@ class EqualRows(Rows):
 
 @dataclass(frozen=True)
 class AtOperations(Way):
-    """Strategy for mixers that look back in `operations` alone; `fused` may do the work of all of
-    them.
+    """Strategy for mixers that look back in `operations` alone; `fused` may replace all of them.
 
     Releases before 5.23 have their kernels in other places, and use the strategy `before`.
     """
@@ -73,11 +71,11 @@ class AtOperations(Way):
         return output
 
     def here(self, module: str) -> Way:
-        """Return this way if the operations stand in a module; else the way of older releases."""
+        """Return this strategy if a module has the operations, else the one of older releases."""
         return self if self.sites(module) else self.before
 
     def sites(self, module: str) -> list[Site]:
-        """Return the operations of a module as functions to replace; none if one is missing."""
+        """Return a site for each of the operations in a Python module; none if one is missing."""
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
@@ -90,8 +88,7 @@ class AtOperations(Way):
 
 @dataclass(frozen=True)
 class Restarting(Way):
-    """Strategy for embeddings of positions that count columns: documents get the first columns'
-    embeddings.
+    """Strategy for position embeddings that count columns: each document gets the first columns'.
 
     The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or
     (rows, columns, channels); the result is (rows, columns, channels).
@@ -129,8 +126,7 @@ class Restarting(Way):
 
 
 class RelativeBias(Way):
-    """Strategy for attention that makes a bias of distances and hands it on (T5), with or without
-    the interface.
+    """Strategy for T5's attention, which makes a bias of distances and hands it on to next layers.
 
     Distances are the same in every document, so each one's bias is the beginning of the longest
     one's, (1, heads, tokens, tokens). Upstream would make a bias for the whole row, and a dense one
@@ -149,8 +145,7 @@ class RelativeBias(Way):
 
 
 def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
-    """Attend on documents alone with their parts of a bias, and return the whole bias for the next
-    layers."""
+    """Attend on documents alone with parts of `bias`; return outputs with the whole bias."""
     place: set[int] = set()
 
     def original(mixer: nn.Module, states: torch.Tensor, **given: Any) -> tuple[Any, ...]:
@@ -169,7 +164,7 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
 
 
 def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
-    """Return the relative bias of attention for the longest document."""
+    """Return the relative bias for the longest document: (1, heads, tokens, tokens), or zeros."""
     states = arguments["hidden_states"]
     if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:
         return mixer.compute_bias(longest, longest, device=states.device)
@@ -180,7 +175,7 @@ def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneByOne(Way):
-    """Last resort, for a whole model: documents of one length as a batch.
+    """Strategy for a whole model: it runs documents of one length as a batch, the last resort.
 
     `whole_model_reason` tells why nothing less will do.
     """
@@ -195,7 +190,7 @@ class OneByOne(Way):
 
 
 class EncoderOneByOne(OneByOne):
-    """`OneByOne` for an encoder alone: a decoder of the same class is served by its parts."""
+    """Strategy `OneByOne` for an encoder; a decoder of its class runs unchanged, by its parts."""
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):

@@ -47,14 +47,12 @@ MASKS = ("attention_mask", "mask", "attn_mask")
 
 @dataclass(frozen=True)
 class Alone(Way):
-    """Strategy for attention in a model's own code: documents of one length as a batch, masks and
-    biases cut out.
+    """Strategy for attention in a model's own code: documents of one length run as a batch.
 
     Nothing is padded: the code applies masks, biases and positions to a document as if it were
     alone.
 
-    * `per_head` names biases (rows x heads, 1, columns) of which a document alone has the
-      beginning.
+    * `per_head` names biases (rows x heads, 1, columns); a document alone has their beginning.
     * `by_columns` is True if padding changes its positions, `reads_padding` if the contents of
       padding change its results for tokens.
     * `from_zero` is True if it cuts its table of rotations to the number of tokens, so that
@@ -74,7 +72,7 @@ class Alone(Way):
         return self.by_columns
 
     def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
-        """Run an attention module on documents as if each were alone.
+        """Run an attention module on batches of documents alone; return its output for the rows.
 
         `bias` is the longest document's, (1, heads, tokens or 1, tokens or 1), for a module that
         takes a `position_bias` with its mask added already: documents get their parts of both.
@@ -110,7 +108,7 @@ class Alone(Way):
         name: str,
         value: Any,
     ) -> Any:
-        """Return an argument of a call as attention within each document of a batch needs it."""
+        """Return one argument of a call, as attention within each document of `batch` needs it."""
         layout, (documents, length) = call.layout, batch.into
         if name in CACHES or (bias is not None and name == "mask"):
             return None
@@ -119,7 +117,7 @@ class Alone(Way):
             own = bias[..., :length, :length]
             return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
         if isinstance(value, DocumentMask):
-            return _described(value, batch)
+            return _mask_of_batch(value, batch)
         if not isinstance(value, torch.Tensor):
             return spread_tokens(value, batch.shape, batch.gather)
         if name == "cache_position":
@@ -143,8 +141,7 @@ class Alone(Way):
 
 
 def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: list[Any]) -> Any:
-    """Return the merged output with attention weights as blocks of the rows: (rows, heads, columns,
-    columns)."""
+    """Return `whole` with attention weights in blocks: (rows, heads, columns, columns)."""
     rows, columns = call.layout.rows, call.layout.columns
 
     def merged(whole: Any, *parts: Any) -> Any:
@@ -166,7 +163,7 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
 
 
 def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
-    """Return each document's part of a mask or bias of pairs, on any axes, or of a padding mask."""
+    """Return each document's part of a mask of pairs (any axes), a bias, or a padding mask."""
     rows, columns = batch.shape
     if mask.dim() == 2 and len(mask) == columns > rows:  # one for all rows (CTRL)
         return mask[: batch.into[1], : batch.into[1]]
@@ -179,11 +176,10 @@ def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
 
 
 def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
-    """Return the part of a mask or bias (rows or 1, ..., columns or 1, columns) for each document,
-    unpadded.
+    """Return each document's part of a mask or bias (rows or 1, ..., columns or 1, columns).
 
     The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key too
-    many. Raises `UnsupportedModel` for a mask of other rows, such as those of the padded batch.
+    many. Raises `UnsupportedModel` for a mask of other rows, such as the padded batch.
     """
     rows, columns = batch.shape
     queries = columns if mask.dim() == 2 or mask.shape[-2] == 1 else mask.shape[-2]
@@ -204,8 +200,7 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
 def _pairs(
     mask: torch.Tensor, row: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    """Return columns `queries` and `keys` of (rows, ..., columns or 1, columns) for each document,
-    which lies in a `row`."""
+    """Return a mask's `queries` and `keys` columns in documents' rows: (documents, ..., q, k)."""
     if mask.dim() == 2:
         return mask[row[:, None], keys]
     queries = queries if mask.shape[-2] > 1 else queries[:, :1] * 0
@@ -217,8 +212,7 @@ def _pairs(
 def _across(
     bias: torch.Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any
 ) -> Any:
-    """Return an argument of a call as cross-attention from a batch's documents to encoder states
-    needs it."""
+    """Return one argument of a call as cross-attention from `ours` to states `theirs` needs it."""
     if name in CACHES or isinstance(value, DocumentMask):
         return None  # all that a document's encoder has made is seen
     if bias is not None and name in ("mask", "position_bias"):
@@ -234,8 +228,7 @@ def _across(
 def pairs_of(
     layout: PackedLayout, memory: PackedLayout | None, alone: Grouping
 ) -> tuple[Batches, Sequence[TokenMap | None]]:
-    """Return the documents of rows as batches grouped by `alone`; with a `memory`, a decoder's
-    documents.
+    """Return batches of documents grouped by `alone`, and each batch's encoder documents or None.
 
     The second result holds the documents that the encoder has read, batch by batch. Pairs alike in
     both lengths share a batch, unless no documents do.
@@ -257,8 +250,8 @@ def pairs_of(
     return layout.derived(("batches of pairs", memory), build)
 
 
-def _described(mask: DocumentMask, batch: TokenMap) -> Any:
-    """Return the mask of a batch of documents, made from its description."""
+def _mask_of_batch(mask: DocumentMask, batch: TokenMap) -> Any:
+    """Return the mask of a batch of equally long documents, or None if stock makes none."""
     columns = mask.layout.columns
     first = batch.starts.tolist() if mask.absolute else [0]
     documents, length = batch.into
@@ -279,8 +272,7 @@ def _described(mask: DocumentMask, batch: TokenMap) -> Any:
 
 
 def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
-    """Run a model, or one half of an encoder-decoder, on the documents of packed rows as if each
-    were alone.
+    """Run a model, or half of an encoder-decoder, on batches of the documents of packed rows.
 
     Outputs per token (rows, columns, ...) come back as for packed rows. The loss is the mean over
     the labels of all documents (or, if the model's loss counts so, their sum over
@@ -344,7 +336,7 @@ def count_from_zero(positions: Any) -> bool:
 
 
 def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
-    """Return the number of labels that the loss uses in each batch, by one copy to the host."""
+    """Return the number of labels that the loss uses in each batch; 0 if any has no labels."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):
         return [0] * len(labels)

@@ -31,7 +31,7 @@ from autopack.runtime.scope import current
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations follow a layout; yield the set of operations that were called."""
+    """Let operations in the block follow `layout`; yield the set of those called so far."""
     activation, arrived = current(), set[str]()
     assert activation is not None
     before, activation.mixing = activation.mixing, (layout, arrived)
@@ -42,8 +42,7 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
 
 
 def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a convolution, scan or fused kernel that follows the documents of the calling
-    mixer."""
+    """Return an operation that follows the calling mixer's documents, and is `original` else."""
     operation = OPERATIONS[site.path]
 
     @functools.wraps(original, updated=())
@@ -61,8 +60,7 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
 
 
 def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None = None) -> Any:
-    """Run a causal mixer on the documents of packed rows, bucketed by length or by another
-    grouping.
+    """Run a causal mixer on documents as padded rows, in buckets by length or another grouping.
 
     Tokens after a document cannot change a causal mixer's results in it, so right-padded rows of a
     batch are right for every document. Scans in Python take as many steps as the longest document
@@ -79,8 +77,7 @@ def _convolution(
     args: Any,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...) within
-    documents.
+    """Run causal_conv1d_fn (x: (rows, channels, tokens), weight: (channels, width)) by documents.
 
     A kernel that is not told of documents, or torch, gets them in one row, with zeros between them,
     as there are before the start of a row.
@@ -104,16 +101,14 @@ def _convolution(
 
 
 def _places(layout: PackedLayout, before: int) -> torch.Tensor:
-    """Return the places of tokens in a row with `before` zeros before every document but the
-    first."""
+    """Return tokens' columns in one row with `before` zeros between documents: int64 (tokens,)."""
     number = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     return layout.upload(np.arange(len(number)) + before * number)
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """A scan over tokens: its arguments with tokens, their axis, and how a kernel is told of
-    documents."""
+    """Adaptation of a scan: its arguments with tokens, their axis, its kernel's `bounds`."""
 
     positional: tuple[int, ...]
     named: tuple[str, ...]
@@ -156,7 +151,7 @@ class _Scan:
                 for name, value in kwargs.items()
             }
             output = original(*positional, **{**named, **more})
-            return _each(output, lambda part: part.movedim(self.axis, 1))
+            return _change_first(output, lambda part: part.movedim(self.axis, 1))
 
         if self.bounds is None or not _takes(original, self.bounds):
             found = run_per_document_row(call, layout)
@@ -167,10 +162,10 @@ class _Scan:
             flat = call(
                 lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), cu_seqlens=cu_seqlens
             )
-            found = _each(
+            found = _change_first(
                 flat, lambda part: part.reshape(layout.rows, layout.columns, *part.shape[2:])
             )
-        return _each(found, lambda part: part.movedim(1, self.axis))
+        return _change_first(found, lambda part: part.movedim(1, self.axis))
 
 
 def _holding(longest: int, most: int) -> int:
@@ -186,15 +181,15 @@ def _near_square_root(longest: int) -> int:
     return int(max(_holding(longest, 64), 2 ** math.ceil(math.log2(longest) / 2)))
 
 
-def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change the output of a scan. A final state stays: packed rows have none."""
+def _change_first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a scan's output with `change` applied to its tensor; final states stay unchanged."""
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
 def _fused(
     original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Run an optional kernel for a whole mixer; return None to let the mixer run step by step."""
+    """Run a kernel for a whole mixer with `seq_idx`, or return None if it takes none."""
     return (
         original(*args, **{**kwargs, "seq_idx": layout.seq_idx})
         if _takes(original, "seq_idx")
@@ -208,8 +203,7 @@ _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 def _inner(
     original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Run mamba_inner_fn(states (rows, 2 * channels, tokens), ...), which ignores documents, within
-    documents.
+    """Run mamba_inner_fn (states: (rows, 2 * channels, tokens)) by documents, or return None.
 
     It is a kernel for a whole mixer, and step by step a mixer gives the same, unless this kernel
     norms B, C and the time step: mamba_ssm 2.3 norms the time step after its projection, the model
@@ -249,5 +243,5 @@ Each takes the function, the layout, and the positional and named arguments of a
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
-    """Return True if a kernel takes an argument of this name."""
+    """Return True if a kernel takes an argument `name`; False if torch computes the operation."""
     return name in releases.kernel_parameters(operation)

@@ -154,8 +154,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 def _with_own_images(
     mixer: torch.nn.Module, arguments: dict[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], PackedLayout]:
-    """Return the arguments of own attention code from documents to one image each, and the images'
-    layout.
+    """Return a mixer's arguments with one image's states per document, and the states' layout.
 
     The states of images are (images, n, channels), one image for every document and every run of
     padding.
@@ -179,7 +178,7 @@ def _with_own_images(
 
 
 def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, value: Any) -> Any:
-    """Return an argument of whole rows of documents, from one of what runs here of them."""
+    """Return a mixer's argument for whole rows of documents, made from a part or shared row."""
     if not isinstance(value, torch.Tensor):
         return value
     assert scope.layout is not None
@@ -211,8 +210,7 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, va
 
 
 def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
-    """Return True if a mask is the same for all pairs of this part and no field limits attention's
-    reach."""
+    """Return True if a mask is one value for all pairs, and no config limits attention's reach."""
     fields = (item for config in scope.model.anatomy.configs for item in vars(config).items())
     near = any(value and _OF_REACH.search(name) for name, value in fields)
     return not near and bool((mask == mask[..., :1, :1]).all())
@@ -220,14 +218,13 @@ def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _RunOfMixer:
-    """A run of a module, which can be repeated."""
+    """Arguments and scope of one run of a module, to repeat it on ranks with fewer runs."""
 
     arguments: dict[str, Any]
     scope: Any
 
     def rank(self) -> tuple[bool, int]:
-        """Return True if the run has labels, and so a loss if others have one, and the length of
-        its documents.
+        """Return (True if the run has labels, the length of its documents), to choose a run.
 
         Parts that short documents do not reach (compressed windows, experts) get no gradient, and
         FSDP2 reduces only the gradients that exist.
@@ -240,8 +237,7 @@ class _RunOfMixer:
 
 
 def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
-    """Return why a call that packs nothing cannot be repeated, or None; in training no cache is
-    read."""
+    """Return the reason why a call that packs nothing cannot be repeated (a cache), or None."""
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:
         return None

@@ -21,8 +21,7 @@ from autopack.tiny import rules
 
 
 class CannotBuild(ValueError):
-    """Raised if the installed transformers cannot build a tiny model of a type; names it and the
-    reason."""
+    """Error of a model type that the installed transformers cannot build tiny, with the reason."""
 
     def __init__(self, model_type: str, reason: str | BaseException) -> None:
         text = " ".join(str(reason).split())
@@ -67,8 +66,7 @@ def of_class(
     parts: dict[str, str],
     task: str = "",
 ) -> PretrainedConfig:
-    """Return a tiny configuration of any class, transformers' own or another, as `config` does of a
-    type.
+    """Return a tiny configuration of a class of any origin, shrunk as `config` shrinks a type.
 
     `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the
     class refuses them.
@@ -97,7 +95,7 @@ def of_class(
 
 
 def known(what: str, model_type: str) -> dict[str, Any]:
-    """Return the entry that families have for a type in a field of `autopack.family.Tiny`."""
+    """Return a copy of the families' entry for a type in field `what` of `Tiny`, or {}."""
     found = (getattr(family.tiny, what).get(model_type) for family in families())
     return copy.deepcopy(dict(next(filter(None, found), {})))
 
@@ -142,8 +140,7 @@ def _routed(
 
 
 def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
-    """Return the general rules, and zero dropouts and noises, for the fields that the class
-    takes."""
+    """Return the rules' values, and 0 for dropout and noise, for the fields that a class takes."""
     if dataclasses.is_dataclass(default):
         taken = {field.name for field in dataclasses.fields(default)}
     else:
@@ -162,8 +159,7 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
 
 
 def _latent(present: dict[str, Any]) -> dict[str, Any]:
-    """Return fields for multi-head latent attention: no grouped heads, and the rotated width as
-    `head_dim`."""
+    """Return fields for latent attention (no grouped heads, rotated width as `head_dim`), or {}."""
     if "kv_lora_rank" not in present:
         return {}
     found = {"num_key_value_heads": rules.HEADS}
@@ -202,8 +198,7 @@ def _fit_depth(
     given: dict[str, Any],
     arguments: dict[str, Any],
 ) -> None:
-    """Make the number of layers and the per-layer lists agree; the caller's choice wins over the
-    type's."""
+    """Set one number of layers, and lists as long, in `arguments`; the caller's choice wins."""
     name = _depth_name(present)
     if name is None:
         return
@@ -221,8 +216,7 @@ def _fit_depth(
 
 
 def _token_ids(present: dict[str, Any]) -> dict[str, Any]:
-    """Return special token ids inside the vocabulary: placeholders for other modalities at its
-    upper end."""
+    """Return special token ids inside the vocabulary, placeholders of media at its upper end."""
     ids: dict[str, Any] = {}
     free = rules.VOCAB - 1
     for name in sorted(present):

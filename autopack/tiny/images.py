@@ -86,7 +86,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
 def _seen(
     form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]
 ) -> dict[str, torch.Tensor]:
-    """Return a mask as processors write it: a token sees the last image before it."""
+    """Return {argument: mask} in which a token sees the last image before it, or {}."""
     if form not in SEEN or not pictures:
         return {}
     number = places.long().cumsum(0)[:, None] - 1
@@ -152,13 +152,12 @@ spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16 8
 patches | pixel_values drawn 1 side*side channels*patch*patch
 """
 """The arguments of one image, by the form: each is drawn, tokens, a row of numbers, numbers, or a
-mask (of ones and zeros, or boolean) of which so many are not padding. Axes and numbers are products
-of the sizes in `_picture`."""
+mask (of ones and zeros, or boolean) with so many that are not padding. Axes and numbers are
+products of the sizes in `_picture`."""
 
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
-    """Return the arguments of one image; images of different numbers differ in size if the type
-    allows."""
+    """Return one image's arguments; sizes differ by odd or even `number` if the type allows it."""
     form, vision, odd = form_of(model), _vision(model), number % 2
 
     def of_vision(*names: str, default: int = 1) -> Any:
@@ -283,7 +282,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
 
 
 def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments for a video, made of a picture's."""
+    """Return the arguments of a video made of a picture's arguments."""
     config: Any = model.config
     pixels = picture["pixel_values"]
     if form_of(model) in ("tiles", "square"):

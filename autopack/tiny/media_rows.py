@@ -48,7 +48,7 @@ class Document:
 
 
 def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
-    """Return the form in which the type takes images or sounds.
+    """Return the name of the form in which a model's type takes images or sounds, or None.
 
     None means that no family knows it, and no documents can be made.
     """
@@ -118,8 +118,7 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
 
 
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
-    """Return the arguments of a row of these documents, with nothing that declares where one
-    ends."""
+    """Return the arguments of one row of documents, with nothing that declares their ends."""
     arguments: dict[str, Any] = {
         name: torch.cat([document.tokens[name] for document in documents], dim=1)
         for name in documents[0].tokens
@@ -133,12 +132,12 @@ def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]
     for name in {name for document in documents for name in document.seen}:
         arguments[name] = _along_diagonal(name, documents)
     if pictures and form == "numbered patches":
-        arguments[NUMBERS] = _going_on(pictures)
+        arguments[NUMBERS] = _renumbered_patches(pictures)
     return arguments
 
 
-def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """Return patch numbers over all pictures, where each picture has its own from 0."""
+def _renumbered_patches(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """Return the pictures' patch numbers end to end, counted over all pictures."""
     before, found = 0, []
     for picture in pictures:
         numbers = picture[NUMBERS]
@@ -148,8 +147,7 @@ def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def _joined(values: list[Any], along: int) -> Any:
-    """Return values in order: lists, or tensors with zeros behind those that are smaller than
-    others."""
+    """Return lists end to end, or tensors joined at `along`, zero behind smaller ones."""
     if isinstance(values[0], list):
         return [*chain.from_iterable(values)]
     if along:
@@ -163,7 +161,7 @@ def _joined(values: list[Any], along: int) -> Any:
 
 
 def _along_diagonal(name: str, documents: Sequence[Document]) -> torch.Tensor:
-    """Return a mask in which every document sees its own images alone."""
+    """Return the mask `name` of a row, in which every document sees its own images alone."""
     like = next(document.seen[name] for document in documents if document.seen)
     images = sum(len(document.images) for document in documents)
     found = like.new_zeros(1, sum(map(len, documents)), images, *like.shape[3:])
@@ -194,14 +192,13 @@ def packed(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, A
 
 
 def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
-    """Return, for each token that a row's documents have under this name, the document's number
-    from one."""
+    """Return the number of its document, from 1, for each token under `name`: (1, tokens)."""
     lengths = [d.tokens[name].shape[1] for d in found]
     return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
 
 
 def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
-    """Return the output for one document by itself, which the model numbers as it always does."""
+    """Return the model's output for one document by itself, with positions of the model's own."""
     arguments: dict[str, Any] = row(model, [document])
     # Every processor gives a mask, and some models compute positions only beside one.
     if "input_ids" in arguments:

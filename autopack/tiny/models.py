@@ -55,16 +55,14 @@ def build(
 
 
 def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Return random token ids of this shape, int64 on the CPU; none pads, separates or marks an
-    image."""
+    """Return random token ids of this shape, int64 on the CPU, none of them special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
 
 
 @contextmanager
 def as_new(seed: int) -> Iterator[None]:
-    """Draw from a generator of its own, and make parameters in float32; both are as they were
-    afterwards."""
+    """Run the block with a new generator and default dtype float32; restore both at its end."""
     default_dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
@@ -82,8 +80,7 @@ def of_config(
     attn_implementation: str | dict[str, str] | None,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """Return a model of the class that the task's mapping names, of the part of a composite
-    configuration for it."""
+    """Return a model of the task's class for a configuration, or for its part of that class."""
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = (
@@ -101,7 +98,7 @@ def of_class(
     attn_implementation: Any,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """Return a new model of a class."""
+    """Return a new model of a class, with parameters as the class initialises them."""
     # transformers 4.56 renamed the argument together with the field of the configuration.
     named = {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
     return cls._from_config(config, attn_implementation=attn_implementation, **named)
@@ -109,8 +106,7 @@ def of_class(
 
 @torch.no_grad()
 def randomize(model: nn.Module, seed: int) -> None:
-    """Redraw all floating parameters in place, each once, so that tied weights stay tied; buffers
-    keep their values.
+    """Redraw all floating parameters in place, tied ones once; buffers keep their values.
 
     Weights of linear maps and convolutions become normal with variance one over their fan-in.
     Everything else keeps its initial value (a norm's one or zero, a decay), with noise added.

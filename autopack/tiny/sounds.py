@@ -63,7 +63,7 @@ def document(
 
 
 def _placeholders(model: Any, sound: dict[str, Any]) -> int:
-    """Return the number of features that the model puts in the place of a sound."""
+    """Return the number of placeholder tokens of a sound."""
     if isinstance(fixed := getattr(model.config, "audio_soft_tokens_per_image", None), int):
         return fixed
     if "audio_embed_sizes" in sound:
@@ -166,5 +166,5 @@ def _bins(part: Any) -> int:
 
 
 def _whole(length: int, part: int) -> int:
-    """Return a length padded to whole parts."""
+    """Return a length rounded up to a multiple of `part`."""
     return -(-length // part) * part

@@ -18,8 +18,7 @@ from autopack.layout.ways import FLASH_KWARGS
 
 
 def availability() -> tuple[bool, str]:
-    """Return True if transformers finds a flash-attn package and a device for it, and which
-    implementations these serve."""
+    """Return (True if flash attention can be used here, its implementations or the reason)."""
     if found := implementations():
         return True, ", ".join(found)
     return (
@@ -29,8 +28,7 @@ def availability() -> tuple[bool, str]:
 
 
 def implementations() -> tuple[str, ...]:
-    """Return the attention implementations with a flash-attn package and a device, as transformers
-    finds them."""
+    """Return the flash implementations whose package and device transformers finds here."""
     from transformers import utils
 
     checks = {
@@ -61,8 +59,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend from each stretch to its document up to its end: flash aligns queries with the last
-    keys."""
+    """Attend from each stretch to its document up to its end, or return None for other masks. Flash
+    aligns queries with the last keys."""
     call.refuse_dense_mask("flash attention")
     if isinstance(call.mask, DocumentMask) and (
         call.mask.pattern is None or call.mask.pattern.chunk is not None

@@ -15,7 +15,7 @@ from autopack.layout.packed import PackedLayout
 
 
 def availability() -> tuple[bool, str]:
-    """Return True if the backend can be used here, and the reason if not."""
+    """Return (True if FlexAttention can be used here, its module or the reason why not)."""
     missing = torches.without_flex_attention()
     if missing is not None:
         return False, missing

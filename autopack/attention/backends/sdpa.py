@@ -11,7 +11,7 @@ from autopack.attention.compiled import attend_compiled
 
 
 def attend(call: AttentionCall) -> Output:
-    """Attend within each document."""
+    """Attend within each document, per document or in compiled code by one operator."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
     given = options.get("dropout") or options.get("position_bias") is not None
     if pattern is None or pattern.chunk is not None or call.replaces_sdpa or given:

@@ -22,7 +22,7 @@ _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
 
 
 def availability() -> tuple[bool, str]:
-    """Return True if the backend can be used here, and the reason if not."""
+    """Return (True if torch's kernel can be used here, its module or the reason why not)."""
     missing = torches.without_varlen()
     if missing is not None:
         return False, missing
@@ -34,14 +34,14 @@ def availability() -> tuple[bool, str]:
 
 
 def refused_device(device: torch.device) -> str | None:
-    """Return why the kernel does not run on a device, or None."""
+    """Return the reason why the kernel does not run on a device, or None."""
     if device.type != "cuda":
         return "the kernel needs CUDA tensors"
     return _TOO_OLD if torch.cuda.get_device_capability(device.index)[0] < 8 else None
 
 
 def refusal(call: AttentionCall) -> str | None:
-    """Return why this attention cannot go to the kernel, or None."""
+    """Return the reason why the kernel cannot serve an attention call, or None."""
     query, value, options = call.query, call.value, call.options
     if (reason := refused_device(query.device)) is not None:
         return reason
@@ -65,7 +65,7 @@ def refusal(call: AttentionCall) -> str | None:
 
 
 def attend(call: AttentionCall) -> Output:
-    """Attend within each document; there are no attention weights."""
+    """Attend within each document by torch's kernel; return (output, None), without weights."""
     assert call.pattern is not None
     return attend_varlen(
         call.layout,
@@ -76,8 +76,8 @@ def attend(call: AttentionCall) -> Output:
 
 
 def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Attend from each stretch to its document's keys: the kernel aligns queries with the last
-    keys."""
+    """Attend from each stretch to its document up to its end, or return None for other masks. The
+    kernel aligns queries with the last keys."""
     pattern = call.pattern
     if pattern is None or pattern.chunk is not None:
         return None
@@ -95,8 +95,7 @@ def attend_varlen(
     scale: float | None,
     memory: PackedLayout | None = None,
 ) -> Tensor:
-    """Attend within each document of states (R, H, C, E) in float16 or bfloat16; returns (R, C, H,
-    V).
+    """Attend within each document of half-precision states (R, H, C, E); return (R, C, H, V).
 
     Keys and values belong to `memory`, if given.
     """
