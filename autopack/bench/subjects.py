@@ -19,7 +19,7 @@ _LATENT = ("num_key_value_heads", "head_dim")
 def _size(
     layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000
 ) -> dict[str, int]:
-    """In the proportions of released Llamas, by the names that configurations have in common."""
+    """Return the fields of a configuration of a size, in the proportions of released Llamas."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -48,7 +48,7 @@ SHORTEST = 4
 
 
 class Lengths(NamedTuple):
-    """Lognormal lengths in tokens: their mean before any is cut, and the sigma of their
+    """Lognormal distribution of lengths in tokens: mean before cutting, and sigma of the
     logarithm."""
 
     mean: float
@@ -70,8 +70,7 @@ def draw(
     scale: int = 1,
     shortest: int = SHORTEST,
 ) -> np.ndarray:
-    """Return so many lengths divided by `scale`, between `shortest` and `longest`, (count,)
-    int64."""
+    """Return `count` random lengths over `scale`, cut to the bounds given, (count,) int64."""
     mean, sigma = lengths
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return np.clip(np.round(drawn / scale), min(shortest, longest), longest).astype(np.int64)
@@ -136,8 +135,7 @@ def build(
 
 
 def longest_document(model: PreTrainedModel) -> int | None:
-    """Return the most tokens of a document by the model's configuration; None if it does not
-    say."""
+    """Return the most tokens that a model's configuration allows a document, or None."""
     from autopack.inspection.configs import text_config
     from autopack.registry import first_position
 
