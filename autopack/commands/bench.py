@@ -82,8 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the arms, print the table, and return 0 if all that should compute the same do, else
-    1."""
+    """Time the arms, print the table, and return 0 if all have padded's loss, else 1."""
     check_outputs(args)
     check_ints(batch_size=args.batch_size)
     check_ints(optional=True, max_length=args.max_length)
