@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 Lap = dict[str, float]
-"""Seconds of one run: `wall` by the clock, and others by what they are of."""
+"""Seconds of one run by name: `wall` by the clock, `cpu` of the processor."""
 CONFIDENCE = 0.95
 LEAST = 6
 """Fewer values than these have no interval of that confidence: the least and the greatest of five

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 _LATENT = ("num_key_value_heads", "head_dim")
-"""What multi-head latent attention has by its own meaning: see `autopack.tiny`."""
+"""Fields that mean something else in multi-head latent attention: see `autopack.tiny`."""
 
 
 def _size(

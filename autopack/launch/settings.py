@@ -15,11 +15,11 @@ from autopack.options import Options, option, options_of
 RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
 STARTED = "AUTOPACK_STARTED"
-"""The id of the process that `autopack run` turned into the script; that process takes the variable
-away."""
+"""The id of the process that `autopack run` turned into the script; that process removes the
+variable."""
 REPORTS = "AUTOPACK_REPORTS"
-"""The process that says what became of all models, and the directory where others leave it to that:
-`ID:DIRECTORY`."""
+"""The id of the process that reports on all models, and the directory where the others write their
+outcomes: `ID:DIRECTORY`."""
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 """The entry of PYTHONPATH that starts autopack."""
 
