@@ -42,9 +42,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; `argv` defaults to the arguments of the process.
+    """Run the command line and return the exit status.
 
-    Returns the exit status.
+    `argv` defaults to the arguments of the process.
     """
     try:
         try:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the command that the arguments name; return its exit status."""
+    """Run the subcommand that the arguments name, and return its exit status."""
     whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser with all subcommands."""
+    """Return the parser of the command line with all subcommands."""
     whole = argparse.ArgumentParser(
         prog="autopack",
         description=(
