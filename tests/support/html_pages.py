@@ -7,7 +7,7 @@ VOID = {"meta"}
 
 
 class Page(html.parser.HTMLParser):
-    """What a page holds: its tags with their attributes, its texts, and the cells of its tables."""
+    """Content of an HTML page: tags with attributes, texts, and the cells of its tables."""
 
     def __init__(self, text):
         super().__init__()
@@ -44,7 +44,7 @@ class Page(html.parser.HTMLParser):
 
 
 def check_self_contained(text):
-    """Well-formed, without scripts, and without a reference that leaves it."""
+    """Return a page, parsed; raise `AssertionError` if it refers to anything outside of it."""
     page = Page(text)
     assert not {tag for tag, _ in page.tags} & {
         "script",
