@@ -179,7 +179,7 @@ class MixerCall:
         return self.original(self.mixer, given.pop(self.first), **given)
 
     def check(self) -> None:
-        """Raise `UnsupportedModel` unless the first tensor is (rows, columns, ...) of the
+        """Raise `UnsupportedModel` unless the first tensor is (rows, columns, ...) as the
         layout."""
         tokens = next(
             (value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None
