@@ -179,8 +179,7 @@ class MixerCall:
         return self.original(self.mixer, given.pop(self.first), **given)
 
     def check(self) -> None:
-        """Raise `UnsupportedModel` unless the first tensor is (rows, columns, ...) as the
-        layout."""
+        """Raise `UnsupportedModel` unless the first tensor has rows and columns of the layout."""
         tokens = next(
             (value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None
         )
@@ -190,7 +189,7 @@ class MixerCall:
 
 
 def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:
-    """Raise `UnsupportedModel` unless a shape is (rows, columns, ...) of the layout."""
+    """Raise `UnsupportedModel` unless a shape begins with the rows and columns of the layout."""
     if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of "

@@ -78,7 +78,7 @@ def _is_for_torch_extra(need: Any) -> bool:
 
 @cache
 def refuse_old() -> None:
-    """Raise `UnsupportedVersion` if an installed package is too old; looks only once."""
+    """Raise `UnsupportedVersion` if an installed package is too old; success is cached."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from autopack.errors import UnsupportedVersion

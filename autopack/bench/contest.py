@@ -65,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Arm:
-    """Contestant of a contest: a form of batches, run with autopack enabled or without it.
+    """Case to be timed: a form of batches, run with autopack enabled or without it.
 
     `form` is `PADDED` or `ROW`. `implementation` is the attention function of the model; None
     leaves the model its own.

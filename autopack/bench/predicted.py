@@ -84,8 +84,7 @@ def in_step(
     max_tokens: int,
     cost: CostModel,
 ) -> tuple[EstimatedSteps, ...]:
-    """Return the costs of steps with padded batches, mini-batches and `max_tokens`; () if none is
-    whole.
+    """Return the costs of steps: padded, mini-batches and `max_tokens`; () if no step is whole.
 
     `lengths`, (documents,) int, are in the order of the epoch.
     """

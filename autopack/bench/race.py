@@ -125,7 +125,7 @@ def wait_for(device: Any) -> None:
 
 
 def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
-    """Return the tensors of a model, an optimizer or None, and a call that stay between steps."""
+    """Return all tensors of a model, an optimizer (or None) and a call: they stay between steps."""
     states = (
         []
         if optimizer is None
@@ -136,7 +136,7 @@ def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
 
 
 def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
-    """Run a step and return its peak memory in bytes, the tensors that stay (`kept`) among it.
+    """Run a step and return its peak memory in bytes, which includes the tensors in `kept`.
 
     CUDA counts what torch's allocator has handed out. On a CPU it is the bytes of `kept` and the
     highest sum of the allocations and releases that the profiler records; resident memory is more,

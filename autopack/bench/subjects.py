@@ -70,7 +70,7 @@ def draw(
     scale: int = 1,
     shortest: int = SHORTEST,
 ) -> np.ndarray:
-    """Return `count` random lengths over `scale`, cut to the bounds given, (count,) int64."""
+    """Return `count` random lengths, divided by `scale` and clipped to bounds, (count,) int64."""
     mean, sigma = lengths
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return np.clip(np.round(drawn / scale), min(shortest, longest), longest).astype(np.int64)
@@ -135,7 +135,7 @@ def build(
 
 
 def longest_document(model: PreTrainedModel) -> int | None:
-    """Return the most tokens that a model's configuration allows a document, or None."""
+    """Return the most tokens that a model's configuration allows a document; None if unbounded."""
     from autopack.inspection.configs import text_config
     from autopack.registry import first_position
 

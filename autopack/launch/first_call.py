@@ -74,7 +74,7 @@ class FirstCall(ForwardGuard):
         return None
 
     def is_past(self, module: nn.Module) -> bool:
-        """Return True if a training call reached `forward` past this hook; forgets that call."""
+        """Return True if a training call reached `forward` without this hook; resets `_passed`."""
         passed, self._passed = self._passed, False
         return not passed and _trains(module)
 
@@ -223,7 +223,7 @@ def _cut_steps(here: Session, enabled: EnabledModel) -> None:
 
 
 def _reference() -> PreTrainedModel | None:
-    """Return the reference model of the running trainer; None if its kind has none that we know.
+    """Return the reference model of the running trainer; None if none is known.
 
     A reference model is never trained, so its own calls show nothing; but the trainer compares its
     outputs with the outputs of the trained model.
