@@ -104,6 +104,7 @@ def pytest_runtest_call():
 
 
 def _seed():
+    """Seed Python's, numpy's and torch's generators with `SEED`."""
     random.seed(SEED)
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)

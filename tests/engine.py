@@ -37,8 +37,7 @@ LEAK = 1e-2
 
 
 class Limits(NamedTuple):
-    """Largest errors of states (by deviation), of the loss, and of a gradient (by largest
-    entry)."""
+    """Largest errors of states (by deviation), of the loss, of a gradient (by largest entry)."""
 
     states: float
     loss: float = 1e-5
@@ -65,8 +64,7 @@ WHEN = ("before", "after")
 
 @dataclass
 class Result:
-    """Results of a call: logits or states of each document, the loss, and gradients by
-    parameter."""
+    """Results of a call: logits or states of each document, loss, and gradients by parameter."""
 
     documents: list[torch.Tensor]
     loss: torch.Tensor | None = None
@@ -105,7 +103,7 @@ def mean_loss(losses, counts, reduction="mean"):
 
 
 def next_token_loss(logits, labels, **options):
-    """Return the cross-entropy of each token's logits and the next token."""
+    """Return the cross-entropy of logits against the label of the next token."""
     targets = labels[:, 1:].flatten()
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, **options)
 
@@ -254,10 +252,12 @@ class Call:
     lengths: Sequence[int] = LENGTHS
 
     def run(self, model, arguments):
+        """Call a model with renamed arguments and the given ones, and return its output."""
         arguments = {self.names.get(name, name): value for name, value in arguments.items()}
         return model(**arguments, **self.given)
 
     def labelled(self, tokens):
+        """Return tokens as the argument of labels, by its name; {} for calls without labels."""
         return {} if self.labels is None else {self.labels: tokens}
 
     def is_row(self, tokens):
@@ -290,6 +290,7 @@ class Call:
         return self._row(model, {})
 
     def _row(self, model, declaration) -> Result:
+        """Return the results of the packed row with a declaration, split into documents."""
         tokens = ids(lengths=self.lengths)
         output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
         assert torch.equal(tokens, ids(lengths=self.lengths)), "the caller's stay as they are"
@@ -322,10 +323,12 @@ class Call:
 
     @property
     def both(self) -> Calls:
+        """Packed rows and padded batches, as in `row` and `batch`."""
         return (*self.row, *self.batch)
 
 
 def _changed(model, change: Change | None):
+    """Return the model that a change makes, or the same one if it changes that in place."""
     other = None if change is None else change(model)
     return model if other is None else other
 
@@ -387,11 +390,13 @@ def verdict(
 
 
 def _run_all(calls: Calls, model):
+    """Run all calls on a model, without a look at their results."""
     for run, *_ in calls:
         run(model)
 
 
 def _disable(model):
+    """Disable a model if it is enabled."""
     if autopack.is_enabled(model):
         autopack.disable(model)
 

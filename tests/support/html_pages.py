@@ -40,6 +40,7 @@ class Page(html.parser.HTMLParser):
 
     @property
     def drawn(self):
+        """Number of the page's SVG figures."""
         return sum(tag == "svg" for tag, _ in self.tags)
 
 

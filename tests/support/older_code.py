@@ -47,6 +47,7 @@ class OldRotary(nn.Module):
 
 
 def rotate(states, cos, sin, at):
+    """Return states (rows, heads, columns, size) rotated by their positions `at`."""
     left, right = states.chunk(2, -1)
     return states * cos[at][:, None] + torch.cat([-right, left], -1) * sin[at][:, None]
 
@@ -57,6 +58,7 @@ def by_heads(states):
 
 
 def together(states):
+    """Return states (rows, heads, columns, size) as (rows, columns, heads * size)."""
     return states.transpose(1, 2).flatten(2)
 
 
@@ -88,7 +90,7 @@ class OldAttention(nn.Module):
 
 
 class OldKernelAttention(OldAttention):
-    """Attention by sdpa that falls back to the class above it, as old ones did."""
+    """Attention by sdpa, which without a mask falls back to the class above it, as old ones did."""
 
     def forward(self, hidden, attention_mask=None, position_ids=None):
         if attention_mask is None:
@@ -150,6 +152,8 @@ def causal_mask(form, mask, like):
 
 
 class OldForCausalLM(PreTrainedModel):
+    """Causal model of two layers, whose class attributes choose attention, mask and positions."""
+
     config_class = OldConfig
     form, kind, rotates, positions = "additive", OldAttention, False, OldPositionalTable
 
@@ -206,18 +210,26 @@ class HandingOnToTheLoss(PreTrainedModel):
 
 
 class ByColumns(OldForCausalLM):
+    """Model that numbers columns inside of its embeddings."""
+
     positions = OldEmbeddings
 
 
 class InAKernel(OldForCausalLM):
+    """Model whose attention is sdpa in the calls with a mask."""
+
     kind = OldKernelAttention
 
 
 class PairsForAll(OldForCausalLM):
+    """Model with one causal mask (columns, columns) for all rows, without padding."""
+
     form = "pairs"
 
 
 class QueriesFirst(OldForCausalLM):
+    """Model with masks (rows, columns, 1, columns), queries first."""
+
     form = "queries first"
 
 
@@ -259,6 +271,8 @@ class Biased(OldForCausalLM):
 
 
 class OldForgetfulAttention(OldBiasAttention):
+    """Attention as in T5 that hands on another tensor for the bias."""
+
     def forward(
         self,
         hidden_states,
