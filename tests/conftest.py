@@ -1,5 +1,5 @@
-"""What tests share: tiny models, documents, the reference (each document alone), and pictures of
-what is patched."""
+"""Shared code of all tests: tiny models, documents, the reference (each document alone), and the
+state of patched functions."""
 
 import gc
 import os

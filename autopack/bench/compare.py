@@ -1,5 +1,4 @@
-"""`autopack bench`: all arms on one model, whether they compute the same, their memory, and how
-fast they are."""
+"""`autopack bench`: the losses, peak memory and speed of all arms on one model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Arms that run the same documents on one model, by turns: what they give, what they need, and how
-fast they are."""
+"""Arms that run the same documents on one model, by turns: their losses, memory and speed."""
 
 from __future__ import annotations
 

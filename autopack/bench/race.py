@@ -1,5 +1,4 @@
-"""The one loop that times: arms against each other, in turns, what may be said of their ratios, and
-their memory.
+"""Timing of arms in turns, by one loop, with the confidence in their ratios, and peak memory.
 
 Only ratios of arms that ran interleaved in one process mean anything: on a shared machine
 everything else drifts. Importing this imports no torch."""

@@ -1,8 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
 A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of
-a file or of a page: there it is SVG, with texts that are texts. A report is a finding in pieces, of
-which text, a page and a picture are made.
+a file or of a page: there it is SVG, with texts that are texts. A report has sections, from which
+text, a page and a picture are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a page of HTML holds, and whether it needs anything but itself."""
+"""Content of HTML pages, and a check that they refer to nothing outside of them."""
 
 import html.parser
 import re

@@ -1,5 +1,4 @@
-"""What tests ask of one Llama, enabled or copied: whether it is exact on one packed row, and
-whether it leaks."""
+"""Questions of tests about one Llama, enabled or copied: if it is exact on a row, or leaks."""
 
 import torch
 

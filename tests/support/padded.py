@@ -1,5 +1,4 @@
-"""Padded batches for tests, tiny models with any head, and what stock and enabled runs of them must
-agree on."""
+"""Padded batches for tests, tiny models with any head, and comparisons of stock and enabled."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What tests of training share: quiet trainers, what they have logged, adapters and checkpoints."""
+"""Shared code of tests of training: quiet trainers, their losses, adapters and checkpoints."""
 
 import pytest
 import torch
