@@ -2,8 +2,7 @@
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it
 imports neither torch nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
-that could not be carried out; 130 and 141 are those of programs that Ctrl-C, and a reader that has
-gone, end.
+that could not be carried out; 130 means Ctrl-C, and 141 a closed pipe.
 """
 
 from __future__ import annotations

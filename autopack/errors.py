@@ -96,7 +96,7 @@ class Leak:
     """Report on a document of a call that got other results than alone, found by a check.
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
-    batch, of an encoder-decoder in that of the decoder. `field` is the part of the output that
+    batch (the decoder's batch of an encoder-decoder). `field` is the part of the output that
     differs the most, `error` its difference relative to the field's standard deviation (of a loss:
     as it is, relative where it is above 1), `tolerance` what counts as rounding, and `step` the
     number of the call among those that were counted. `than` says in words what it was compared

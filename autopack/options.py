@@ -31,7 +31,7 @@ INSTEAD = {
     **{(name, "auto"): f"{name}=True" for name in ("unpad", "share", "verify")},
     **{(name, "never"): f"{name}=False" for name in ("unpad", "share", "verify")},
 }
-"""What is written in place of values that options no longer take."""
+"""Replacements of values that options no longer take, by option and value."""
 
 TASKS = {
     "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",

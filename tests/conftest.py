@@ -27,7 +27,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("autopack")
 
 SEED = 0
-"""What every test and every fixture begins with."""
+"""Seed of all generators at the beginning of every test and every fixture."""
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""
 OTHER_LENGTHS = (3, 20, 10)

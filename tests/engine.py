@@ -6,8 +6,8 @@ code of the user's, or a setting (PEFT, checkpointing, compilation, hooks). A `C
 documents alone, as one packed row, or as a padded batch, each as a `Result`. `verdict` says whether
 an enabled model is exact on such calls, or by which code it is refused; anything else fails.
 
-The reference is stock with the very same change. The control is a packed row of which nothing is
-said: it has to leak."""
+The reference is stock with the very same change. The control is a packed row without a declaration
+of its documents: it has to leak."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FLOAT32 = Limits(1e-4)
 FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
 
 WHEN = ("before", "after")
-"""When a model is changed: before it is enabled, or after it has been (and was called once)."""
+"""Times at which a model is changed: before it is enabled, or after that (and after one call)."""
 
 
 @dataclass

@@ -33,12 +33,10 @@ ARMS = (
     Arm("enabled, packed rows", ROW, True),
 )
 FEWEST, MOST, RUNS = 2, 16, 25
-"""The fewest and the most batches, and how often each is run in the time: rounds of all arms, and
-what precedes."""
+"""Bounds of the number of batches, and how often each is run: in rounds of all arms, and before."""
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
-"""How far losses may be apart, relative to padded's, and still count as equal: rounding, over
-thousands of tokens. A random model's loss moves by a few thousandths where documents see each
-other."""
+"""Largest differences of losses, relative to padded's, that are rounding, over thousands of tokens.
+A random model's loss moves by a few thousandths where documents see each other."""
 
 
 @dataclass
@@ -153,7 +151,7 @@ def compare(
 
     Args:
         model: a causal or masked language model on its device.
-        lengths: (documents,) ints, of which as many as are timed are drawn.
+        lengths: (documents,) ints, from which the timed ones are drawn.
         forward: True for forward passes without gradients, instead of training steps.
         tell: called with a line at the beginning of every stage.
         about: the `name` of the model, and the `source` of the lengths.

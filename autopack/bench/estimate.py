@@ -1,8 +1,8 @@
 """The gain of packing on a data set, from lengths: padding, tokens and attention of padded batches
 and of packed rows.
 
-Nothing is trained and nothing is timed: costs are those of a `CostModel`, and what is counted are
-lengths."""
+Nothing is trained and nothing is timed: only lengths are counted, and costs follow from a
+`CostModel`."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def estimate(
         strategies: see `autopack.packing.plan`.
         overflow: what becomes of documents longer than `max_length`, in padded batches too; see
             there.
-        cost: what tokens and attention cost; by default those of a hidden size of 4096.
+        cost: what tokens and attention cost; by default at a hidden size of 4096.
         column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go
             through the tokenizer. Several add up, as `("prompt", "completion")`. By default
             `input_ids`, `length` or `lengths`, and with a tokenizer `text` or `messages`.

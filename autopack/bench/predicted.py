@@ -65,7 +65,7 @@ class EstimatedSteps:
 
     Attributes:
         name: `"padded"`, `"mini-batch"` or `"max_tokens"`.
-        speedup: the cost of the slowest ranks of padded steps, over that of these.
+        speedup: the cost of the slowest ranks of padded steps, over these steps' cost.
         slowest: the mean over steps of the slowest rank's cost over the mean of all ranks.
         micro_batches: forwards of a rank in a step, on average.
     """

@@ -40,9 +40,8 @@ SIZES = {
     "1B": _size(16, 2048, 8192, 32, 8),
     "7B": _size(32, 4096, 11008, 32, 32),
 }
-"""What a Llama of that size has. Other types have more or fewer parameters: what a configuration
-calls otherwise, or has beside these fields (experts, states of mixers), is as in
-`autopack.tiny`."""
+"""Fields of a Llama's configuration by size. Other types have more or fewer parameters: fields with
+other names, and others beside these (experts, states of mixers), are as in `autopack.tiny`."""
 NAMES = (TINY, *SIZES)
 SHORTEST = 4
 
@@ -89,8 +88,8 @@ def build(
 ) -> PreTrainedModel:
     """Build a random model of a type and size (one of `NAMES`), whose positions reach to `longest`.
 
-    The type decides what else it has. Windows and chunks of attention are those of the type's
-    defaults, except in `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's
+    The type decides what else it has. Windows and chunks of attention are the type's defaults,
+    except in `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's
     errors for a device without the memory."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -19,8 +19,8 @@ from autopack.packing.checks import check_ints
 
 TASKS = ("causal-lm", "masked-lm")
 DRAWN, LONGEST = 4096, 2048
-"""Documents that are drawn, of which as many are timed as there is time for, and the tokens of the
-longest."""
+"""Number of documents that are drawn (as many are timed as there is time for), and the tokens of
+the longest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 """Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that
+"""Characters that XML forbids and fonts lack: terminals' codes in messages, bytes of a path that
 are no text."""
 NO_FIGURES = (
     "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."

@@ -11,7 +11,7 @@ def assert_packing_exact(model: Any, **options: Any) -> None:
     """Raise `AssertionError` unless documents of packed rows get the results they get alone.
 
     It shows the report, which names the worst call and the module in which that begins. `options`
-    are those of `autopack.audit`, such as `modes=("use_cache=False",)` for a model that is called
+    are passed to `autopack.audit`, such as `modes=("use_cache=False",)` for a model that is called
     in no other way.
     """
     __tracebackhide__ = True

@@ -7,8 +7,7 @@ import autopack
 
 _CODE = str(Path(autopack.__file__).parent) + "/"
 _EVENTS = ("call", "c_call", "c_return")
-"""Where Python looks for signals, among others: where a function begins, and after one that is
-written in C."""
+"""Events at which Python looks for signals: a function begins, or one written in C ends."""
 
 
 class Interrupter:
@@ -18,9 +17,9 @@ class Interrupter:
         self.at = at
         self.events = 0
         self.place = ""
-        """Where it has interrupted."""
+        """File, line, function and event of the interrupt."""
         self.interrupted = False
-        """Whether that has ended the function: Python swallows what is raised while it ends a
+        """True if the interrupt ended the function: Python swallows errors while it ends a
         generator."""
 
     def run(self, function):
