@@ -2,8 +2,7 @@
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it
 imports neither torch nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
-that could not be carried out; 130 and 141 are those of programs that Ctrl-C, and a reader that has
-gone, end.
+that could not be carried out; 130 means Ctrl-C, and 141 a closed pipe.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; `argv` defaults to the arguments of the process.
+    """Run the command line and return the exit status.
 
-    Returns the exit status.
+    `argv` defaults to the arguments of the process.
     """
     try:
         try:
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the command that the arguments name; return its exit status."""
+    """Run the subcommand that the arguments name, and return its exit status."""
     whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:
@@ -86,7 +85,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser with all subcommands."""
+    """Return the parser of the command line with all subcommands."""
     whole = argparse.ArgumentParser(
         prog="autopack",
         description=(

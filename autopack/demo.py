@@ -57,7 +57,7 @@ Example = dict[str, list[int]]
 
 
 class CorpusTooSmall(AutopackError):
-    """This Python installation holds too little documentation to train on."""
+    """Error for a Python installation with too little documentation to train on."""
 
     code = "corpus-too-small"
 
@@ -74,8 +74,7 @@ class DemoSettings:
 
 @dataclass
 class DemoArm:
-    """A way to train: a model of its own, the calls that it makes of batches, and what came of
-    them."""
+    """Training with one layout of batches: its model and optimizer, and the results so far."""
 
     model: Any
     optimizer: Any
@@ -85,10 +84,10 @@ class DemoArm:
     tokens: int = 0
 
     def step(self, batch: Sequence[Example]) -> None:
-        """Take an optimizer step; record loss, time and tokens.
+        """Train the model on a batch, and record loss, time and tokens.
 
         Gradients are clipped: steps of some seeds would otherwise diverge, which blows up rounding
-        in every way.
+        in every arm.
         """
         import torch
 
@@ -112,28 +111,25 @@ class DemoResult:
     arms: dict[str, DemoArm]
 
     def difference(self, name: str) -> float:
-        """Return the largest relative difference of an arm's loss from padded's; infinite where one
-        is no number."""
+        """Return the largest relative difference of an arm's losses from padded's; inf for nan."""
         pairs = zip(self.arms[name].losses, self.arms[PADDED].losses, strict=True)
         found = [abs(one / other - 1) for one, other in pairs]
         return math.inf if any(map(math.isnan, found)) else max(found)
 
     def same(self, name: str) -> bool:
-        """Return whether an arm has padded's losses, within float32 rounding."""
+        """Return True if an arm has padded's losses, within float32 rounding."""
         return self.difference(name) <= LOSS_TOLERANCE
 
     def speed(self, name: str) -> float:
-        """Return how many times as fast as padded an arm is."""
+        """Return the ratio of padded's seconds to an arm's."""
         return self.arms[PADDED].seconds / self.arms[name].seconds
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Return distinct texts of the Python installation, in an order that depends on nothing but
-    their content.
+    """Return distinct texts of Python's documentation, ordered by file, then by help topic.
 
-    `root` is the directory of the standard library. That of the running interpreter is read if it
-    is left out, and the language reference with it. Raises `CorpusTooSmall` where there are fewer
-    than `FEWEST` texts.
+    `root` is the directory of the standard library. If it is None, the running interpreter's is
+    read, and the language reference with it. Raises `CorpusTooSmall` for fewer than `FEWEST` texts.
     """
     topics = _reference_sections() if root is None else ()
     root = root or Path(sysconfig.get_path("stdlib"))
@@ -149,7 +145,7 @@ def collect_documents(root: Path | None = None) -> list[str]:
 
 
 def _docstrings(root: Path) -> Iterator[str]:
-    """Yield every docstring below `root`. The files are parsed and not imported: nothing runs."""
+    """Yield every docstring in Python files below `root`, which are parsed and not imported."""
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
@@ -166,7 +162,7 @@ def _docstrings(root: Path) -> Iterator[str]:
 
 
 def _reference_sections() -> Iterator[str]:
-    """Yield the sections of the language reference behind ``help()``, which is plain data."""
+    """Yield the sections of the language reference that ``help()`` shows."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -176,8 +172,10 @@ def _reference_sections() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE tokenizer of `tokenizers` on texts; any text can be encoded and
-    decoded without loss."""
+    """Return a byte-level BPE tokenizer of `tokenizers` that is trained on texts.
+
+    Any text can be encoded and decoded without loss.
+    """
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
@@ -192,8 +190,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
-    """Encode every text as one example that ends with the end-of-text token, cut after `longest`
-    tokens."""
+    """Return an example per text: its ids and the end-of-text id, cut after `longest` tokens."""
     encodings = tokenizer.encode_batch(list(texts))
     return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
 
@@ -201,15 +198,14 @@ def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example
 def draw_batches(
     examples: Sequence[Example], size: int, steps: int, seed: int
 ) -> list[list[Example]]:
-    """Draw `steps` mini-batches of `size` examples in a seeded order, shuffled anew in every
-    epoch."""
+    """Return `steps` mini-batches of `size` examples, shuffled by a seed anew in every epoch."""
     generator = random.Random(seed)
     endless = chain.from_iterable(iter(lambda: generator.sample(examples, len(examples)), None))
     return [list(islice(endless, size)) for _ in range(steps)]
 
 
 def pad(examples: Sequence[Example]) -> dict[str, Any]:
-    """Return a call with an example per row, padded on the right to the longest, as is ordinary."""
+    """Return call arguments with one example per row, padded on the right to the longest."""
     import torch
 
     from autopack.bench.contest import Batch
@@ -220,9 +216,9 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def compare(settings: DemoSettings) -> DemoResult:
-    """Collect the text, and train all arms step by step in turn; stages are told on stderr.
+    """Train all arms on the documentation of Python, step by step in turn; return the results.
 
-    Raises `CorpusTooSmall` where the Python installation holds too little text.
+    Writes its stages to stderr. Raises `CorpusTooSmall` if this Python holds too little text.
     """
     tell = partial(print, file=sys.stderr, flush=True)
     tell("collecting the documentation of this Python installation")
@@ -244,7 +240,9 @@ def compare(settings: DemoSettings) -> DemoResult:
         STOCK: collate,
         ENABLED: collate,
     }
-    arms = {name: DemoArm(*_model(settings), lay_out) for name, lay_out in ways.items()}
+    arms = {
+        name: DemoArm(*_model_and_optimizer(settings), lay_out) for name, lay_out in ways.items()
+    }
     autopack.enable(arms[ENABLED].model)
     largest = max(batches, key=lambda batch: pad(batch)["input_ids"].numel())
     for arm in arms.values():  # first calls cost what no other call does
@@ -257,7 +255,7 @@ def compare(settings: DemoSettings) -> DemoResult:
     return DemoResult(settings, sorted(len(example["input_ids"]) for example in examples), arms)
 
 
-def _model(settings: DemoSettings) -> tuple[Any, Any]:
+def _model_and_optimizer(settings: DemoSettings) -> tuple[Any, Any]:
     """Return a Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
     import torch
 
@@ -278,7 +276,7 @@ def _model(settings: DemoSettings) -> tuple[Any, Any]:
 
 
 def write_table(result: DemoResult) -> str:
-    """Return the result of the demo as text."""
+    """Return the result of the demo as text with a table."""
     import torch
 
     settings, lengths, arms = result.settings, result.lengths, result.arms
@@ -379,8 +377,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo, print its table, and return 0 if autopack has the losses of padded batches,
-    else 1."""
+    """Run the demo, print its table, and return 0 if autopack has padded's losses, else 1."""
     check_ints(steps=args.steps)
     keep_freed_memory()
     result = compare(DemoSettings(steps=args.steps, seed=args.seed))

@@ -23,8 +23,7 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return the end of a message about an unknown name: the names that may be meant, or
-    `otherwise`."""
+    """Return "; did you mean ...?" with the known names close to a name; `otherwise` if none is."""
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
     close = (
@@ -59,7 +58,7 @@ class AutopackError(Exception):
 
     @property
     def guide(self) -> str:
-        """The address of the documentation on errors with this code."""
+        """Address of the documentation of errors with this code."""
         return f"{_GUIDE}#{self.code}"
 
     def __str__(self) -> str:
@@ -71,35 +70,33 @@ class AutopackError(Exception):
 
 
 class UnsupportedModel(AutopackError):
-    """The model, or a call or option of it, cannot be served exactly; nothing was changed."""
+    """Error for a model, call or option that cannot be served exactly; nothing was changed."""
 
 
 class UnsupportedVersion(AutopackError, ImportError):
-    """A package that autopack needs is installed in a version that is too old, for autopack or for
-    transformers."""
+    """Error for an installed package that is too old for autopack or for transformers."""
 
     code = "version-too-old"
 
 
 class InvalidPacking(AutopackError, ValueError):
-    """A call or a batch declares its documents wrongly, or two declarations disagree."""
+    """Error for a call or batch whose declarations of documents are wrong or disagree."""
 
 
 class SiteDrift(AutopackError):
-    """The installed transformers no longer has the shape that a patch was written for."""
+    """Error for a function of transformers that is not as autopack's patch of it needs."""
 
 
 class OutsideForward(AutopackError, RuntimeError):
-    """An enabled module was reached without passing its model's entry, so its documents are
-    unknown."""
+    """Error for a module reached without its enabled model's call, so its documents are unknown."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """A document of a call that got other results than alone, found by a check of the call.
+    """Report on a document of a call that got other results than alone, found by a check.
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
-    batch, of an encoder-decoder in that of the decoder. `field` is the part of the output that
+    batch (the decoder's batch of an encoder-decoder). `field` is the part of the output that
     differs the most, `error` its difference relative to the field's standard deviation (of a loss:
     as it is, relative where it is above 1), `tolerance` what counts as rounding, and `step` the
     number of the call among those that were counted. `than` says in words what it was compared
@@ -128,7 +125,7 @@ class Leak:
 
 
 class LeakDetected(AutopackError):
-    """A document of a training call got other results than alone; `.report` is the `Leak`."""
+    """Error for a training call with a document that got other results than alone; see `report`."""
 
     code = "leak-detected"
 
@@ -142,6 +139,6 @@ class LeakDetected(AutopackError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error in a line, with its class unless it is one of autopack's."""
+    """Return an error's text in one line, after its class unless it is one of autopack's."""
     kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())

@@ -67,18 +67,17 @@ def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """One way of serving a set of architectures, with all facts about their model types.
+    """Facts about a set of model types that autopack serves in one way.
 
     `model_types` are those that its facts are known to fit; a model of another type is served by it
-    if it has the same structure. `how` describes the way in a few words, for
-    readers.
+    if it has the same structure. `how` describes the way in a few words, for readers.
 
     `adjustments` map the class name of an attention module to a function that takes (module,
     layout, query, key, value, options) and returns the last four as a document alone would have
-    them. `mixers` map the class name of a module that mixes tokens by recurrence or convolution
-    to the way in which it starts anew at every document. `within_token` are the class names of
-    modules that attend within each token, over parts of it alone, or within media: they and their
-    parts stay unchanged.
+    them. `mixers` map the class name of a module that mixes tokens by recurrence or convolution to
+    the way in which it starts anew at every document. `within_token` are the class names of modules
+    that attend within each token, over parts of it alone, or within media: they and their parts
+    stay unchanged.
 
     `attends` is True if any of its types has attention through transformers' interface. `positions`
     is True if its models with attention take position_ids; otherwise the mixers contain the modules
@@ -89,17 +88,16 @@ class Family:
     `media_types` map a kind of media ("image", "video", "sound", "protein") to the model types
     whose documents may have it, beside images and sounds whose form `tiny` knows; with other media,
     packed rows are refused. `why_no_media` gives the known reasons, by model type, why a type has
-    none. `counts_images` are types whose models
-    number the images of a batch over all its rows, so that each row has to be numbered by itself.
-    `image_mask` is the argument by which text attends to
-    images across, (rows, columns, images, ...). `image_of_each` are types whose text attends across
-    to one image for each document, without a mask. `unpads_images` are types whose padded batches
-    run as one row with their images, in the order of the rows: they make masks of rows outside of
-    the text model. `wrong_media` returns the reason why the media among these arguments of a packed
-    call are not the documents' own, or None. `sounds_together` maps a model type to a function of
-    the configuration, the arguments of a packed call and its layout. It returns the reason why one
-    of the call's sounds would change another's results, or None. It may name types of other
-    families.
+    none. `counts_images` are types whose models number the images of a batch over all its rows, so
+    that each row has to be numbered by itself. `image_mask` is the argument by which text attends
+    to images across, (rows, columns, images, ...). `image_of_each` are types whose text attends
+    across to one image for each document, without a mask. `unpads_images` are types whose padded
+    batches run as one row with their images, in the order of the rows: they make masks of rows
+    outside of the text model. `wrong_media` returns the reason why the media among these arguments
+    of a packed call are not the documents' own, or None. `sounds_together` maps a model type to a
+    function of the configuration, the arguments of a packed call and its layout. It returns the
+    reason why one of the call's sounds would change another's results, or None. It may name types
+    of other families.
 
     `refused_arguments` are arguments that no call may bring with packed rows, with the reason;
     `refused_without_images` are arguments that no call without images may bring. `refusal` returns
@@ -138,7 +136,7 @@ class Family:
 
     @property
     def media(self) -> dict[str, frozenset[str]]:
-        """The model types whose documents may have media, by kind, of other families too."""
+        """Model types whose documents may have media, by kind; other families' types too."""
         kinds = {"image": self.tiny.images, "sound": self.tiny.sounds}
         known = {kind: frozenset().union(*forms.values()) for kind, forms in kinds.items()}
         return known | {
@@ -146,11 +144,11 @@ class Family:
         }
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
-        """Return the way to keep a module within documents, or None if it is no mixer."""
+        """Return the way in which a mixer runs on packed rows, or None if it is no mixer."""
         return _by_class(self.mixers, module)
 
     def adjustment_of(self, module: torch.nn.Module) -> Callable[..., Any] | None:
-        """Return the adjustment of an attention module's queries, keys and values, or None."""
+        """Return the function that adjusts an attention module's queries, keys, values, or None."""
         return _by_class(self.adjustments, module)
 
 
@@ -159,7 +157,7 @@ _PER_CALL = (*CACHES, "attention_mask", "conv_mask")
 
 @dataclass(frozen=True)
 class MixerCall:
-    """One call of a module inside a packed forward.
+    """One call of a mixer inside a packed forward.
 
     `first` is the name of the first parameter, which holds the tokens. `want_weights` is True if
     the caller asked for attention weights. `memory` is the layout of the encoder's states, for
@@ -175,19 +173,19 @@ class MixerCall:
     memory: PackedLayout | None = None
 
     def by_documents(self, spread: Spread) -> Any:
-        """Run the module's own forward on tokens in another form, without caches and masks."""
+        """Return the module's result on arguments changed by `spread`, without caches and masks."""
         shape = (self.layout.rows, self.layout.columns)
         return self.changed(
             lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),
         )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
-        """Run the module's own forward with other arguments."""
+        """Return the module's result on arguments changed by `change(name, value)`."""
         given = {name: change(name, value) for name, value in self.arguments.items()}
         return self.original(self.mixer, given.pop(self.first), **given)
 
     def check(self) -> None:
-        """Raise `UnsupportedModel` if the first tensor does not hold the tokens of the layout."""
+        """Raise `UnsupportedModel` unless the first tensor has rows and columns of the layout."""
         tokens = next(
             (value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None
         )
@@ -197,7 +195,7 @@ class MixerCall:
 
 
 def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:
-    """Raise `UnsupportedModel` if `name` got no (rows, columns, ...) tensor."""
+    """Raise `UnsupportedModel` unless a shape begins with the rows and columns of the layout."""
     if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of "
@@ -207,7 +205,7 @@ def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> Non
 
 
 class Way:
-    """A way to run modules of one class on packed rows.
+    """Base of the ways to run mixers of one class on packed rows, with facts about them.
 
     Its flags are True under these conditions:
 
@@ -234,13 +232,13 @@ class Way:
     masks_without_cache: bool = False
 
     def run(self, call: MixerCall) -> Any:
-        """Run one module on packed rows."""
+        """Return the result of a mixer's call on packed rows, kept within documents."""
         raise NotImplementedError
 
     def here(self, module: str) -> Way:
-        """Return the installed release's way for a Python module's mixers: this or a slower one."""
+        """Return this way, or a slower one that the installed release's `module` needs."""
         return self
 
     def sites(self, module: str) -> list[Site]:
-        """Return the functions to replace in the mixer's Python module, besides its forward."""
+        """Return the sites in a mixer's Python module that the way needs, besides its forward."""
         return []

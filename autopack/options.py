@@ -31,7 +31,7 @@ INSTEAD = {
     **{(name, "auto"): f"{name}=True" for name in ("unpad", "share", "verify")},
     **{(name, "never"): f"{name}=False" for name in ("unpad", "share", "verify")},
 }
-"""What is written in place of values that options no longer take."""
+"""Replacements of values that options no longer take, by option and value."""
 
 TASKS = {
     "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -49,7 +49,7 @@ TASKS = {
 
 
 class BadSetting(AutopackError):
-    """An environment variable holds what its option would not take."""
+    """Error for an environment variable with a value that its option does not take."""
 
     code = "bad-option"
 
@@ -57,8 +57,7 @@ class BadSetting(AutopackError):
 def option(
     default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None
 ) -> Any:
-    """Return the field of an option: one of some values, or a number, which `metavar` stands for in
-    help."""
+    """Return a dataclass field for an option of some values, or of a number named `metavar`."""
     return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
 
 
@@ -108,8 +107,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line and its variable: one of some words, a switch, or a whole
-    number."""
+    """Option of the command line and the environment: one of some words, a switch or an int."""
 
     name: str
     default: Any
@@ -119,14 +117,14 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that the command line takes; none for a number and for a switch."""
+        """Words that the command line takes; () for a number and for a switch."""
         if self.values == _SWITCH or self.metavar is not None:
             return ()
         return tuple(_WORDS.get(value, (value,))[0] for value in self.values)
 
     @property
     def words(self) -> dict[str, Any]:
-        """The values by the words that stand for them in the environment."""
+        """Values of the option by the words for them in the environment."""
         return {word: value for value in self.values for word in _WORDS.get(value, (value,))}
 
     @property
@@ -136,15 +134,15 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """Name of the environment variable."""
+        """Name of the option's environment variable."""
         return f"AUTOPACK_{self.name.upper()}"
 
     def number(self, text: str) -> Any:
-        """Return the number that a text is, or the word. Raises `ValueError` for anything else."""
+        """Return a text as an int, or as the value of a word. Raises `ValueError` otherwise."""
         return self.words[text] if text in self.words else int(text)
 
     def read(self, environment: Mapping[str, str]) -> Any:
-        """Return the value in the environment; the default where the variable is unset or empty."""
+        """Return the option's value in the environment; its default if that is unset or empty."""
         text = environment.get(self.variable, "").strip()
         word = text.lower()
         if not text:
@@ -160,12 +158,12 @@ class Option:
         return self.words[word]
 
     def write(self, value: Any) -> str:
-        """Return the text that stands for a value in the environment."""
+        """Return the text for a value in the environment."""
         return value if isinstance(value, str) else str(int(value))
 
 
 def options_of(settings: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass whose fields `option` made."""
+    """Return the options of a dataclass, one for each field made by `option`."""
     return tuple(
         Option(each.name, each.default, **each.metadata)
         for each in fields(settings)
@@ -180,7 +178,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def _hint(name: str, value: Any) -> str:
-    """Return a hint at the value that was meant, for a wrong value of an option."""
+    """Return a hint at the value meant by a wrong value of an option; "" if unknown."""
     if not isinstance(value, str):
         return ""
     if (name, value) in INSTEAD:

@@ -50,7 +50,7 @@ class Site:
         return f"{self.module}.{self.path}" + (f"[{self.key!r}]" if self.key is not None else "")
 
     def present(self) -> Callable[..., Any]:
-        """Return the function that stands at the site now; raise `SiteDrift` if there is none."""
+        """Return the function that is at the site now; raise `SiteDrift` if there is none."""
         try:
             value: Any = wrapt.resolve_path(import_module(self.module), self.path)[2]
             return value[self.key] if self.key is not None else value
@@ -62,7 +62,7 @@ class Site:
             ) from error
 
     def check_takes(self, function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
-        """Raise `SiteDrift` if the function at the site lacks one of these parameters."""
+        """Raise `SiteDrift` if a function at the site lacks one of these parameters."""
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -91,8 +91,8 @@ class Site:
             wrapt.apply_patch(parent, attribute, function)
 
     def _install(self) -> None:
-        """Put autopack's function in place of the one at this site."""
-        self._take_away_abandoned()
+        """Replace the function at this site by the adapter's, and record both in `_installed`."""
+        self._restore_abandoned()
         original = self.present()
         if not callable(original):
             raise SiteDrift(
@@ -112,8 +112,8 @@ class Site:
         _installed[self] = _Installed(put_back, replacement)
         self._set(replacement)
 
-    def _take_away_abandoned(self) -> None:
-        """Restore the function beneath a replacement of autopack's that no model holds.
+    def _restore_abandoned(self) -> None:
+        """Restore the original if the site has a replacement of autopack's that no model holds.
 
         Other code covered it while models left, and then undid that. It still follows layouts, so a
         replacement of it would have a module keep documents apart twice.
@@ -125,7 +125,7 @@ class Site:
 
 @dataclass
 class _Installed:
-    """A function that autopack has replaced, and the number of models that need that."""
+    """Record of a replaced function, with the number of models that need the replacement."""
 
     original: Callable[..., Any] | None
     """The function to restore; None if it was inherited."""
@@ -143,9 +143,9 @@ _lock = threading.Lock()
 
 
 def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]:
-    """Install every site, or raise and leave all as it was. Return them, in `held` if given.
+    """Install every site and return them, in `held` if given; raise and undo all if one fails.
 
-    That list has all held sites at any time, also after an interrupt.
+    `held` lists all held sites at any time, also after an interrupt.
     """
     held = [] if held is None else held
     with _lock:
@@ -159,27 +159,27 @@ def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]
                 _installed[site].users += 1
                 held.append(site)
         except BaseException:
-            _leave(held)
+            _release(held)
             raise
-        _leave_abandoned()
+        _release_abandoned()
     return held
 
 
 def uninstall(held: list[Site]) -> None:
-    """Leave every site, and take it out of the list; restore each that has no user left.
+    """Release every site and take it out of the list; restore the originals of unused ones.
 
     Raises `SiteDrift` at the end if one cannot be restored. After an interrupt, it can be called
     again.
     """
     with _lock:
-        stuck = _leave(held)
-        _leave_abandoned()
+        stuck = _release(held)
+        _release_abandoned()
     if stuck:
         raise stuck[0]
 
 
 def abandon(held: list[Site]) -> None:
-    """Leave the sites of a model that was collected. Never waits and never raises.
+    """Release the sites of a garbage-collected model. Never waits and never raises.
 
     The collector may call this at any point, in the middle of `install` too; then the running call
     does it at its end. A compilation has read the functions at the sites and will look there again,
@@ -191,20 +191,23 @@ def abandon(held: list[Site]) -> None:
         return
     if _lock.acquire(blocking=False):
         try:
-            _leave_abandoned()
+            _release_abandoned()
         finally:
             _lock.release()
 
 
-def _leave_abandoned() -> None:
-    """Put back the functions that models have left behind which no longer exist."""
+def _release_abandoned() -> None:
+    """Release the sites of all garbage-collected models that `abandon` has noted."""
     while _abandoned:
-        _leave(_abandoned[0])
+        _release(_abandoned[0])
         del _abandoned[0]
 
 
-def _leave(held: list[Site]) -> list[SiteDrift]:
-    """Leave the held sites, the last first; restore those without users, also after interrupts."""
+def _release(held: list[Site]) -> list[SiteDrift]:
+    """Release the held sites, last first, and restore unused ones; return the errors in restoring.
+
+    Sites that an interrupt left without users are restored too.
+    """
     stuck: list[SiteDrift] = []
     while held:
         _installed[held[-1]].users -= 1
@@ -215,7 +218,7 @@ def _leave(held: list[Site]) -> list[SiteDrift]:
             # What it replaced may stand there again, or still.
             if site.present() is not getattr(entry.replacement, "autopack_original", None):
                 _check_unwrapped(site)
-                if _stands(site):
+                if _is_in_place(site):
                     site._set(entry.original)
         except SiteDrift as error:
             # An entry of a mapping that is gone has taken autopack's with it.
@@ -230,14 +233,14 @@ def _is_ours(function: Any) -> bool:
     return isinstance(function, FunctionType) and function in _beneath
 
 
-def _stands(site: Site) -> bool:
-    """Return True if autopack's function still stands at a site."""
+def _is_in_place(site: Site) -> bool:
+    """Return True if the function at a site is autopack's."""
     return site.present() is _installed[site].replacement
 
 
 def _check_unwrapped(site: Site) -> None:
-    """Raise `SiteDrift` if other code has replaced autopack's function at a site."""
-    if not site.soft and not _stands(site):
+    """Raise `SiteDrift` if other code has replaced autopack's function at a site, unless soft."""
+    if not site.soft and not _is_in_place(site):
         raise SiteDrift(
             f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no "
             "longer stands there and will not overwrite the newcomer. Undo that replacement, then "
@@ -247,7 +250,7 @@ def _check_unwrapped(site: Site) -> None:
 
 
 def intact(sites: Iterable[Site]) -> None:
-    """Raise `SiteDrift` if a replacement covers autopack's: packed rows would pass unseen."""
+    """Raise `SiteDrift` if other code has replaced autopack's function at one of these sites."""
     for site in sites:
         if (
             not site.soft
@@ -258,7 +261,7 @@ def intact(sites: Iterable[Site]) -> None:
 
 
 class SiteLease:
-    """The sites that one model holds installed, for its attention implementations.
+    """Sites that one model holds installed, for its attention implementations.
 
     `needed` lists the sites for given implementations. Copies and pickles of a lease hold nothing;
     they install their sites at their first `follow`. A collected lease leaves its sites by itself.
@@ -275,7 +278,7 @@ class SiteLease:
         return {"needed": self.needed}
 
     def follow(self, implementations: tuple[str, ...]) -> None:
-        """Hold the sites for these implementations, in place of the earlier ones."""
+        """Install the sites for these implementations, and release the earlier ones."""
         if self._implementations != implementations:
             with _following.held():
                 if self._implementations == implementations:
@@ -296,12 +299,14 @@ class SiteLease:
                 )
 
     def renew(self, needed: Callable[[tuple[str, ...]], list[Site]]) -> None:
-        """Need other sites from the next `follow` on."""
+        """Have the next `follow` install the sites that another function lists."""
         self.needed, self._implementations = needed, None
 
     def release(self) -> None:
-        """Leave all sites. Raises `SiteDrift` if one cannot be restored; after an interrupt, call
-        it again."""
+        """Release all sites. Raises `SiteDrift` if one cannot be restored.
+
+        After an interrupt, call it again.
+        """
         if self._finalizer is not None:
             finalizer, self._implementations = self._finalizer, None
             try:
@@ -315,15 +320,15 @@ class SiteLease:
             self._finalizer = None
 
     def check(self) -> None:
-        """Raise `SiteDrift` if another replacement has covered one of autopack's."""
+        """Raise `SiteDrift` if other code has replaced autopack's function at one of the sites."""
         intact(self._sites)
 
 
 class ProcessLock:
-    """A lock of the whole process, for objects of single models, which are copied and pickled.
+    """Lock of the whole process, which is free again in a forked child.
 
-    In a child of fork it is free: a lock that another thread of the parent holds has no holder
-    here.
+    Objects that are copied and pickled share it, since they cannot hold a lock. In the child, a
+    lock that another thread of the parent holds would have no holder.
     """
 
     def __init__(self) -> None:
@@ -332,12 +337,12 @@ class ProcessLock:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        """Make a new lock, for a forked process."""
+        """Make a new lock that is free, as in a forked process."""
         self._lock = threading.Lock()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it; waits until it is free."""
+        """Hold the lock within a `with` block; waits until it is free."""
         with self._lock:
             yield
 

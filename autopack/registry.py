@@ -43,7 +43,7 @@ def families() -> list[Family]:
 
 
 def register(family: Family) -> None:
-    """Add the user's own family; it goes before all others for its model types."""
+    """Add a family of the user's; for its model types it goes before all others."""
     if not isinstance(family, Family):
         raise TypeError(
             f"register takes an autopack.registry.Family; found {type(family).__name__}"
@@ -52,7 +52,7 @@ def register(family: Family) -> None:
 
 
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
-    """Return the family of a model, and the reason why it cannot serve it, or None."""
+    """Return a model's family, and None or the reason why the family cannot serve the model."""
     # A composite that none lists is what its text part is, and is audited.
     known = [
         model.config.model_type,
@@ -67,7 +67,7 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     reason = next(filter(None, _refusals(model, family, mixing)), None)
     if reason is None:
         family = _with_positions(
-            _with_own_attention(_here(family, mixers), attending), model, mixing
+            _with_own_attention(_with_installed_ways(family, mixers), attending), model, mixing
         )
     return family, reason
 
@@ -75,7 +75,7 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
 def _refusals(
     model: PreTrainedModel, family: Family, mixing: list[nn.Module]
 ) -> Iterator[str | None]:
-    """Yield the reasons why a family cannot serve a model; None for one that does not hold."""
+    """Yield a reason, or None, for each condition under which a family cannot serve a model."""
     yield from (each.refused_types.get(model.config.model_type) for each in families())
     yield from map(family.refused_classes.get, source.names_of(type(model)))
     if not modules.entries(model):
@@ -95,8 +95,8 @@ def _refusals(
         )
 
 
-def _here(family: Family, mixers: list[nn.Module]) -> Family:
-    """Return the family, its handling of these mixers fitted to the installed transformers."""
+def _with_installed_ways(family: Family, mixers: list[nn.Module]) -> Family:
+    """Return the family with the ways of these mixers fitted to the installed transformers."""
     ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
     others = {
         kind.__name__: other
@@ -112,7 +112,7 @@ def _here(family: Family, mixers: list[nn.Module]) -> Family:
 
 
 def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
-    """Return a family that runs these (older or third-party) attentions on documents alone."""
+    """Return the family with these (older or third-party) attentions run on documents alone."""
     found = {
         type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module)))
         for module in attending
@@ -124,7 +124,7 @@ def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
 
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
-    """Return a family that restarts positions per document if a model takes no `position_ids`."""
+    """Return the family, set to restart positions if a model takes no `position_ids`."""
     if not family.positions or not modules.takes_tokens(model):
         return family
     # A head may hand what it takes by any name on to its loss alone (BioGPT up to 4.52).
@@ -158,7 +158,7 @@ def family_for(model: PreTrainedModel) -> Family:
 
 
 def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
-    """Return why an encoder-decoder has no separate halves or no known cross-attention, or None."""
+    """Return the reason why an encoder-decoder cannot be run by halves, or None if it can."""
     found = modules.halves(model)
     if found is None:
         return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
@@ -171,21 +171,21 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 
 
 def media_of(model_type: str) -> frozenset[str]:
-    """Return the kinds of media that documents of this type may have."""
+    """Return the kinds of media that documents of a model type may have, by all families."""
     return frozenset(
         kind for f in families() for kind, types in f.media.items() if model_type in types
     )
 
 
 def sounds_together_of(model_type: str) -> SoundsRule | None:
-    """Return the function that tells if packed sounds change each other's results, or None."""
+    """Return a model type's function that says why packed sounds change each other, or None."""
     return next(
         (f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None
     )
 
 
 def numbering_of(config: Any) -> Numbering:
-    """Return a config's rule for positions: its own type's before its text part's."""
+    """Return the `Numbering` of a config's type, else of its text part's, else the default."""
     known = {
         name: numbering
         for family in reversed(families())

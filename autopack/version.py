@@ -20,8 +20,7 @@ MINIMUM = {
 
 
 def problem(name: str, installed: str | None) -> str | None:
-    """Return the fault of the installed version of a package that autopack needs, and the way out,
-    or None."""
+    """Return a message if a package's installed version is missing or too old, else None."""
     remedy = f"pip install '{name}>={MINIMUM[name]}'"
     if installed is None:
         return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
@@ -45,8 +44,7 @@ def problem(name: str, installed: str | None) -> str | None:
 
 
 def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str | None:
-    """Return the reason why an installed transformers with these requirements will not use an
-    installed torch, or None.
+    """Return a message if an installed transformers will not use an installed torch, else None.
 
     With one that is too old it turns its models off, and says no more than a line of its log. Of
     one that is newer than it names (2.7 for 4.52) it takes no notice.
@@ -59,7 +57,7 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
         wanted = [
             need
             for need in map(Requirement, requirements)
-            if need.name == "torch" and _is_of_torch(need)
+            if need.name == "torch" and _is_for_torch_extra(need)
         ]
     except (ImportError, ValueError):  # is a problem of its own
         return None
@@ -73,15 +71,14 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
     )
 
 
-def _is_of_torch(need: Any) -> bool:
-    """Return True for a requirement that holds for the extra `torch`."""
+def _is_for_torch_extra(need: Any) -> bool:
+    """Return True if a requirement holds for the extra `torch`."""
     return need.marker is None or need.marker.evaluate({"extra": "torch"})
 
 
 @cache
 def refuse_old() -> None:
-    """Raise `UnsupportedVersion` where a package is installed in a version that does not serve;
-    asked once."""
+    """Raise `UnsupportedVersion` if an installed package is too old; success is cached."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from autopack.errors import UnsupportedVersion

@@ -1,5 +1,5 @@
-"""What tests share: tiny models, documents, the reference (each document alone), and pictures of
-what is patched."""
+"""Shared code of all tests: tiny models, documents, the reference (each document alone), and the
+state of patched functions."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("autopack")
 
 SEED = 0
-"""What every test and every fixture begins with."""
+"""Seed of all generators at the beginning of every test and every fixture."""
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""
 OTHER_LENGTHS = (3, 20, 10)
@@ -56,10 +56,10 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is `exhaustive`, and most of what is `sampled`, unless it or a part of it is
-    asked for.
+    """Deselect `exhaustive` tests and most cases of `sampled` ones, unless they are asked for.
 
-    Both are marks, or lines of `tests/slow.tsv`.
+    Tests are asked for by name, by a part of it or by an option. Both kinds are marks, or lines of
+    `tests/slow.tsv`.
     """
     slow = _slow()
     groups = {}
@@ -93,24 +93,25 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup():
-    """Have what a fixture draws not depend on the test that asks for it first."""
+    """Seed all generators, so that a fixture's draws do not depend on the first test with it."""
     _seed()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call():
-    """Have what a test draws not depend on the tests before it, nor on luck."""
+    """Seed all generators, so that a test's draws do not depend on the tests before it."""
     _seed()
 
 
 def _seed():
+    """Seed Python's, numpy's and torch's generators with `SEED`."""
     random.seed(SEED)
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
 
 
 def _slow():
-    """How many cases of a test the usual run takes, by its name, as `tests/slow.tsv` has it."""
+    """Return how many cases of a test the usual run takes, by its name, from `tests/slow.tsv`."""
     lines = (Path(__file__).parent / "slow.tsv").read_text().splitlines()
     return {
         name: int(count)
@@ -119,31 +120,29 @@ def _slow():
 
 
 def llama(attn_implementation="sdpa", dtype=torch.float64, **overrides):
-    """A tiny Llama; two calls with the same arguments have the same parameters."""
+    """Return a tiny Llama; two with the same arguments have the same parameters."""
     return tiny.build("llama", attn_implementation=attn_implementation, dtype=dtype, **overrides)
 
 
 def token_ids(rows=1, columns: int = sum(LENGTHS), seed=0):
-    """Random ordinary tokens, (rows, columns)."""
+    """Return random ordinary tokens, (rows, columns)."""
     return tiny.tokens(None, rows, columns, seed=seed)
 
 
 def positions(*rows, start=0):
-    """Positions (rows, columns) that restart at each document, for the document lengths of each
-    row."""
+    """Return positions (rows, columns) that restart at each document; `rows` are their lengths."""
     return torch.stack(
         [torch.cat([torch.arange(start, start + n) for n in lengths]) for lengths in rows]
     )
 
 
 def spans(lengths):
-    """First and end column of each document of a row."""
+    """Return the first and the end column of each document of a row."""
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
 def alone(model, ids, *rows):
-    """The logits that the documents of packed rows get alone, put together as the packed row
-    would."""
+    """Return the logits of packed rows' documents run alone, put together as in the packed rows."""
     return torch.cat([
         torch.cat([model(input_ids=row[None, a:b], use_cache=False).logits for a, b in spans(lengths)], dim=1)
         for row, lengths in zip(ids, rows, strict=True)
@@ -151,7 +150,7 @@ def alone(model, ids, *rows):
 
 
 def alone_loss(model, ids, *rows):
-    """The mean loss over all predicted tokens of all documents, each run alone."""
+    """Return the mean loss over all predicted tokens of all documents, each run alone."""
     parts = [
         row[None, a:b]
         for row, lengths in zip(ids, rows, strict=True)
@@ -164,32 +163,34 @@ def alone_loss(model, ids, *rows):
 
 
 def gradients(model):
-    """The gradients of all parameters, which are cleared."""
+    """Return the gradients of all parameters in order, and clear them in the model."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     model.zero_grad(set_to_none=True)
     return found
 
 
 def weights_like(tensor):
-    """Fixed random weights that make a scalar of logits; every logit counts."""
+    """Return fixed random weights that make a scalar of logits, in which every logit counts."""
     return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3), dtype=tensor.dtype)
 
 
 def error(found, expected):
-    """Largest difference relative to the standard deviation of what is expected."""
+    """Return the largest difference, relative to the standard deviation of `expected`."""
     return float(((found - expected).abs().max() / expected.std()).detach())
 
 
 def gradient_error(found, expected):
-    """Largest difference relative to the largest entry of that parameter's gradient."""
+    """Return the largest difference, relative to the largest entry of a parameter's gradient."""
     return max(
         float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True)
     )
 
 
 def collected():
-    """Have every model that was enabled and dropped leave its sites, even if it was collected in a
-    compilation."""
+    """Collect garbage and release the sites of enabled models that were dropped.
+
+    That includes models that were collected during a compilation.
+    """
     from autopack import patching
 
     gc.collect()
@@ -197,7 +198,7 @@ def collected():
 
 
 def installed_functions():
-    """All functions of transformers that autopack may replace, by name."""
+    """Return all functions of transformers that autopack may replace, by name."""
     from transformers import masking_utils, modeling_utils
     from transformers.models.llama import modeling_llama
 
@@ -214,8 +215,7 @@ def installed_functions():
 
 
 def attributes(model):
-    """All attributes and hooks of all modules of a model, and all fields of their configs, by
-    name."""
+    """Return all attributes and hooks of a model's modules, and all fields of configs, by name."""
     found = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
@@ -231,14 +231,13 @@ def attributes(model):
 
 
 def same(found, expected):
-    """Whether two pictures hold the same objects, by identity."""
+    """Return True if two dictionaries hold the same objects, by identity."""
     return found.keys() == expected.keys() and all(found[key] is expected[key] for key in found)
 
 
 @pytest.fixture(autouse=True)
 def _proofs_of_other_code_are_forgotten(request):
-    """A test that replaces code of this package asks twins anew, and its answers hold for no other
-    test."""
+    """Forget proofs of twins before and after a test that replaces code of autopack."""
     replaces = "monkeypatch" in request.fixturenames
 
     def forget():
@@ -252,15 +251,14 @@ def _proofs_of_other_code_are_forgotten(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_new_garbage():
-    """Tests collect garbage to see what is left behind; what has stayed until now need not be
-    searched each time."""
+    """Freeze all living objects before each module, so that collections search new ones alone."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def nothing_left_behind():
-    """Afterwards transformers is as it was before, and no scope is open."""
+    """Require that a test leaves transformers as it was, and no scope open."""
     from autopack import patching
     from autopack.runtime.scope import current
 
@@ -274,8 +272,7 @@ def nothing_left_behind():
 
 @pytest.fixture
 def pair(request):
-    """A stock model and an enabled one with the same parameters; the arguments are those of
-    `padded.build`."""
+    """Yield a stock and an enabled model of the same parameters, made by `padded.build`."""
     import autopack
     from tests.support.padded import build, twins
 

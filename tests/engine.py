@@ -6,8 +6,8 @@ code of the user's, or a setting (PEFT, checkpointing, compilation, hooks). A `C
 documents alone, as one packed row, or as a padded batch, each as a `Result`. `verdict` says whether
 an enabled model is exact on such calls, or by which code it is refused; anything else fails.
 
-The reference is stock with the very same change. The control is a packed row of which nothing is
-said: it has to leak."""
+The reference is stock with the very same change. The control is a packed row without a declaration
+of its documents: it has to leak."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ LEAK = 1e-2
 
 
 class Limits(NamedTuple):
-    """Largest errors: of states by their deviation, of the loss by itself, of a gradient by its
-    largest entry."""
+    """Largest errors of states (by deviation), of the loss, of a gradient (by largest entry)."""
 
     states: float
     loss: float = 1e-5
@@ -60,13 +59,12 @@ FLOAT32 = Limits(1e-4)
 FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
 
 WHEN = ("before", "after")
-"""When a model is changed: before it is enabled, or after it has been (and was called once)."""
+"""Times at which a model is changed: before it is enabled, or after that (and after one call)."""
 
 
 @dataclass
 class Result:
-    """What came of a call: the logits or states of each document, the loss and the gradients of its
-    parameters."""
+    """Results of a call: logits or states of each document, loss, and gradients by parameter."""
 
     documents: list[torch.Tensor]
     loss: torch.Tensor | None = None
@@ -75,7 +73,7 @@ class Result:
 
     @classmethod
     def of(cls, model, documents, loss, limits: Limits | None = None) -> Result:
-        """The result with the gradients of a loss, where there is one; the model's are cleared."""
+        """Return the result with the gradients of a loss, if there is one; clears the model's."""
         limits = limits or limits_of(model)
         if loss is None:
             return cls([*documents], limits=limits)
@@ -84,35 +82,34 @@ class Result:
 
 
 def limits_of(model) -> Limits:
-    """The largest errors of a model's results, by its dtype."""
+    """Return the largest errors of a model's results, by its dtype."""
     if next(model.parameters()).dtype == torch.float32:
         return FLOAT32
     return IN_FLOAT32 if model.config.model_type in FLOAT32_TYPES else FLOAT64
 
 
 def gradients(model):
-    """The gradients of all parameters by name, which are cleared."""
+    """Return the gradients of all parameters by name, and clear them in the model."""
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
 
 
 def mean_loss(losses, counts, reduction="mean"):
-    """The loss over all documents: by their tokens a `mean` or a `sum`, or the mean over
-    `documents`."""
+    """Return the loss over all documents: `sum`, `mean` by tokens, or mean over `documents`."""
     weights = {"sum": [1.0] * len(counts), "mean": [n / sum(counts) for n in counts]}.get(reduction)
     weights = weights or [1 / len(counts)] * len(counts)
     return sum(one * weight for one, weight in zip(losses, weights, strict=True))
 
 
 def next_token_loss(logits, labels, **options):
-    """The cross-entropy of what each token predicts of the next one."""
+    """Return the cross-entropy of logits against the label of the next token."""
     targets = labels[:, 1:].flatten()
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, **options)
 
 
 def errors(found: Result, expected: Result):
-    """The errors of states, of the loss and of gradients, each on the scale of `Limits`."""
+    """Return the errors of states, loss and gradients by name, each on the scale of `Limits`."""
     deviation = torch.cat([part.flatten() for part in expected.documents]).std()
     pairs = zip(found.documents, expected.documents, strict=True)
     result = {"states": max(float(((f - e).abs().max() / deviation).detach()) for f, e in pairs)}
@@ -131,7 +128,7 @@ def errors(found: Result, expected: Result):
 
 
 def check(found: Result, expected: Result, what=""):
-    """Raise where a result is not what stock gives."""
+    """Raise `AssertionError` if a result differs from the expected one by more than its limits."""
     measured, limits = errors(found, expected), expected.limits._asdict()
     # `not <=` finds NaN, too.
     wrong = {name: value for name, value in measured.items() if not value <= limits[name]}
@@ -140,14 +137,16 @@ def check(found: Result, expected: Result, what=""):
 
 
 def weighted(model, logits, **limits) -> Result:
-    """The result whose loss is a sum of all logits, in which each counts otherwise."""
+    """Return the result of a loss that sums all logits of a call with fixed random weights."""
     loss = (logits * weights_like(logits)).sum()
     return Result.of(model, [logits], loss, limits_of(model)._replace(**limits))
 
 
 def leaks(found: Result, expected: Result):
-    """The negative control: whether a result goes wrong, and the check sees it. Experts may be
-    others then."""
+    """Return True if a result is so wrong that the check sees it (the negative control).
+
+    Its experts may be others than in the expected result.
+    """
     return (
         found.gradients.keys() != expected.gradients.keys()
         or max(errors(found, expected).values()) > LEAK
@@ -155,36 +154,35 @@ def leaks(found: Result, expected: Result):
 
 
 def ids(seed=0, lengths=LENGTHS):
-    """The tokens of all documents in one row, (1, T)."""
+    """Return the tokens of all documents in one row, (1, T)."""
     return tiny.tokens(None, 1, sum(lengths), seed=seed)
 
 
 def counted(lengths=LENGTHS, first=0):
-    """Positions (1, T) that begin anew with each document."""
+    """Return positions (1, T) that begin anew with each document."""
     return torch.cat([torch.arange(first, first + n) for n in lengths])[None]
 
 
 def numbered(lengths=LENGTHS):
-    """The number of each token's document, from 1, (1, T)."""
+    """Return the number of each token's document, from 1, as (1, T)."""
     return torch.cat([torch.full((n,), i + 1) for i, n in enumerate(lengths)])[None]
 
 
 def in_rows(parts, side="right", value=0):
-    """A row for each of these, with padding on a side."""
+    """Return a tensor with a row for each part, padded on a side."""
     if side == "left":
         return in_rows([part.flip(0) for part in parts], value=value).flip(1)
     return nn.utils.rnn.pad_sequence([*parts], batch_first=True, padding_value=value)
 
 
 def padded_batch(parts, side="right"):
-    """A batch with a row for each of these, and its mask."""
+    """Return a batch of `input_ids` with a row for each part, and its `attention_mask`."""
     mask = in_rows([torch.ones_like(part) for part in parts], side)
     return {"input_ids": in_rows(parts, side), "attention_mask": mask}
 
 
 def form_of(model):
-    """The form in which a model can be told of documents: positions, or segments where it takes
-    none."""
+    """Return the form that declares a model's rows: positions, or segments if it takes none."""
     own = next(
         cls for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models.")
     )
@@ -192,7 +190,7 @@ def form_of(model):
 
 
 def declared(model, form="", lengths=LENGTHS):
-    """The arguments that declare the documents of the row, in a form or several (`one+other`)."""
+    """Return arguments that declare a row's documents, in a form or in several (`one+other`)."""
     form = form or form_of(model)
     if "+" in form:
         parts = [declared(model, part, lengths) for part in form.split("+")]
@@ -211,7 +209,7 @@ def declared(model, form="", lengths=LENGTHS):
 
 
 def states_of(output):
-    """The logits of an output, or the hidden states of a backbone's."""
+    """Return the logits of an output, or a backbone's hidden states."""
     if isinstance(output, torch.Tensor):
         return output
     for name in ("logits", "last_hidden_state"):
@@ -222,7 +220,7 @@ def states_of(output):
 
 
 def loss_of(output):
-    """The loss of an output, of a tuple too."""
+    """Return the loss of an output, which may be a tuple; None if it has none."""
     if isinstance(output, tuple):
         return output[0] if output[0].dim() == 0 else None
     return getattr(output, "loss", None)
@@ -237,12 +235,13 @@ Change = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Call:
-    """How a model is called.
+    """Form of calling a model: its arguments, labels, declarations and documents.
 
-    `names` renames arguments, `labels` says whether they are given and under which name, `shifts`
-    whether the loss compares with the next token, and `reduction` how losses of documents are put
-    together (see `mean_loss`). `given` are other arguments of all calls, `form` how rows are
-    declared (see `declared`); `none` declares nothing."""
+    `names` renames arguments. `labels` is the name of the labels, or None for none. `shifts` is
+    True if the loss compares with the next token, and `reduction` says how losses of documents are
+    put together (see `mean_loss`). `given` are other arguments of all calls, `form` is the form in
+    which rows are declared (see `declared`); `none` declares nothing.
+    """
 
     names: Mapping[str, str] = field(default_factory=dict)
     labels: str | None = "labels"
@@ -253,19 +252,20 @@ class Call:
     lengths: Sequence[int] = LENGTHS
 
     def run(self, model, arguments):
+        """Call a model with renamed arguments and the given ones, and return its output."""
         arguments = {self.names.get(name, name): value for name, value in arguments.items()}
         return model(**arguments, **self.given)
 
     def labelled(self, tokens):
+        """Return tokens as the argument of labels, by its name; {} for calls without labels."""
         return {} if self.labels is None else {self.labels: tokens}
 
     def is_row(self, tokens):
-        """Whether a call is one of the packed row, and not of a document alone or of a padded
-        batch."""
+        """Return True if tokens are the packed row, not a document alone or a padded batch."""
         return tokens.shape[:2] == (1, sum(self.lengths))
 
     def alone(self, model) -> Result:
-        """What each document gets by itself, and the loss over all of them."""
+        """Return the results of each document by itself, with the loss over all of them."""
         documents, losses, counts = [], [], []
         for part in ids(lengths=self.lengths).split(tuple(self.lengths), 1):
             labels = self.labelled(part)
@@ -280,16 +280,17 @@ class Call:
         return Result.of(model, documents, loss)
 
     def packed(self, model) -> Result:
-        """The documents as one packed row."""
+        """Return the results of the documents as one packed row."""
         return self._row(
             model, {} if self.form == "none" else declared(model, self.form, self.lengths)
         )
 
     def undeclared(self, model) -> Result:
-        """The same row, of which nothing is said."""
+        """Return the results of the packed row without a declaration of its documents."""
         return self._row(model, {})
 
     def _row(self, model, declaration) -> Result:
+        """Return the results of the packed row with a declaration, split into documents."""
         tokens = ids(lengths=self.lengths)
         output = self.run(model, {"input_ids": tokens, **declaration, **self.labelled(tokens)})
         assert torch.equal(tokens, ids(lengths=self.lengths)), "the caller's stay as they are"
@@ -297,7 +298,7 @@ class Call:
         return Result.of(model, states.split(tuple(self.lengths)), loss_of(output))
 
     def padded(self, model, side="right") -> Result:
-        """The documents as a padded batch with a mask, one per row."""
+        """Return the results of the documents as a padded batch with a mask, one per row."""
         parts = ids(lengths=self.lengths)[0].split(tuple(self.lengths))
         batch = padded_batch(parts, side)
         tokens, real = batch.values()
@@ -307,25 +308,27 @@ class Call:
         return Result.of(model, states, loss_of(output))
 
     def padded_left(self, model) -> Result:
-        """The same with padding on the left."""
+        """Return the results of the documents as a batch with padding on the left."""
         return self.padded(model, "left")
 
     @property
     def row(self) -> Calls:
-        """A packed row, against documents alone."""
+        """Packed rows, with documents alone as reference and an undeclared row as control."""
         return ((self.packed, self.alone, self.undeclared),)
 
     @property
     def batch(self) -> Calls:
-        """A padded batch, against the same one in stock."""
+        """Padded batches, with the same batch in stock as reference."""
         return ((self.padded, self.padded),)
 
     @property
     def both(self) -> Calls:
+        """Packed rows and padded batches, as in `row` and `batch`."""
         return (*self.row, *self.batch)
 
 
 def _changed(model, change: Change | None):
+    """Return the model that a change makes, or the same one if it changes that in place."""
     other = None if change is None else change(model)
     return model if other is None else other
 
@@ -339,13 +342,14 @@ def verdict(
     patch: Callable[[pytest.MonkeyPatch], None] | None = None,
     **options,
 ):
-    """Whether an enabled model is `exact` on all of these calls, or why it is refused.
+    """Return `exact` if an enabled model is exact on all these calls, or why it is refused.
 
     `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all
     of a type, `before` or `after` it is enabled (and called once); `stale` is before, but after
     another model of the type was enabled and disabled. The reference is changed and patched alike.
     Anything else, a wrong number or another error, fails the test. Each call is made twice: the
-    second one may find what the first one has kept."""
+    second one may find what the first one has kept.
+    """
     if isinstance(make, str):
         make = partial(build, make)
     if when == "stale":
@@ -386,15 +390,17 @@ def verdict(
 
 
 def _run_all(calls: Calls, model):
+    """Run all calls on a model, without a look at their results."""
     for run, *_ in calls:
         run(model)
 
 
 def _disable(model):
+    """Disable a model if it is enabled."""
     if autopack.is_enabled(model):
         autopack.disable(model)
 
 
 def must_be_exact(*args, **options):
-    """For what users have every day: refusing it is a failure."""
+    """Raise `AssertionError` unless the verdict is `exact`; for uses that may not be refused."""
     assert (found := verdict(*args, **options)) == "exact", found

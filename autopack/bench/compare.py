@@ -1,5 +1,4 @@
-"""`autopack bench`: all arms on one model, whether they compute the same, their memory, and how
-fast they are."""
+"""`autopack bench`: the losses, peak memory and speed of all arms on one model."""
 
 from __future__ import annotations
 
@@ -34,19 +33,18 @@ ARMS = (
     Arm("enabled, packed rows", ROW, True),
 )
 FEWEST, MOST, RUNS = 2, 16, 25
-"""The fewest and the most batches, and how often each is run in the time: rounds of all arms, and
-what precedes."""
+"""Bounds of the number of batches, and how often each is run: in rounds of all arms, and before."""
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
-"""How far losses may be apart, relative to padded's, and still count as equal: rounding, over
-thousands of tokens. A random model's loss moves by a few thousandths where documents see each
-other."""
+"""Largest differences of losses, relative to padded's, that are rounding, over thousands of tokens.
+A random model's loss moves by a few thousandths where documents see each other."""
 
 
 @dataclass
 class Comparison(Report):
-    """Outcomes of `compare`, in the order of the arms; `about` says what was timed, and on what.
+    """Results of `compare`: one `Outcome` per arm, in the order of the arms.
 
-    `documents` are the lengths in every batch, and `padding` is its share in padded ones.
+    `about` names the model, the source of the lengths, the device and the versions. `documents` are
+    the lengths in every batch, and `padding` is the share of padding in padded ones.
     """
 
     about: dict[str, Any]
@@ -56,16 +54,16 @@ class Comparison(Report):
 
     @property
     def rounds(self) -> int:
-        """Rounds in which all arms that were timed ran."""
+        """Number of rounds that were timed."""
         return max(len(outcome.seconds) for outcome in self.outcomes)
 
     @property
     def wrong(self) -> list[Outcome]:
-        """Arms that compute something else than padded."""
+        """Arms whose loss differs from padded's by more than rounding."""
         return [each for each in self.outcomes if each.same_loss is False]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data; losses may be what JSON has no number for."""
+        """Return the comparison as plain data, in which a loss may be nan or infinite."""
         arms = {outcome.arm.name: outcome.as_dict(self.outcomes[0]) for outcome in self.outcomes}
         return {
             "about": self.about,
@@ -82,7 +80,7 @@ class Comparison(Report):
         return Sections(self._head(), [Table([head, *rows], "<>>>")], [bars], [*self._notes()])
 
     def _head(self) -> list[str]:
-        """Return what was timed, on what, and of what documents: a line each."""
+        """Return three lines that name the model, the machine and the documents."""
         about, lengths = self.about, [length for batch in self.documents for length in batch]
         return [
             f"{about['name']}, {about['parameters'] / 1e6:,.1f} M parameters, {about['dtype']}, "
@@ -95,7 +93,7 @@ class Comparison(Report):
         ]
 
     def _row(self, outcome: Outcome) -> list[str]:
-        """Return the cells of the table; an arm that was not timed has its name, and why."""
+        """Return an arm's cells of the table; its name and the reason if it was not timed."""
         if outcome.speed is None:
             return [outcome.arm.name, outcome.failed or "not timed"]
         ratio = outcome.over(self.outcomes[0])
@@ -103,8 +101,7 @@ class Comparison(Report):
         return [outcome.arm.name, str(outcome.speed), said, mebibytes(outcome.peak_bytes)]
 
     def _bar(self, outcome: Outcome, row: list[str]) -> Bar:
-        """Return the speed of an arm with its interval, and its ratio to padded; or why it has
-        none."""
+        """Return an arm's bar: speed, interval, ratio to padded; or why it was not timed."""
         speed = outcome.speed
         if speed is None:
             return Bar(row[0], 0.0, row[1][:50])
@@ -112,7 +109,7 @@ class Comparison(Report):
         return Bar(row[0], speed.median, row[2], color, (speed.low, speed.high))
 
     def _notes(self) -> Iterator[str]:
-        """Yield what has to be said of the numbers, and how they came about."""
+        """Yield the notes: wrong losses, notes of arms, the common loss, how time was measured."""
         first, tolerance = self.outcomes[0], TOLERANCES[self.about["dtype"]]
         for outcome in self.outcomes:
             if outcome in self.wrong:
@@ -145,17 +142,16 @@ def compare(
     tell: Callable[[str], Any] = lambda stage: None,
     **about: str,
 ) -> Comparison:
-    """Time padded batches, stock and enabled, and packed rows of documents of these lengths on this
-    model.
+    """Time a model on padded batches, stock and enabled, and on packed rows; return the results.
 
-    The model is trained meanwhile, at a rate that hardly moves it, and is to be thrown away. Every
-    round runs every arm once over all batches, beginning with another arm, for about so many
-    `seconds`. What fails in an arm, for lack of memory or otherwise, is recorded, and the others go
-    on.
+    The model is trained meanwhile, at a rate that hardly moves it, and is not to be used
+    afterwards. Rounds go on for about `seconds`; each runs every arm once over all batches,
+    beginning with another arm. An arm that fails, for lack of memory or otherwise, keeps the error,
+    and the others go on.
 
     Args:
         model: a causal or masked language model on its device.
-        lengths: (documents,) ints, of which as many as are timed are drawn.
+        lengths: (documents,) ints, from which the timed ones are drawn.
         forward: True for forward passes without gradients, instead of training steps.
         tell: called with a line at the beginning of every stage.
         about: the `name` of the model, and the `source` of the lengths.
@@ -203,8 +199,7 @@ def compare(
         ]
 
     def measure_before_race(outcome: Outcome) -> None:
-        """Record an arm's loss and peak memory, and note which padded batches kept their
-        padding."""
+        """Record an arm's loss and peak memory, and note which batches kept their padding."""
         with state(outcome.arm, verify=True) as handle:
             outcome.loss = _loss(model, whole.calls[outcome.arm.name])
             whole.measure_peak(outcome)
@@ -243,7 +238,7 @@ def compare(
 
 @torch.no_grad()
 def _loss(model: Any, calls: list[dict[str, Any]]) -> float:
-    """Return the mean loss over all targets of the documents, in evaluation mode."""
+    """Return the mean loss over all labels of the calls; puts the model into evaluation mode."""
     model.eval()
     total, count, shifted = 0.0, 0, PackingCollator.for_model(model).labels != "unshifted"
     for call in calls:

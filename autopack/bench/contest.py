@@ -1,5 +1,4 @@
-"""Arms that run the same documents on one model, by turns: what they give, what they need, and how
-fast they are."""
+"""Arms that run the same documents on one model, by turns: their losses, memory and speed."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 @dataclass
 class Batch:
-    """Documents that are run at once, on a device: the tokens of each, (length,) int64."""
+    """Documents of one batch, on a device: the token ids of each, an int64 tensor (length,)."""
 
     documents: Sequence[torch.Tensor]
 
@@ -34,7 +33,7 @@ class Batch:
     def of(
         cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device
     ) -> Batch:
-        """Return documents of these lengths, of tokens drawn from those given."""
+        """Return a batch of documents of these lengths, their ids drawn from `tokens`."""
         drawn = torch.randint(
             len(tokens), (sum(lengths),), generator=torch.Generator().manual_seed(seed)
         )
@@ -42,7 +41,7 @@ class Batch:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of each document."""
+        """Number of tokens of each document."""
         return [len(document) for document in self.documents]
 
     def padded(self, pad_token_id: int = 0) -> dict[str, Any]:
@@ -56,7 +55,7 @@ class Batch:
         }
 
     def row(self, collate: PackingCollator) -> dict[str, Any]:
-        """Return a call with all documents in one row, as a collator makes it."""
+        """Return call arguments with all documents packed into one row by a collator."""
         made = collate(
             [dict.fromkeys(("input_ids", "labels"), document.cpu()) for document in self.documents]
         )
@@ -65,9 +64,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to run documents: the form of their batches, and whether autopack is on.
+    """Case to be timed: a form of batches, run with autopack enabled or without it.
 
-    `implementation` is the attention function of the model; None leaves the model its own.
+    `form` is `PADDED` or `ROW`. `implementation` is the attention function of the model; None
+    leaves the model its own.
     """
 
     name: str
@@ -77,8 +77,7 @@ class Arm:
 
 
 def calls_of(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """Return the arguments of a call for each batch, in the form of an arm; rows are those of
-    `PackingCollator`."""
+    """Return each batch as call arguments in an arm's form; `PackingCollator` makes the rows."""
     if arm.form == PADDED:
         padding = getattr(text_config(model.config), "pad_token_id", None) or 0
         return [batch.padded(padding) for batch in batches]
@@ -89,9 +88,10 @@ def calls_of(arm: Arm, model: Any, batches: Sequence[Batch]) -> list[dict[str, A
 
 @dataclass
 class Outcome:
-    """Results of one arm: its loss, bytes, and seconds of every pass over so many real tokens.
+    """Results of one arm: its loss, peak memory, and the seconds of every pass over its calls.
 
-    `same_loss` is True if the loss is padded's, within rounding, and None if either has none.
+    `tokens` are the real tokens of a pass. `same_loss` is True if the loss equals padded's within
+    rounding, and None if either has none. `failed` is the error of an arm that failed.
     """
 
     arm: Arm
@@ -105,30 +105,29 @@ class Outcome:
 
     @property
     def speed(self) -> Spread | None:
-        """Real tokens per second; None of an arm that was not timed in every round."""
+        """Real tokens per second; None if the arm failed or was not timed."""
         if self.failed is not None or not self.seconds:
             return None
         return Spread.of([self.tokens / seconds for seconds in self.seconds])
 
     def over(self, other: Outcome) -> Spread | None:
-        """Return how many times as fast as another arm this one is, round by round; None where one
-        was not timed."""
+        """Return the ratio of this arm's speed to another's; None if one was not timed."""
         if self.speed is None or other.speed is None:
             return None
         return Spread.of([a / b for a, b in zip(other.seconds, self.seconds, strict=True)])
 
     def as_dict(self, first: Outcome) -> dict[str, Any]:
-        """Return all of it as plain data, with the ratio to the first arm; losses may be no
-        numbers."""
+        """Return the outcome as plain data, with its speed as such and relative to `first`."""
         spreads = {"tokens_per_second": self.speed, "speed_of_padded": self.over(first)}
         return asdict(self) | {name: spread and asdict(spread) for name, spread in spreads.items()}
 
 
 class Contest:
-    """Timing of several arms on one model: their calls, an optimizer or none, and outcomes.
+    """Race of several arms on one model: their calls, an optimizer or none, and their outcomes.
 
-    `state` puts the model into the state of an arm while the arm runs; `calls` are those of each
-    arm for batches, as `calls_of` makes them."""
+    `state(arm)` is the context in which the model runs the arm. `calls(arm, model, batches)` makes
+    the arm's calls, as `calls_of` does.
+    """
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class Contest:
         self.outcomes = [Outcome(arm, tokens) for arm in arms]
 
     def update(self, call: dict[str, Any]) -> None:
-        """Take a training step, or a forward pass where there is no optimizer."""
+        """Run a training step on a call, or a forward pass if there is no optimizer."""
         with torch.set_grad_enabled(self.optimizer is not None):
             loss = self.model(**call).loss
         if self.optimizer is not None:
@@ -159,12 +158,12 @@ class Contest:
             self.optimizer.zero_grad(set_to_none=True)
 
     def run(self, arm: Arm) -> None:
-        """Run an arm over all of its calls."""
+        """Run all calls of an arm in order."""
         for call in self.calls[arm.name]:
             self.update(call)
 
     def measure_peak(self, outcome: Outcome) -> None:
-        """Measure the peak memory of an arm's largest call, in its second run."""
+        """Run an arm's largest call twice, and record the second run's peak memory."""
         largest = max(self.calls[outcome.arm.name], key=lambda call: call["input_ids"].numel())
         self.model.train(self.optimizer is not None)
         self.update(largest)
@@ -173,8 +172,10 @@ class Contest:
             outcome.peak_bytes = peak_memory(lambda: self.update(largest), kept, str(self.device))
 
     def race(self, rounds: int | None = None, **options: Any) -> None:
-        """Time the arms that have not failed, as `autopack.bench.race.race` does with the same
-        arguments."""
+        """Time all arms that have not failed, by turns, and record the seconds in their outcomes.
+
+        Takes the arguments of `autopack.bench.race.race`.
+        """
         self.model.train(self.optimizer is not None)
         racing = {
             outcome.arm.name: partial(self._lap, outcome)
@@ -184,7 +185,7 @@ class Contest:
         race(racing, rounds, **options)
 
     def _lap(self, outcome: Outcome) -> Lap | None:
-        """Time a lap of an arm; return None where it fails."""
+        """Time one pass of an arm and record its seconds; return the lap, None if it failed."""
         arm = outcome.arm
         state, ready = partial(self.state, arm), partial(self._warm_up, arm)
         lap = self.attempt(
@@ -196,13 +197,11 @@ class Contest:
 
     @torch.no_grad()
     def _warm_up(self, arm: Arm) -> None:
-        """Run the first call of an arm once without gradients, so that one-time work is not
-        timed."""
+        """Run the first call of an arm without gradients, so that one-time work is not timed."""
         self.model(**self.calls[arm.name][0])
 
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
-        """Return what an act of an arm gives; where it fails, note why, leave room for others, and
-        return None."""
+        """Return the result of `act()`; if it raises, record why, free memory, return None."""
         try:
             return act()
         except (

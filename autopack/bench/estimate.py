@@ -1,8 +1,8 @@
 """The gain of packing on a data set, from lengths: padding, tokens and attention of padded batches
 and of packed rows.
 
-Nothing is trained and nothing is timed: costs are those of a `CostModel`, and what is counted are
-lengths."""
+Nothing is trained and nothing is timed: only lengths are counted, and costs follow from a
+`CostModel`."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ MEGABATCHES = 50
 
 @dataclass(frozen=True, repr=False)
 class Estimate(Report):
-    """The estimated gain; `str()` is a table, `plot()` a picture, and `found[name]` the packed arm
-    of that name.
+    """Estimated gain of packing a data set, in figures.
+
+    `str()` is a table, `plot()` a picture, and `found[name]` the packed arm of that name.
 
     Attributes:
         lengths: (documents,) int64, tokens of each, after what `overflow` did.
@@ -80,7 +81,7 @@ class Estimate(Report):
         return found[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures as plain data; of the lengths, their spread."""
+        """Return all figures as plain data; the lengths as their quantiles and mean."""
         shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
         quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
         spread = {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())}
@@ -108,8 +109,7 @@ class Estimate(Report):
         return Sections(head, self._tables(), self._charts(), notes)
 
     def _tables(self) -> list[Table]:
-        """Return the tables of padded batches, and of packed rows with grouped batches above
-        them."""
+        """Return tables: padded batches, packed rows, and steps and a GPU if asked for."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         padded = [
             [str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"]
@@ -175,24 +175,25 @@ class Estimate(Report):
 
     @property
     def _compared(self) -> list[EstimatedArm]:
-        """The padded batches of the baseline's size in both orders, and all that is packed."""
+        """Padded batches of the baseline's size in both orders, then all packed arms."""
         return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(
             self.packed
         )
 
 
 def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
-    """Lengths in the order of transformers' `group_by_length`: from long to short among so many
-    batches."""
+    """Return the lengths in the order that transformers' `group_by_length` gives them.
+
+    They are sorted from long to short within groups of up to `MEGABATCHES` batches.
+    """
     size = batch_size * max(1, min(len(shuffled) // (batch_size * 4), MEGABATCHES))
     whole = len(shuffled) // size * size
     grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
     return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
 
 
-def _padded(ordered: np.ndarray, batch_size: int) -> tuple[int, int]:
-    """Return the columns of padded batches in this order, and the pairs of columns that attention
-    computes."""
+def _columns_and_pairs(ordered: np.ndarray, batch_size: int) -> tuple[int, int]:
+    """Return the numbers of columns, and of pairs of columns, that padded batches compute."""
     starts = np.arange(0, len(ordered), batch_size)
     widths = np.repeat(np.maximum.reduceat(ordered, starts), np.diff(starts, append=len(ordered)))
     return int(widths.sum()), int((widths * widths).sum())
@@ -215,7 +216,7 @@ def estimate(
     accumulation: int = 1,
     on: str | None = None,
 ) -> Estimate:
-    """Says what packing a data set would gain, before any training.
+    """Return the estimated gain of packing a data set, before any training.
 
     The expected speed-up is a ratio of costs by `cost`, summed over one epoch: each column that is
     computed costs `linear`, and each pair of columns of one padded row, or of one packed document,
@@ -233,7 +234,7 @@ def estimate(
         strategies: see `autopack.packing.plan`.
         overflow: what becomes of documents longer than `max_length`, in padded batches too; see
             there.
-        cost: what tokens and attention cost; by default those of a hidden size of 4096.
+        cost: what tokens and attention cost; by default at a hidden size of 4096.
         column: of the data: ints are lengths, lists of ints tokens; text and messages of a chat go
             through the tokenizer. Several add up, as `("prompt", "completion")`. By default
             `input_ids`, `length` or `lengths`, and with a tokenizer `text` or `messages`.
@@ -248,7 +249,8 @@ def estimate(
             `"rtx4090"` or `"mi300x"`.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least
-    1, and `ValueError` for options out of range."""
+    1, and `ValueError` for options out of range.
+    """
     for size in (batch_size, *batch_sizes):
         check_ints(batch_size=size)
     check_in("on", on, (None, *DEVICES))
@@ -261,7 +263,7 @@ def estimate(
     if not len(lengths := pieces.lengths):
         raise nothing_left(counts)
     real, shuffled = int(lengths.sum()), np.random.default_rng(0).permutation(lengths)
-    base = _padded(shuffled, batch_size)
+    base = _columns_and_pairs(shuffled, batch_size)
 
     def arm(
         name: str,
@@ -279,7 +281,7 @@ def estimate(
         )
 
     padded = [
-        arm("padded", len(lengths), *_padded(ordered, size), size=size, order=order)
+        arm("padded", len(lengths), *_columns_and_pairs(ordered, size), size=size, order=order)
         for size in sorted({*batch_sizes, batch_size})
         for order, ordered in (("random", shuffled), ("grouped", _grouped(shuffled, size)))
     ]

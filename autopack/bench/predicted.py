@@ -20,7 +20,7 @@ _MOST = 500
 
 @dataclass(frozen=True)
 class EstimatedArm:
-    """One way of making batches of the documents, for one epoch.
+    """Costs of one epoch of the documents in one kind of batches.
 
     Attributes:
         name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `",
@@ -55,17 +55,17 @@ class EstimatedArm:
 
     @property
     def label(self) -> str:
-        """Name of the arm, with the order of its documents."""
+        """Name of the arm, with the order of its documents if it has one."""
         return f"{self.name}, {self.order}" if self.order else self.name
 
 
 @dataclass(frozen=True)
 class EstimatedSteps:
-    """Optimizer steps of several ranks, whose documents run in one of three ways.
+    """Costs of optimizer steps, in which ranks wait for the slowest, with one kind of batches.
 
     Attributes:
         name: `"padded"`, `"mini-batch"` or `"max_tokens"`.
-        speedup: the cost of the slowest ranks of padded steps, over that of these.
+        speedup: the cost of the slowest ranks of padded steps, over these steps' cost.
         slowest: the mean over steps of the slowest rank's cost over the mean of all ranks.
         micro_batches: forwards of a rank in a step, on average.
     """
@@ -84,8 +84,7 @@ def in_step(
     max_tokens: int,
     cost: CostModel,
 ) -> tuple[EstimatedSteps, ...]:
-    """Return what padded batches, packed mini-batches and `max_tokens` cost in step; nothing if no
-    step is whole.
+    """Return the costs of steps: padded, mini-batches and `max_tokens`; () if no step is whole.
 
     `lengths`, (documents,) int, are in the order of the epoch.
     """
@@ -121,7 +120,8 @@ def in_step(
 
 
 class Accelerator(NamedTuple):
-    """Dense operations in bfloat16 and bytes of memory, per second, by a data sheet."""
+    """Speed of a GPU by its data sheet: dense bfloat16 operations and bytes of memory per
+    second."""
 
     operations: float
     bandwidth: float
@@ -145,7 +145,7 @@ in bfloat16, per token and unit of the hidden size, that those move that are no 
 
 @dataclass(frozen=True)
 class PredictedArm:
-    """The time of an arm on a GPU by roofline: predicted, not measured.
+    """Time of an arm on a GPU by roofline: predicted, not measured.
 
     Attributes:
         name: of the arm.
@@ -163,6 +163,7 @@ class PredictedArm:
 
 
 def hidden_size(cost: CostModel) -> int:
+    """Return the hidden size of a cost model. Raises `ValueError` if one of its costs is 0."""
     if not cost.linear or not cost.quadratic:
         raise ValueError(
             f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}"
@@ -171,19 +172,20 @@ def hidden_size(cost: CostModel) -> int:
 
 
 def layers_of(hidden: int) -> int:
-    """Return the number of layers of a Llama of a hidden size, about."""
+    """Return about how many layers a Llama of this hidden size has."""
     return max(1, hidden // 128)
 
 
 def predict(
     arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int
 ) -> tuple[PredictedArm, ...]:
-    """Return what arms with `real` tokens take on a GPU, by roofline; the first is the baseline.
+    """Predict the time of each arm on the GPU `on` by roofline; the first arm is the baseline.
 
-    A layer has 12 h² parameters, at hidden size h, so a token costs 72 h² operations in it, forward
-    and backward. Every call reads the weights twice and writes their gradients once. Matrix
-    products take as long as their operations or these bytes, whichever is longer, and the rest as
-    long as the bytes that it moves. Nothing is faster than the host starts it.
+    `real` is the number of real tokens. A layer has 12 h² parameters, at hidden size h, so a token
+    costs 72 h² operations in it, forward and backward. Every call reads the weights twice and
+    writes their gradients once. Matrix products take as long as their operations or these bytes,
+    whichever is longer, and the rest as long as the bytes that it moves. Nothing is faster than the
+    host starts it.
     """
     device, hidden = DEVICES[on], hidden_size(cost)
     layers = layers_of(hidden)

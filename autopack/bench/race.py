@@ -1,5 +1,4 @@
-"""The one loop that times: arms against each other, in turns, what may be said of their ratios, and
-their memory.
+"""Timing of arms in turns, by one loop, with the confidence in their ratios, and peak memory.
 
 Only ratios of arms that ran interleaved in one process mean anything: on a shared machine
 everything else drifts. Importing this imports no torch."""
@@ -16,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 Lap = dict[str, float]
-"""Seconds of one run: `wall` by the clock, and others by what they are of."""
+"""Seconds of one run by name: `wall` by the clock, `cpu` of the processor."""
 CONFIDENCE = 0.95
 LEAST = 6
 """Fewer values than these have no interval of that confidence: the least and the greatest of five
@@ -25,10 +24,10 @@ have 94 %."""
 
 @dataclass(frozen=True)
 class Entrant:
-    """A function to time, the state that it runs in, and a function that is called in that state
-    before.
+    """Function to time, with the context that it runs in and a preparation that is not timed.
 
-    `wait` is for what a device still does.
+    `ready` is called in the context before the clock starts. `wait` waits for work that a device
+    still does.
     """
 
     run: Callable[[], Any]
@@ -37,7 +36,7 @@ class Entrant:
     wait: Callable[[], Any] = int
 
     def __call__(self) -> Lap:
-        """Run once; return the seconds by the clock, and the processor time over all threads."""
+        """Run the function once; return its seconds by the clock and its processor seconds."""
         with self.state():
             self.ready()
             self.wait()
@@ -55,12 +54,13 @@ def race(
     least: int = 1,
     report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
 ) -> dict[str, list[Lap]]:
-    """Run every arm once per round, beginning with another one in each round; return the laps of
-    each.
+    """Run every arm once per round, each round beginning with another; return their laps by name.
 
-    There are so many `rounds`, or at least `least` and as many as are over before `until` (by
-    `time.monotonic`). An arm, such as an `Entrant`, gives a lap, or None where that failed: it
-    leaves, and the others go on. `report` is called after each round."""
+    There are `rounds` rounds. If that is None, there are at least `least`, and more as long as
+    another one should end before `until` (by `time.monotonic`). An arm, such as an `Entrant`,
+    returns a lap, or None if it failed: then it is dropped from the result, and the others go on.
+    `report` is called after each round.
+    """
     laps: dict[str, list[Lap]] = {name: [] for name in arms}
     number, longest = 0, 0.0
     while laps and number != rounds and (number < least or time.monotonic() + longest <= until):
@@ -78,7 +78,7 @@ def race(
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, and an interval that holds it."""
+    """Median of measured values, and an interval that holds it with 95 % confidence."""
 
     median: float
     low: float
@@ -86,11 +86,12 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of measured values: the interval is the narrowest of two of them that holds the median in
-        95 of 100 cases.
+        """Return the median of measured values with its confidence interval.
 
-        By the order of values alone, whatever their distribution (the sign test's interval). Fewer
-        values than `LEAST` have none of that confidence: then it is from the least to the greatest.
+        The interval is the narrowest between two of the values that holds the median in 95 of 100
+        cases, by the order of values alone, whatever their distribution (the sign test's interval).
+        Fewer values than `LEAST` have none of that confidence: theirs goes from the least to the
+        greatest.
         """
         ordered, count = sorted(values), len(values)
         outside = accumulate(2 * math.comb(count, cut) / 2**count for cut in range(count // 2))
@@ -106,14 +107,13 @@ class Spread:
 
 
 def verdict(ratio: Spread) -> str:
-    """Return what may be said of a ratio of speeds; what is 1 to two decimals, as ratios are shown,
-    is 1."""
+    """Return a ratio as text, or "too noisy to tell" if its interval holds 1 to two decimals."""
     noisy = round(ratio.low, 2) <= 1 <= round(ratio.high, 2)
     return "too noisy to tell" if noisy else str(ratio)
 
 
 def wait_for(device: Any) -> None:
-    """Wait until a device, as torch names it, has done all that it was given."""
+    """Wait until a torch device has done all the work that was queued on it."""
     import torch
 
     kind = torch.device(device).type
@@ -124,7 +124,7 @@ def wait_for(device: Any) -> None:
 
 
 def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
-    """Return the tensors that stay from step to step; `optimizer` may be None."""
+    """Return all tensors of a model, an optimizer (or None) and a call: they stay between steps."""
     states = (
         []
         if optimizer is None
@@ -135,12 +135,12 @@ def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
 
 
 def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
-    """Return the most bytes that torch's allocator has handed out at a time during a step, with
-    tensors that stay.
+    """Run a step and return its peak memory in bytes, which includes the tensors in `kept`.
 
-    CUDA counts them itself. On a CPU they are the bytes of `kept` and the highest sum of the
-    allocations and releases that the profiler records; resident memory is more, by what Python,
-    torch and the heap hold."""
+    CUDA counts what torch's allocator has handed out. On a CPU it is the bytes of `kept` and the
+    highest sum of the allocations and releases that the profiler records; resident memory is more,
+    by what Python, torch and the heap hold.
+    """
     import torch
 
     if device.startswith("cuda"):
@@ -161,5 +161,5 @@ def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> in
 
 
 def mebibytes(count: int | None) -> str:
-    """Return a number of bytes in MiB; "-" for None."""
+    """Return a number of bytes as text in MiB; "-" for None."""
     return "-" if count is None else f"{count / 2**20:,.1f}"

@@ -30,9 +30,9 @@ _TEXT, _SAID = ("string", "large_string"), ("role", "content")
 def lengths_of(
     data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None
 ) -> np.ndarray:
-    """Return tokens of each document, (documents,) int64; see `autopack.estimate`.
+    """Return the number of tokens of each document in data, (documents,) int64.
 
-    Raises `InvalidPacking` for data that holds none.
+    For the arguments see `autopack.estimate`. Raises `InvalidPacking` for data that holds none.
     """
     if isinstance(tokenizer, (str, PathLike)):
         from transformers import AutoTokenizer
@@ -48,12 +48,12 @@ def lengths_of(
 
 
 def documents_of(data: Any) -> Documents:
-    """Return the documents of data that holds tokens; see `autopack.estimate`."""
+    """Return the documents of data with a column `input_ids`; see `autopack.estimate`."""
     return _read(data, _documents)
 
 
 def _read(data: Any, what: Callable[[Any], Any]) -> Any:
-    """Return what a function reads of data; errors name its path, if it has one."""
+    """Open data, call a function on it and return the result; errors name the data's path."""
     where = f"{data or 'an empty path'}: " if isinstance(data, (str, PathLike)) else ""
     try:
         with reworded(partial("{}{}".format, where)):
@@ -65,10 +65,9 @@ def _read(data: Any, what: Callable[[Any], Any]) -> Any:
 
 
 def _open(data: Any) -> Any:
-    """Return examples and columns as a `datasets.Dataset`, read if they are in a file, and anything
-    else as it is."""
+    """Return data, read if it is a path; examples and columns become a `Dataset`."""
     if isinstance(data, (str, PathLike)):
-        data = _of_path(Path(data))
+        data = _load(Path(data))
     if hasattr(data, "column_names"):
         if not isinstance(data.column_names, list) or not hasattr(data, "data"):
             raise no_examples(
@@ -94,8 +93,8 @@ def _open(data: Any) -> Any:
         ) from error
 
 
-def _of_path(path: Path) -> Any:
-    """Return what a file or folder holds."""
+def _load(path: Path) -> Any:
+    """Return the content of a file or folder: an array of .npy, JSON's values, or a `Dataset`."""
     if not path.name or not path.exists():
         raise bad_file("no such file or folder; check the path")
     if not path.is_dir() and path.suffix not in FILES:
@@ -123,7 +122,7 @@ def _of_path(path: Path) -> Any:
 
 
 def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
-    """Return tokens of each document; if columns are `named`, those of all these together."""
+    """Return the number of tokens of each document; `named` columns are added up."""
     if not hasattr(data, "column_names"):
         return read(data)
     unnamed = ["text", "messages"] if tokenizer is not None else [IDS, "length", "lengths", "text"]
@@ -139,13 +138,14 @@ def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
         return _documents(data).lengths
     batches = data.select_columns(names).with_format("arrow").iter(BATCH)
     counted = [
-        sum(_counted(name, batch.column(name), tokenizer) for name in names) for batch in batches
+        sum(_token_counts(name, batch.column(name), tokenizer) for name in names)
+        for batch in batches
     ]
     return read(np.concatenate(counted) if counted else [])
 
 
 def _documents(data: Any) -> Documents:
-    """Return the documents of examples, of which `input_ids` and `attention_mask` are read."""
+    """Return the documents in `input_ids` of a data set, without padding by `attention_mask`."""
     names = getattr(data, "column_names", ())
     if IDS not in names:
         raise unusable(
@@ -156,8 +156,8 @@ def _documents(data: Any) -> Documents:
     return Documents.of_dataset(data, [name for name in names if name not in (IDS, MASK)])
 
 
-def _counted(name: str, values: Any, tokenizer: Any) -> np.ndarray:
-    """Return the tokens of each value of an arrow column.
+def _token_counts(name: str, values: Any, tokenizer: Any) -> np.ndarray:
+    """Return the number of tokens of each value of an arrow column, as an array of ints.
 
     An int is their number. Lists of ints are counted; text is tokenized, and so are messages of a
     chat as their template writes them.

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 _LATENT = ("num_key_value_heads", "head_dim")
-"""What multi-head latent attention has by its own meaning: see `autopack.tiny`."""
+"""Fields that mean something else in multi-head latent attention: see `autopack.tiny`."""
 
 
 def _size(
     layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000
 ) -> dict[str, int]:
-    """In the proportions of released Llamas, by the names that configurations have in common."""
+    """Return the fields of a configuration of a size, in the proportions of released Llamas."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -40,15 +40,14 @@ SIZES = {
     "1B": _size(16, 2048, 8192, 32, 8),
     "7B": _size(32, 4096, 11008, 32, 32),
 }
-"""What a Llama of that size has. Other types have more or fewer parameters: what a configuration
-calls otherwise, or has beside these fields (experts, states of mixers), is as in
-`autopack.tiny`."""
+"""Fields of a Llama's configuration by size. Other types have more or fewer parameters: fields with
+other names, and others beside these (experts, states of mixers), are as in `autopack.tiny`."""
 NAMES = (TINY, *SIZES)
 SHORTEST = 4
 
 
 class Lengths(NamedTuple):
-    """Lognormal lengths in tokens: their mean before any is cut, and the sigma of their
+    """Lognormal distribution of lengths in tokens: mean before cutting, and sigma of the
     logarithm."""
 
     mean: float
@@ -70,8 +69,7 @@ def draw(
     scale: int = 1,
     shortest: int = SHORTEST,
 ) -> np.ndarray:
-    """Return so many lengths divided by `scale`, between `shortest` and `longest`, (count,)
-    int64."""
+    """Return `count` random lengths, divided by `scale` and clipped to bounds, (count,) int64."""
     mean, sigma = lengths
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return np.clip(np.round(drawn / scale), min(shortest, longest), longest).astype(np.int64)
@@ -90,8 +88,8 @@ def build(
 ) -> PreTrainedModel:
     """Build a random model of a type and size (one of `NAMES`), whose positions reach to `longest`.
 
-    The type decides what else it has. Windows and chunks of attention are those of the type's
-    defaults, except in `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's
+    The type decides what else it has. Windows and chunks of attention are the type's defaults,
+    except in `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's
     errors for a device without the memory."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -136,8 +134,7 @@ def build(
 
 
 def longest_document(model: PreTrainedModel) -> int | None:
-    """Return the most tokens of a document by the model's configuration; None if it does not
-    say."""
+    """Return the most tokens that a model's configuration allows a document; None if unbounded."""
     from autopack.inspection.configs import text_config
     from autopack.registry import first_position
 

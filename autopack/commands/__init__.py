@@ -58,8 +58,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise `AutopackError` if what --html and --plot ask for could not be written, before anything
-    is computed."""
+    """Raise `AutopackError` if a file that --html or --plot names cannot be written."""
     for option, path in (("--html", args.html), ("--plot", args.plot)):
         wrong = ""
         if path is None:
@@ -101,17 +100,17 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
 
 
 def _finite(data: Any) -> Any:
-    """Return the data with None for what JSON has no number for."""
+    """Return the data as JSON holds it, with None for nan and infinities."""
     return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
 
 
 def _plain(value: Any) -> list[Any]:
-    """Return an array or a set as a list."""
+    """Return an array as a list, and a set as a sorted list."""
     return value.tolist() if hasattr(value, "tolist") else sorted(value)
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory.
+    """Make glibc keep memory that this process frees; do nothing with another C library.
 
     Otherwise it gives the padded batches' large tensors back to the system after every use, and on
     small virtual machines a fifth of the padded arm's time is page faults: packing would look

@@ -19,8 +19,8 @@ from autopack.packing.checks import check_ints
 
 TASKS = ("causal-lm", "masked-lm")
 DRAWN, LONGEST = 4096, 2048
-"""Documents that are drawn, of which as many are timed as there is time for, and the tokens of the
-longest."""
+"""Number of documents that are drawn (as many are timed as there is time for), and the tokens of
+the longest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the arms, print the table, and return 0 if all that should compute the same do, else
-    1."""
+    """Time the arms, print the table, and return 0 if all have padded's loss, else 1."""
     check_outputs(args)
     check_ints(batch_size=args.batch_size)
     check_ints(optional=True, max_length=args.max_length)

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> dict[str, Any]:
     """Return findings on the packages, devices and backends of this process, broken or not.
 
-    Return what is said of each, by its name, in all `SECTIONS`, and a list of `problems`: what is
-    broken, with the way out.
+    Each of the `SECTIONS` maps names to texts. `problems` is a list of texts: what is broken, with
+    the way out.
     """
     versions: dict[str, str | None] = dict.fromkeys((*MINIMUM, *OPTIONAL, *IMPORTED))
     for name in versions:
@@ -101,7 +101,7 @@ def examine() -> dict[str, Any]:
 
 
 def _failure(attempt: Callable[[], Any]) -> str:
-    """Return the error that an attempt raises, in a line; an empty text if it succeeds."""
+    """Run an attempt and return its error in one line; "" if it succeeds."""
     try:
         attempt()
     except Exception as error:
@@ -111,7 +111,7 @@ def _failure(attempt: Callable[[], Any]) -> str:
 
 
 def _devices() -> dict[str, str]:
-    """Return the devices that torch can use here, each with a description."""
+    """Return a description of each device that torch can use here, by the device's name."""
     import torch
 
     threads = torch.get_num_threads()
@@ -133,7 +133,7 @@ def _devices() -> dict[str, str]:
 
 
 def _examine_backends(found: dict[str, Any]) -> None:
-    """Add to `found` which backends work, and which one `enable` chooses on each device."""
+    """Add to `found` the state of each backend, and the one that `enable` takes per device."""
     from autopack.attention.backends import flash
     from autopack.attention.choose import availability, taken_by_auto
 
@@ -152,7 +152,7 @@ def _examine_backends(found: dict[str, Any]) -> None:
 
 
 def _import_all() -> None:
-    """Import every public name and the families."""
+    """Import every public name of autopack and the modules of all families."""
     import autopack
     from autopack.errors import UnsupportedVersion
 
@@ -164,7 +164,7 @@ def _import_all() -> None:
 
 
 def _try_model(implementation: str) -> None:
-    """Enable and audit a tiny Llama; raise if it is not exact."""
+    """Enable and audit a tiny Llama; raise `ArithmeticError` if it is not exact."""
     from autopack.auditing.auditor import audit
     from autopack.enabling.enable import enable
     from autopack.tiny.models import build
@@ -177,7 +177,7 @@ def _try_model(implementation: str) -> None:
 
 
 def write_text(found: dict[str, Any]) -> str:
-    """Return the diagnosis as text."""
+    """Return the findings of `examine` as text."""
     blocks = {title: [*map(list, found[name].items())] for name, title in SECTIONS.items()}
     said = ["\n  ".join([title, *text_table(rows, "<<")]) for title, rows in blocks.items() if rows]
     problems = found["problems"]

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(name: str, text: str, indent: int = 21) -> None:
-    """Print a text behind a name, in lines that are indented alike."""
+    """Print a name and, in a column to its right, a wrapped text."""
     first, others = f"{name:<{indent - 1}} ", " " * indent
     print(
         textwrap.fill(
@@ -73,7 +73,7 @@ def _print(name: str, text: str, indent: int = 21) -> None:
 
 
 def describe(family: Family) -> dict[str, Any]:
-    """Return one family as plain data."""
+    """Return a family's name, path, model types, mixers and refused types as plain data."""
     return {
         "name": family.name,
         "path": family.how,
@@ -86,7 +86,7 @@ def describe(family: Family) -> dict[str, Any]:
 def of_type(name: str) -> dict[str, Any]:
     """Return facts on one model type: its family and path, or the reason why it is refused.
 
-    `served` is None of a type that no family lists, whose structure decides.
+    `served` is None for a type that no family lists: its models' structure decides.
     """
     from autopack.registry import families
 

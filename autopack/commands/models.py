@@ -18,7 +18,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 class CannotLoad(AutopackError):
-    """There is no model under that name, or not with those options."""
+    """Error for a model that does not exist, or not with the options given."""
 
     code = "model-unavailable"
 
@@ -28,9 +28,10 @@ def add_model_options(
     dtype: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Add the options of commands that take a model.
+    """Add the options of commands that take a model, with these defaults.
 
-    Without a device, a GPU is used if there is one; so is its usual dtype.
+    By a default of None, the device is a GPU if there is one, and the dtype bfloat16 on a GPU, else
+    float32.
     """
     parser.add_argument(
         "--attn-implementation",
@@ -62,7 +63,7 @@ def obtain(
     size: str = TINY,
     longest: int = 0,
 ) -> PreTrainedModel:
-    """Return the model that `args.model` names: saved in a folder, a type to build, or of the Hub.
+    """Load or build the model that `args.model` names: a folder, a type, or one of the Hub.
 
     A type is built for one of `tasks`, in a size whose positions reach to `longest`. Of the Hub it
     is one that has been downloaded; nothing is downloaded here. The class of a saved model is the
@@ -133,25 +134,24 @@ def obtain(
 
 
 def is_saved(name: str) -> bool:
-    """Return True for the name of a directory."""
+    """Return True if a name is the path of a directory."""
     return Path(name).expanduser().is_dir()
 
 
 def is_built(name: str, tasks: Iterable[str]) -> bool:
-    """Return True for the name of a type, and no directory, that has a model for one of these
-    tasks."""
+    """Return True if a name is a type with a model for one of the tasks, and no directory."""
     return not is_saved(name) and name in types_for(tasks)
 
 
 def types_for(tasks: Iterable[str]) -> list[str]:
-    """Return the types that have a model for one of these tasks, sorted."""
+    """Return the model types that have a model for one of these tasks, sorted."""
     from autopack import tiny
 
     return sorted({name for task in tasks for name in tiny.types_for(task)})
 
 
 def _task_for(model_type: str, tasks: Iterable[str]) -> str:
-    """Return the one of these tasks that a type is built for.
+    """Return the task, one of `tasks`, that a model type is built for.
 
     An encoder is built as a masked language model, an encoder-decoder as one, and others as the
     first that they can be.

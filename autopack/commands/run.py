@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process with the script's; autopack starts in it.
+    """Replace this process with the script, and have autopack start in it.
 
     Returns only where the system cannot replace a process, with the script's exit status.
     """
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(script: str, is_module: bool) -> list[str]:
-    """Return the command that starts a script, a module or a program."""
+    """Return the command that starts a script, module or program; raise if there is none."""
     path = Path(script)
     if is_module:
         return [*_interpreter(), "-m", script]
@@ -121,8 +121,7 @@ def _runs_by_itself(path: Path) -> bool:
 
 
 def _interpreter() -> list[str]:
-    """Return the command of this Python with its flags. Raises for flags that autopack cannot start
-    under."""
+    """Return the command of this Python with its flags; raise if they keep autopack out."""
     if not sys.executable:
         raise AutopackError(
             "this Python does not know its own executable (sys.executable is empty)",
@@ -147,8 +146,7 @@ def _interpreter() -> list[str]:
 
 
 def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
-    """Return environment variables by which autopack starts in the script, with the options
-    given."""
+    """Return environment variables that start autopack, with these options, in the script."""
     environment = dict(os.environ)
     for option in settings.OPTIONS:
         if (value := getattr(args, option.name)) is not None:

@@ -74,13 +74,13 @@ class FirstCall(ForwardGuard):
         return None
 
     def is_past(self, module: nn.Module) -> bool:
-        """Return True if a training call reached the forward without this hook."""
+        """Return True if a training call reached `forward` without this hook; resets `_passed`."""
         passed, self._passed = self._passed, False
         return not passed and _trains(module)
 
 
 def _trains(module: nn.Module) -> bool:
-    """Return True if a call trains.
+    """Return True if a call of the module now would be a training call.
 
     Such a call has gradients, and is in training mode or has parameters that require gradients:
     Lightning trains the models of `from_pretrained` in the evaluation mode that they come in.
@@ -91,7 +91,7 @@ def _trains(module: nn.Module) -> bool:
 
 
 def prepare(base: Any) -> None:
-    """Let every model made from now on wait for training; `base` is `PreTrainedModel`."""
+    """Patch `PreTrainedModel` (`base`) so that models made from now on wait for training."""
     original = base.__init__
 
     @functools.wraps(original)
@@ -105,20 +105,20 @@ def prepare(base: Any) -> None:
 
 
 def _wait(model: Any) -> None:
-    """Put a hook on a model that enables it at its first training call."""
-    if session.current is not None and _hook(model) is None and not is_apart():
+    """Put a hook on a model that enables it at its first training call, unless it has one."""
+    if session.current is not None and _hook_id(model) is None and not is_apart():
         model.register_forward_pre_hook(FirstCall(model), with_kwargs=True)
         session.current.waiting.add(model)
 
 
 def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
-    """Return the forward of a class as functions to replace."""
+    """Return the sites of a model class's `forward`, for a `SiteLease`."""
     from autopack.enabling.sites import forward_sites
 
     return list(forward_sites([kind]))
 
 
-def _hook(module: nn.Module, kind: type = FirstCall) -> int | None:
+def _hook_id(module: nn.Module, kind: type = FirstCall) -> int | None:
     """Return the id of the hook of class `kind` on a model; None if it has none."""
     return next(
         (number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)),
@@ -134,14 +134,13 @@ def _first_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> _Arguments | None:
-    """Enable a model in its first training call; return the arguments as autopack's hook changes
-    them."""
+    """Enable a model at its first training call; return its new `EntryHook`'s result, or None."""
     here = session.current
     if here is None:
         return None
     if getattr(module, "_is_replica", False):
         # the first of the copies, which share their hooks with the model
-        if _hook(module) is not None:
+        if _hook_id(module) is not None:
             reason = (
                 "torch.nn.DataParallel copies it; start one process per device with torchrun "
                 "instead"
@@ -161,18 +160,18 @@ def _first_call(
     if enabled_at(module) is None and any(map(looks_at_rows, hooks[hooks.index(hook) + 1 :])):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them:
         # at the next call.
-        module._forward_pre_hooks.move_to_end(_hook(module))
+        module._forward_pre_hooks.move_to_end(_hook_id(module))
         return None
 
     from autopack.calls.hooks import EntryHook
 
     # The hooks of this call were looked up before the entry was among them.
-    entry = _hook(module, EntryHook) if _enable(here, module) else None
+    entry = _hook_id(module, EntryHook) if _enable(here, module) else None
     return None if entry is None else module._forward_pre_hooks[entry](module, args, kwargs)
 
 
 def _enable(here: Session, module: Any) -> bool:
-    """Enable the called model, or the model around it if it is the backbone of one.
+    """Enable the largest waiting model that holds `module`, or else `module` itself.
 
     Return False if that is impossible, which is logged, or if the script has enabled it already.
     With `strict`, raise the error of `enable`.
@@ -182,12 +181,12 @@ def _enable(here: Session, module: Any) -> bool:
     outermost = _outermost(here, module)
     by_script = enabled_at(outermost)
     if by_script is not None:
-        _wait_no_longer(here, outermost)
+        _remove_hooks(here, outermost)
         here.enabled(outermost, by_script, " by the script")
         return False
     options = {name: getattr(here.settings, name) for name in FOR_ENABLE}
     for model in dict.fromkeys((outermost, module)):
-        _wait_no_longer(here, model)
+        _remove_hooks(here, model)
         try:
             enabled = enable.enable(model, **options).enabled
         except Exception as error:
@@ -198,7 +197,11 @@ def _enable(here: Session, module: Any) -> bool:
             here.enabled(model, enabled)
             _cut_steps(here, enabled)
             reference = _reference()
-            if reference is not None and reference is not module and _hook(reference) is not None:
+            if (
+                reference is not None
+                and reference is not module
+                and _hook_id(reference) is not None
+            ):
                 _enable(here, reference)
             return True
     return False
@@ -220,7 +223,7 @@ def _cut_steps(here: Session, enabled: EnabledModel) -> None:
 
 
 def _reference() -> PreTrainedModel | None:
-    """Return the reference model of the running trainer; None if its kind has none that we know.
+    """Return the reference model of the running trainer; None if none is known.
 
     A reference model is never trained, so its own calls show nothing; but the trainer compares its
     outputs with the outputs of the trained model.
@@ -239,17 +242,17 @@ def _outermost(here: Session, module: Any) -> Any:
 
 
 def _leave(here: Session, model: Any, error: Exception) -> None:
-    """Leave a model without autopack for good; raise `error` if the run is strict."""
-    _wait_no_longer(here, model)
+    """Record that a model stays without autopack, and remove its hooks; raise `error` if strict."""
+    _remove_hooks(here, model)
     if here.settings.strict:
         raise error
     here.left(model, error)
 
 
-def _wait_no_longer(here: Session, model: nn.Module) -> None:
-    """Take the hooks that wait for a first call off a model and all its parts."""
+def _remove_hooks(here: Session, model: nn.Module) -> None:
+    """Remove the `FirstCall` hooks of a model and all its parts, and release their sites."""
     for part in model.modules():
-        if (number := _hook(part)) is not None:
+        if (number := _hook_id(part)) is not None:
             hook: Any = part._forward_pre_hooks.pop(number)
             hook.lease.release()
             part._forward_pre_hooks_with_kwargs.pop(number, None)
@@ -277,7 +280,7 @@ def _passing_through(module: nn.Module) -> Any:
 
 
 def _before_tuner(model: Any) -> None:
-    """Enable the model before a PEFT tuner calls its `forward` past its hooks."""
+    """Enable a model in training before a PEFT tuner calls its `forward` past its hooks."""
     if isinstance(model, nn.Module) and _trains(model):
         _enable_for_tuner(model)
 
@@ -285,5 +288,5 @@ def _before_tuner(model: Any) -> None:
 @torch._dynamo.disable
 def _enable_for_tuner(model: nn.Module) -> None:
     """Enable a model that waits for its first call, which a PEFT tuner is about to make."""
-    if session.current is not None and _hook(model) is not None:
+    if session.current is not None and _hook_id(model) is not None:
         _enable(session.current, model)

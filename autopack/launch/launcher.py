@@ -36,11 +36,11 @@ def start() -> None:
         os.environ |= {"PYTHONPATH": path} if path else {}
     session.current = session.Session(settings, started, *_reports(settings.subprocesses))
     atexit.register(session.current.report)
-    sys.meta_path.insert(0, _Transformers(_place_of_wrapt()))
+    sys.meta_path.insert(0, _TransformersFinder(_file_of_wrapt()))
 
 
 def _reports(shared: bool) -> tuple[Path, bool]:
-    """Return the directory for the outcomes of this process, and True if it reports for all.
+    """Return the directory of all processes' outcomes, and True if this process reports for all.
 
     The first process that comes here reports for all: the script, or the Python that a shell script
     starts. Another program may have replaced it since, and have its process id.
@@ -56,8 +56,8 @@ def _reports(shared: bool) -> tuple[Path, bool]:
     return Path(directory), True
 
 
-class _Transformers:
-    """Import finder that finds nothing, and prepares the models once transformers is imported.
+class _TransformersFinder:
+    """Import finder that finds nothing, but prepares models once transformers is imported.
 
     Most processes that a script starts never import transformers; they are spared the import of
     wrapt, and of asyncio with it.
@@ -70,15 +70,15 @@ class _Transformers:
         """File of wrapt that was found before the script's own directory was searched."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Note the import of transformers, and find nothing: other finders do."""
+        """Return None; at the import of transformers, register the hook that prepares models."""
         # It stays where it is: who removes himself from the path here makes the import miss the
         # finder after him.
         if name == "transformers" and not self.asked:
             self.asked = True
             with _careful():
-                if _place_of_wrapt() != self.wrapt:
+                if _file_of_wrapt() != self.wrapt:
                     raise ImportError(
-                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, "
+                        f"autopack needs wrapt, and {_file_of_wrapt()} stands in front of it, "
                         "which the script does not import by itself: rename that file"
                     )
                 import wrapt
@@ -86,16 +86,15 @@ class _Transformers:
                 wrapt.register_post_import_hook(_prepare, "transformers.modeling_utils")
 
 
-def _place_of_wrapt() -> str | None:
-    """Return the file that an import of wrapt would run here, without running it."""
+def _file_of_wrapt() -> str | None:
+    """Return the file that an import of wrapt would run here, or None, without running it."""
     found = sys.modules.get("wrapt") or importlib.util.find_spec("wrapt")
     return getattr(found, "__file__", None) or getattr(found, "origin", None)
 
 
 @contextmanager
 def _careful() -> Iterator[None]:
-    """Report an exception, which would make the script's import fail; raise it only with
-    `strict`."""
+    """Report an exception of the block instead of raising it, unless the run is strict."""
     try:
         yield
     except Exception as error:
@@ -106,7 +105,7 @@ def _careful() -> Iterator[None]:
 
 @_careful()
 def _prepare(modeling_utils: Any) -> None:
-    """Hook every transformers model that the script makes, once transformers is imported."""
+    """Patch `PreTrainedModel` so that models made from now on wait for training."""
     from autopack.launch import first_call
 
     first_call.prepare(modeling_utils.PreTrainedModel)

@@ -32,7 +32,7 @@ class Lines(logging.Handler):
 
 
 def write(line: str) -> None:
-    """Write a line on stderr, in one piece for other processes' sake, clear of a progress bar."""
+    """Write a line on stderr in one piece, above a progress bar of tqdm if there is one."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if bars is None:
         sys.stderr.write(f"{line}\n")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ProcessOutcome:
-    """Outcome of one model, in one process or in several.
+    """Outcome of one model under `autopack run`, in one process or in several.
 
     It holds counts alone: a reference to the model would keep the model alive. `pads` says whether
     padded batches may run without their padding.
@@ -67,7 +67,7 @@ class ProcessOutcome:
         return "; ".join(parts)
 
     def add(self, other: ProcessOutcome) -> None:
-        """Add the counts of the same model in another process."""
+        """Add another process's counts of the same model to these, in place."""
         self.processes += other.processes
         if self.tally is not None and other.tally is not None:
             self.tally.add(other.tally)
@@ -80,7 +80,10 @@ class ProcessOutcome:
 
 
 def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
-    """Return one outcome per model: the n-th of a kind in one process is the n-th in another."""
+    """Return one outcome per model, to which all processes' counts are added.
+
+    The n-th model of a kind in one process is the n-th in another.
+    """
     found: dict[tuple[Any, ...], ProcessOutcome] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
@@ -95,7 +98,7 @@ def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
 
 
 def keep(outcomes: Iterable[ProcessOutcome], directory: Path) -> bool:
-    """Write this process's outcomes for the first one; return False if that one has ended."""
+    """Write outcomes to this process's file in a directory; return False if that fails."""
     import pickle
 
     kept = directory / f"{os.getpid()}.outcomes"
@@ -109,7 +112,7 @@ def keep(outcomes: Iterable[ProcessOutcome], directory: Path) -> bool:
 
 
 def kept(directory: Path) -> list[ProcessOutcome]:
-    """Return the outcomes that all processes have left in a directory."""
+    """Return the outcomes in the files of all processes in a directory."""
     import pickle
 
     return [
@@ -120,7 +123,7 @@ def kept(directory: Path) -> list[ProcessOutcome]:
 
 
 def is_first(text: str, directory: Path) -> bool:
-    """Return True if no process has called this with the same text yet."""
+    """Return True if no process has passed this text yet, and mark it by a file."""
     said = directory / f"{zlib.crc32(text.encode()):08x}.said"
     try:
         said.open("x").close()
@@ -134,7 +137,7 @@ class Session:
 
     `started` is True in the process of the script that the user named, and False in processes that
     the script started. `waiting` holds the models that have not been called in training. Processes
-    leave their report in the directory of `reports` to the one that `speaks`.
+    write their outcomes to the directory `reports`, and the one that `speaks` reports all.
     """
 
     def __init__(self, settings: RunSettings, started: bool, reports: Path, speaks: bool = True):
@@ -149,7 +152,7 @@ class Session:
         )
 
     def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
-        """Note a model that is enabled."""
+        """Record a model as enabled; `by` is added to the text of its outcome."""
         checked = enabled.live and enabled.live.checked
         text = f"{_name(model)} enabled{by}"
         self._note(model, ProcessOutcome(text, enabled.tally, checked, enabled.options.unpad))
@@ -159,22 +162,22 @@ class Session:
             tally.after_each = self._keep
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
-        """Note a model that cannot be enabled, and log the reason."""
+        """Record that a model cannot be enabled, and report the reason, once in all processes."""
         outcome = ProcessOutcome(f"{_name(model)} left as it is: {in_a_line(reason)}")
         if is_first(outcome.text, self.reports):
             _say(f"warning: {outcome.text}")
         self._note(model, outcome)
 
     def left_so_far(self, model: PreTrainedModel, why: str) -> None:
-        """Note a model that is called without being enabled, unless it has been by the end."""
+        """Record that a model runs without autopack; its next outcome replaces this one."""
         outcome = ProcessOutcome(f"{_name(model)} left as it is: {why}")
         self._note(model, outcome)
         self._so_far[model] = outcome
 
     def report(self) -> None:
-        """Report once, in a line per model, the outcome of every model called in training.
+        """Write a line on stderr for each model called in training, and forget the outcomes.
 
-        The process that speaks reports for the others as well, which leave their outcomes to it.
+        The process that speaks reports for the others as well, which write their outcomes to files.
         """
         outcomes = self._mine()
         self._outcomes.clear()
@@ -198,7 +201,7 @@ class Session:
             )
 
     def _mine(self) -> list[ProcessOutcome]:
-        """Return the outcomes of this process, with its rank."""
+        """Return the outcomes that this process has recorded, with its rank set in them."""
         mine = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
         for outcome in mine:
             # launchers set it before the first call, or after
@@ -206,8 +209,7 @@ class Session:
         return mine
 
     def _keep(self) -> None:
-        """Leave the counts to the process that speaks, in case this one is killed (Ray kills
-        workers).
+        """Write this process's counts to its file, in case it is killed (Ray kills workers).
 
         This takes some 0.2 ms; it is done at each of the first calls, and then for at most 0.5 % of
         the time.
@@ -219,7 +221,7 @@ class Session:
             self._kept_until = now + 200 * (time.perf_counter() - now)
 
     def _note(self, model: PreTrainedModel, outcome: ProcessOutcome) -> None:
-        """Note the outcome of a model; it replaces the earlier one."""
+        """Record the outcome of a model, in place of one by `left_so_far`."""
         if model in self._so_far:
             self._outcomes.remove(self._so_far.pop(model))
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:
@@ -234,22 +236,22 @@ current: Session | None = None
 
 
 def warn_not_started(error: Exception) -> None:
-    """Log that autopack does nothing in this process, and why."""
+    """Write on stderr that autopack was not started in this process, and why."""
     _say(f"warning: not started in this process: {in_a_line(error)}")
 
 
 def _say(text: str) -> None:
-    """Print one line on stderr; under torchrun, whose processes share it, with the rank."""
+    """Write a line on stderr, after this process's rank if it has one."""
     rank = os.environ.get("RANK", "")
     _write(f"{f'rank {rank}: ' if rank else ''}{text}")
 
 
 def _write(text: str) -> None:
-    """Write a line on stderr, if there is one."""
+    """Write a line with autopack's name on stderr; do nothing where there is no stderr."""
     with suppress(AttributeError, OSError, ValueError):  # there may be no stderr any more
         lines.write(f"autopack: {text}")
 
 
 def _name(model: PreTrainedModel) -> str:
-    """Return a model's class and type, for messages."""
+    """Return a model's class and model type as text, for messages."""
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', '') or 'no model type'})"

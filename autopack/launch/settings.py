@@ -15,19 +15,18 @@ from autopack.options import Options, option, options_of
 RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
 STARTED = "AUTOPACK_STARTED"
-"""The id of the process that `autopack run` turned into the script; that process takes the variable
-away."""
+"""The id of the process that `autopack run` turned into the script; that process removes the
+variable."""
 REPORTS = "AUTOPACK_REPORTS"
-"""The process that says what became of all models, and the directory where others leave it to that:
-`ID:DIRECTORY`."""
+"""The id of the process that reports on all models, and the directory where the others write their
+outcomes: `ID:DIRECTORY`."""
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 """The entry of PYTHONPATH that starts autopack."""
 
 
 @dataclass(frozen=True)
 class RunSettings(Options):
-    """Options of models under `autopack run`: the command line and the reading of the environment
-    follow it."""
+    """Options of `autopack run`, from the command line or from the environment."""
 
     strict: bool = option(
         False,
@@ -47,7 +46,7 @@ class RunSettings(Options):
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> RunSettings:
-        """Return the settings of an environment; raises `BadSetting`."""
+        """Return the settings that environment variables give. Raises `BadSetting`."""
         return cls(**{each.name: each.read(environment) for each in OPTIONS})
 
 
@@ -57,11 +56,11 @@ FOR_ENABLE = tuple(each.name for each in options_of(Options))
 
 
 def without(path: str) -> str:
-    """Return a PYTHONPATH as it was before `with_directory`."""
+    """Return a PYTHONPATH without the directory that starts autopack."""
     return os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != DIRECTORY)
 
 
 def with_directory(path: str) -> str:
-    """Return a PYTHONPATH that starts autopack in every process that has it."""
+    """Return a PYTHONPATH that begins with the directory that starts autopack."""
     # A separator with nothing after it would put the current directory on the path.
     return os.pathsep.join(filter(None, (DIRECTORY, without(path))))

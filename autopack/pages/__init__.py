@@ -1,2 +1,1 @@
-"""HTML of what is found: the pieces that notebooks show, and the pages that commands write of the
-same pieces."""
+"""HTML of reports: the pieces that notebooks show, and the pages that commands make of them."""

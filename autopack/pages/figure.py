@@ -1,8 +1,8 @@
 """The one module that draws: charts are data, and matplotlib is imported here alone.
 
 A chart has a caption and a height in inches, and draws itself on axes. Several make one picture, of
-a file or of a page: there it is SVG, with texts that are texts. A report is a finding in pieces, of
-which text, a page and a picture are made.
+a file or of a page: there it is SVG, with texts that are texts. A report has sections, from which
+text, a page and a picture are made.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 """Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that
+"""Characters that XML forbids and fonts lack: terminals' codes in messages, bytes of a path that
 are no text."""
 NO_FIGURES = (
     "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
@@ -54,14 +54,14 @@ WIDTH = 6
 
 
 class NeedsMatplotlib(AutopackError, ImportError):
-    """A picture was asked for, and matplotlib is not installed."""
+    """Error for a picture that was asked for where matplotlib is not installed."""
 
     code = "missing-package"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of `Bars`: a value, a text, and the interval around the value, 0 if there is none."""
+    """A row of `Bars`: a name, a value, the text at its end, and an interval or None."""
 
     name: str
     value: float
@@ -72,14 +72,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar for each row, with a text at its end."""
+    """Chart with a horizontal bar for each row, and a text at its end."""
 
     caption: str
     rows: Sequence[Bar]
 
     @property
     def height(self) -> float:
-        """The height of the figure, in inches."""
+        """Height of the figure, in inches."""
         return 0.7 + 0.34 * max(len(self.rows), 3)
 
     def draw(self, axes: Axes) -> None:
@@ -104,7 +104,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Numbers of documents by their tokens, and a dashed line at the mean."""
+    """Chart of the numbers of documents by their tokens, with a dashed line at the mean."""
 
     caption: str
     lengths: Any
@@ -123,9 +123,10 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Influence:
-    """Changes of each thing (row) by each other (column), (things, things); nan on the diagonal.
+    """Chart of the changes of each thing (row) by each other thing (column).
 
-    What is not more than `rounding` is as light as nothing.
+    `values` are (things, things), nan on the diagonal. Values up to `rounding` have the lightest
+    colour.
     """
 
     caption: str
@@ -167,7 +168,7 @@ Chart: TypeAlias = Bars | Histogram | Influence
 
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
-    """Draw a chart on axes of the user's; return their figure."""
+    """Draw a chart on axes of the user's, and return their figure."""
     with _matplotlib().rc_context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
@@ -175,7 +176,7 @@ def on_axes(chart: Chart, axes: Axes) -> Any:
 
 
 def picture(charts: Sequence[Chart], title: str = "") -> Figure:
-    """Draw charts below a title as one picture, in rows of three.
+    """Return a matplotlib figure of charts in rows of three, below a title.
 
     Raises `NeedsMatplotlib` where it is not installed.
     """
@@ -203,9 +204,9 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Return charts as a figure of a page, or a line that says that there is none.
+    """Return charts as HTML with one SVG figure, or as a line of text without matplotlib.
 
-    It is SVG in HTML, and names nothing outside.
+    The figure refers to nothing outside of it.
     """
     buffer, nothing = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     try:
@@ -223,7 +224,7 @@ def figures(charts: Sequence[Chart]) -> str:
 
 
 class Table(NamedTuple):
-    """A table: its head and rows, and a side per column, as in `parts.table`."""
+    """Table of a report: its rows, the head first, and a side per column as in `parts.table`."""
 
     rows: Sequence[parts.Row]
     sides: str
@@ -231,7 +232,7 @@ class Table(NamedTuple):
 
 
 class Sections(NamedTuple):
-    """A finding: lines at its head, tables, figures, and notes."""
+    """Parts of a report: lines at its head, tables, charts, and notes."""
 
     head: Sequence[str]
     tables: Sequence[Table]
@@ -240,8 +241,7 @@ class Sections(NamedTuple):
 
 
 class Report(ABC):
-    """A finding that is shown as text, in notebooks, as a page and as a picture, all made of its
-    sections."""
+    """Base of results that are shown as text, HTML and a picture, all made of their sections."""
 
     @abstractmethod
     def _sections(self) -> Sections: ...
@@ -263,7 +263,7 @@ class Report(ABC):
         return parts.joined(parts.lines(head), *shown, *drawn, parts.lines(notes))
 
     def plot(self) -> Figure:
-        """Return the charts below the head, as a figure of matplotlib.
+        """Return a matplotlib figure of the report's charts, below its head.
 
         Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
@@ -272,7 +272,7 @@ class Report(ABC):
 
 
 def formats() -> list[str]:
-    """Return the endings of files that pictures can be written to. Raises `NeedsMatplotlib`."""
+    """Return the endings of picture files that matplotlib writes. Raises `NeedsMatplotlib`."""
     return sorted(_matplotlib().figure.Figure().canvas.get_supported_filetypes())
 
 
@@ -289,7 +289,7 @@ def _matplotlib() -> Any:
 
 
 def _filled(lines: Iterable[str], width: int, hang: str = "") -> str:
-    """Return lines as a text whose lines are no longer than so many characters."""
+    """Return lines wrapped to a width, as one text; `hang` indents continued lines."""
     form: dict[str, Any] = {
         "subsequent_indent": hang,
         "break_on_hyphens": False,

@@ -22,7 +22,7 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
 
 
 def _part(name: str, *values: Any, **options: Any) -> str:
-    """Return a piece of HTML, made by a macro of the template."""
+    """Return the HTML that a macro of parts.html makes of values."""
     return str(getattr(_templates().get_template("parts.html").module, name)(*values, **options))
 
 
@@ -36,22 +36,22 @@ figure = partial(_part, "figure")
 
 
 def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
-    """Return a list of facts: a name and a text in each line."""
+    """Return an HTML table with a name and a text in each row."""
     return _part("facts", [(caption, pairs)])
 
 
 def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str) -> str:
-    """Return facts of several things in one table, each under its name; general facts have none."""
+    """Return one HTML table of several things' facts, each under its name after general ones."""
     return _part("facts", [(caption, []), *groups])
 
 
 def joined(*pieces: str) -> str:
-    """Pieces of HTML as one."""
+    """Return pieces of HTML as one."""
     return f"<div>{''.join(pieces)}</div>"
 
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
-    """Return a page that needs no other file, light or dark as its reader has it."""
+    """Return an HTML page of a title, facts and a body, which needs no other file."""
     return _templates().get_template("page.html").render(title=title, pairs=pairs, body=body)
 
 

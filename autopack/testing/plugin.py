@@ -12,7 +12,7 @@ from autopack.testing import assert_packing_exact, assert_step_exact
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--pack-audit`."""
+    """Add the option `--pack-audit` to pytest."""
     parser.getgroup("autopack").addoption(
         "--pack-audit",
         action="store_true",
@@ -22,19 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def packing_exact() -> Callable[..., None]:
-    """`autopack.testing.assert_packing_exact`."""
+    """The function `autopack.testing.assert_packing_exact`."""
     return assert_packing_exact
 
 
 @pytest.fixture
 def step_exact() -> Callable[..., None]:
-    """`autopack.testing.assert_step_exact`."""
+    """The function `autopack.testing.assert_step_exact`."""
     return assert_step_exact
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: Any) -> None:
-    """Audit what the fixtures of a test gave it, once it has passed."""
+    """Audit the models and trainers that a passed test got from fixtures, with `--pack-audit`."""
     if not item.config.getoption("pack_audit") or "transformers" not in sys.modules:
         return
     from transformers import PreTrainedModel

@@ -1,1 +1,1 @@
-"""What several tests share: models, batches, pages and calls."""
+"""Shared code of several tests: models, batches, pages and calls."""

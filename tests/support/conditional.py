@@ -16,10 +16,9 @@ near 0.5."""
 
 
 class Conditional(LlamaForCausalLM):
-    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward
-    does.
+    """Model of the user's that mixes tokens in the calls for which `mixes` is true.
 
-    `change` is what it makes of embedded tokens then.
+    `mixes` gets all arguments of the forward; `change` maps the embedded tokens to mixed ones.
     """
 
     mixes = staticmethod(lambda self, **given: False)
@@ -35,6 +34,7 @@ class Conditional(LlamaForCausalLM):
 
 
 def build(mixes=None, **config):
+    """Return a Llama of class `Conditional` with a condition; None mixes in no call."""
     stock = tiny.build("llama", **config)
     members = {} if mixes is None else {"mixes": staticmethod(mixes)}
     model = type("Users", (Conditional,), {**members, "__module__": __name__})._from_config(
@@ -45,13 +45,14 @@ def build(mixes=None, **config):
 
 
 def row(*lengths, rows=1, seed=0):
-    """Packed rows, all of the same documents."""
+    """Return packed rows as arguments, all of documents of the same lengths."""
     ids = tiny.tokens(tiny.config("llama"), rows, sum(lengths), seed=seed)
     where = counted(lengths).expand(rows, -1)
     return {"input_ids": ids, "position_ids": where}
 
 
 def lengths_of(batch):
+    """Return the lengths of the documents in a packed row, from its positions."""
     starts = [
         *(batch["position_ids"][0] == 0).nonzero().flatten().tolist(),
         batch["position_ids"].shape[1],
@@ -60,7 +61,7 @@ def lengths_of(batch):
 
 
 def error(model, stock, batch):
-    """The largest difference of logits to documents alone, of their deviation."""
+    """Return the largest error of logits against documents alone, over their deviation."""
     ids = batch["input_ids"]
     with torch.no_grad():
         return relative_error(

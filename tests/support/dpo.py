@@ -8,8 +8,10 @@ from tests.support.trained import QUIET
 
 
 def preferences(path, model, reference=None, **settings):
-    """Ten steps of pairs of uneven length; the reference is a copy of the model where none is
-    given."""
+    """Return a DPOTrainer that takes ten steps on pairs of uneven length.
+
+    The reference is a copy of the model if none is given.
+    """
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     tokenizer = tiny_tokenizer()
@@ -30,6 +32,7 @@ def preferences(path, model, reference=None, **settings):
 
 
 def tiny_tokenizer():
+    """Return a tokenizer of the words w0 to w59."""
     tokenizers = pytest.importorskip("tokenizers")
     from transformers import PreTrainedTokenizerFast
 

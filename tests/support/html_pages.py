@@ -1,4 +1,4 @@
-"""What a page of HTML holds, and whether it needs anything but itself."""
+"""Content of HTML pages, and a check that they refer to nothing outside of them."""
 
 import html.parser
 import re
@@ -7,7 +7,7 @@ VOID = {"meta"}
 
 
 class Page(html.parser.HTMLParser):
-    """What a page holds: its tags with their attributes, its texts, and the cells of its tables."""
+    """Content of an HTML page: tags with attributes, texts, and the cells of its tables."""
 
     def __init__(self, text):
         super().__init__()
@@ -40,11 +40,12 @@ class Page(html.parser.HTMLParser):
 
     @property
     def drawn(self):
+        """Number of the page's SVG figures."""
         return sum(tag == "svg" for tag, _ in self.tags)
 
 
 def check_self_contained(text):
-    """Well-formed, without scripts, and without a reference that leaves it."""
+    """Return a page, parsed; raise `AssertionError` if it refers to anything outside of it."""
     page = Page(text)
     assert not {tag for tag, _ in page.tags} & {
         "script",

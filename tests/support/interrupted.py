@@ -7,24 +7,23 @@ import autopack
 
 _CODE = str(Path(autopack.__file__).parent) + "/"
 _EVENTS = ("call", "c_call", "c_return")
-"""Where Python looks for signals, among others: where a function begins, and after one that is
-written in C."""
+"""Events at which Python looks for signals: a function begins, or one written in C ends."""
 
 
 class Interrupter:
-    """Counts the events in the code of autopack, and interrupts at one of them."""
+    """Counter of the events in autopack's code, which raises an interrupt at one of them."""
 
     def __init__(self, at=None):
         self.at = at
         self.events = 0
         self.place = ""
-        """Where it has interrupted."""
+        """File, line, function and event of the interrupt."""
         self.interrupted = False
-        """Whether that has ended the function: Python swallows what is raised while it ends a
+        """True if the interrupt ended the function: Python swallows errors while it ends a
         generator."""
 
     def run(self, function):
-        """Run a function up to the interrupt, or whole where there is none."""
+        """Run a function up to the interrupt, or to its end if there is none."""
         before = sys.getprofile()
         sys.setprofile(self._count)
         try:
@@ -37,6 +36,7 @@ class Interrupter:
             sys.setprofile(before)
 
     def _count(self, frame, event, argument):
+        """Count an event, and raise `KeyboardInterrupt` if its number is `at`."""
         if event not in _EVENTS or not frame.f_code.co_filename.startswith(_CODE):
             return
         self.events += 1
@@ -49,12 +49,12 @@ class Interrupter:
 
 
 def events_of(function):
-    """How many places there are at which a function can be interrupted."""
+    """Return the number of events at which a function can be interrupted."""
     counter = Interrupter()
     counter.run(function)
     return counter.events
 
 
 def spread(events, points, offset=0):
-    """So many of the events, from the first to the last, evenly."""
+    """Return the numbers of `points` events, spread evenly over all of them."""
     return sorted({1 + (offset + index * events // points) % events for index in range(points)})

@@ -24,10 +24,12 @@ ABOUT = {
 
 
 def cell(model_type, mode, status="exact", **more):
+    """Return one cell of a release's results, as a dictionary."""
     return {"task": "causal-lm", "type": model_type, "mode": mode, "status": status, **more}
 
 
 def result_of(release, *cells):
+    """Return a release's results of cells, by default of two exact ones, in compact form."""
     packages = {**ABOUT, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
     found = cells or (
         cell("llama", "eager", proof="recorded", worst=1e-6),

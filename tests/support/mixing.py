@@ -6,7 +6,7 @@ from autopack.calls import rows as packed
 
 
 def shift_boundaries(monkeypatch):
-    """Plant a leak: what sites are told of the second document begins one token late."""
+    """Plant a leak: the second document begins one token late in every scope."""
 
     def shifted(model, layout, **others):
         bounds = layout.bounds.copy()

@@ -18,14 +18,14 @@ class OldConfig(PretrainedConfig):
 
 
 class OldPositionalTable(nn.Embedding):
-    """Numbers tokens by adding up a mask, as OPT's did."""
+    """Table of positions that numbers tokens by adding up a mask, as OPT's did."""
 
     def forward(self, attention_mask):
         return super().forward(attention_mask.long().cumsum(1) * attention_mask.long())
 
 
 class OldEmbeddings(nn.Module):
-    """Tokens and columns in one module, as DistilBERT's were."""
+    """Embeddings of tokens and columns in one module, as DistilBERT's were."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class OldEmbeddings(nn.Module):
 
 
 class OldRotary(nn.Module):
-    """A table of as many rotations as a call has tokens."""
+    """Table of as many rotations as a call has tokens."""
 
     def forward(self, value, seq_len):
         angles = torch.arange(seq_len, dtype=value.dtype)[:, None] * (
@@ -47,21 +47,23 @@ class OldRotary(nn.Module):
 
 
 def rotate(states, cos, sin, at):
+    """Return states (rows, heads, columns, size) rotated by their positions `at`."""
     left, right = states.chunk(2, -1)
     return states * cos[at][:, None] + torch.cat([-right, left], -1) * sin[at][:, None]
 
 
 def by_heads(states):
-    """Queries, keys and values, each (rows, heads, columns, size)."""
+    """Return queries, keys and values, each (rows, heads, columns, size)."""
     return states.unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
 
 
 def together(states):
+    """Return states (rows, heads, columns, size) as (rows, columns, heads * size)."""
     return states.transpose(1, 2).flatten(2)
 
 
 class OldAttention(nn.Module):
-    """Attention by heads; `form` says of which shape its mask is."""
+    """Attention by heads; `form` is the shape of its mask."""
 
     def __init__(self, form, rotates):
         super().__init__()
@@ -88,7 +90,7 @@ class OldAttention(nn.Module):
 
 
 class OldKernelAttention(OldAttention):
-    """The class beside it for sdpa, which falls back to that above it, as they did."""
+    """Attention by sdpa, which without a mask falls back to the class above it, as old ones did."""
 
     def forward(self, hidden, attention_mask=None, position_ids=None):
         if attention_mask is None:
@@ -101,7 +103,7 @@ class OldKernelAttention(OldAttention):
 
 
 class OldBiasAttention(nn.Module):
-    """T5's: the first layer makes a bias of distances, counts the mask in, and hands both on."""
+    """Attention as in T5: the first layer makes a bias with the mask in it, and hands both on."""
 
     def __init__(self, has_bias):
         super().__init__()
@@ -137,7 +139,7 @@ class OldBiasAttention(nn.Module):
 
 
 def causal_mask(form, mask, like):
-    """The mask as a model made it for a call, from that of padding."""
+    """Return the mask that a model made for a call from the mask of padding."""
     columns = mask.shape[1]
     seen = torch.ones(columns, columns, dtype=torch.bool).tril() & mask.bool()[:, None]
     if form == "pairs":
@@ -150,6 +152,8 @@ def causal_mask(form, mask, like):
 
 
 class OldForCausalLM(PreTrainedModel):
+    """Causal model of two layers, whose class attributes choose attention, mask and positions."""
+
     config_class = OldConfig
     form, kind, rotates, positions = "additive", OldAttention, False, OldPositionalTable
 
@@ -182,12 +186,11 @@ class OldForCausalLM(PreTrainedModel):
 
 
 class ByTable(OldForCausalLM):
-    """OPT's numbering, and a mask to add."""
+    """Model with OPT's numbering, and a mask to add."""
 
 
 class HandingOnToTheLoss(PreTrainedModel):
-    """BioGPT from 4.48 to 4.52: what its head takes by any name goes to its loss, and nothing to
-    the backbone."""
+    """Model whose head hands other arguments to its loss alone, as BioGPT's from 4.48 to 4.52."""
 
     config_class, base_model_prefix = OldConfig, "model"
 
@@ -207,23 +210,31 @@ class HandingOnToTheLoss(PreTrainedModel):
 
 
 class ByColumns(OldForCausalLM):
+    """Model that numbers columns inside of its embeddings."""
+
     positions = OldEmbeddings
 
 
 class InAKernel(OldForCausalLM):
+    """Model whose attention is sdpa in the calls with a mask."""
+
     kind = OldKernelAttention
 
 
 class PairsForAll(OldForCausalLM):
+    """Model with one causal mask (columns, columns) for all rows, without padding."""
+
     form = "pairs"
 
 
 class QueriesFirst(OldForCausalLM):
+    """Model with masks (rows, columns, 1, columns), queries first."""
+
     form = "queries first"
 
 
 class Rotating(OldForCausalLM):
-    """Takes positions, and cuts its table of rotations."""
+    """Model that takes positions, and cuts its table of rotations."""
 
     positions, rotates = None, True
 
@@ -240,7 +251,7 @@ class BiasedConfig(PretrainedConfig):
 
 
 class Biased(OldForCausalLM):
-    """Layers hand a bias on."""
+    """Model whose layers hand a bias on."""
 
     config_class, positions = BiasedConfig, None
 
@@ -260,6 +271,8 @@ class Biased(OldForCausalLM):
 
 
 class OldForgetfulAttention(OldBiasAttention):
+    """Attention as in T5 that hands on another tensor for the bias."""
+
     def forward(
         self,
         hidden_states,
@@ -275,7 +288,7 @@ class OldForgetfulAttention(OldBiasAttention):
 
 
 class Forgetful(Biased):
-    """Layers make another bias of the one that they are given."""
+    """Model whose layers make another bias of the one that they are given."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -1,5 +1,4 @@
-"""What tests ask of one Llama, enabled or copied: whether it is exact on one packed row, and
-whether it leaks."""
+"""Questions of tests about one Llama, enabled or copied: if it is exact on a row, or leaks."""
 
 import torch
 
@@ -10,24 +9,28 @@ WHERE = positions(LENGTHS)
 
 
 def logits(model, lengths=LENGTHS):
-    """The logits of the row, cut into documents of these lengths."""
+    """Return the logits of the row, cut into documents of these lengths."""
     return model(input_ids=IDS, position_ids=positions(lengths)).logits
 
 
 def is_exact(model, stock):
-    """Whether every document of the row gets what it gets alone, for both ways of cutting it."""
+    """Return True if the row's documents have the logits that they have alone, cut either way."""
     return all(
         error(logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS)
     )
 
 
 def leaks(model, stock):
-    """Whether documents change each other; with a mask stock transformers never looks at
-    positions."""
+    """Return True if documents change each other.
+
+    With a mask stock transformers never looks at positions.
+    """
     found = model(input_ids=IDS, position_ids=WHERE, attention_mask=torch.ones_like(IDS)).logits
     return error(found, alone(stock, IDS, LENGTHS)) > LEAK
 
 
 def users_hook(module, args):
-    """A forward pre-hook of the user's, which changes nothing; a function of a module, so that it
-    can be pickled."""
+    """Forward pre-hook of the user's, which changes nothing.
+
+    It is a function of a module, so that it can be pickled.
+    """

@@ -1,5 +1,4 @@
-"""Padded batches for tests, tiny models with any head, and what stock and enabled runs of them must
-agree on."""
+"""Padded batches for tests, tiny models with any head, and comparisons of stock and enabled."""
 
 import copy
 
@@ -33,7 +32,7 @@ LIMITS = Limits(FLOAT32, FLOAT32, GRADIENT)
 
 
 def mask_of(lengths, side="right", columns=None):
-    """The attention mask of a batch padded on a side, or with holes between the tokens."""
+    """Return the attention mask of a batch padded on a side, or with holes between the tokens."""
     columns = columns or max(lengths)
     mask = torch.zeros(len(lengths), columns, dtype=torch.long)
     for row, length in zip(mask, lengths, strict=True):
@@ -47,7 +46,10 @@ def mask_of(lengths, side="right", columns=None):
 
 
 def batch(task, mask, seed=0, classes=3):
-    """A padded batch with labels for a task. What padding would predict is not labelled."""
+    """Return a padded batch with labels for a task.
+
+    Labels leave out what padding would predict.
+    """
     rows, columns = mask.shape
     ids = tiny.tokens(None, rows, columns, seed=seed).masked_fill(mask == 0, PADDING)
     found = {"input_ids": ids, "attention_mask": mask}
@@ -69,13 +71,13 @@ def batch(task, mask, seed=0, classes=3):
 
 
 def unpredicted(mask):
-    """True at padding, and at tokens that come right after padding or first in their row."""
+    """Return a mask that is True at padding and at tokens after padding or first in their row."""
     before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     return (mask == 0) | (before == 0)
 
 
 def build(model_type, task="causal LM", attn_implementation=None, **config):
-    """A tiny model of any head, in train mode and without dropout."""
+    """Return a tiny model with any head, in train mode and without dropout."""
     tiny_config = tiny.config(model_type, **config)
     tiny_config.pad_token_id = PADDING
     if task not in ("causal LM", "backbone") and hasattr(tiny_config, "is_decoder"):
@@ -92,28 +94,27 @@ def build(model_type, task="causal LM", attn_implementation=None, **config):
 
 
 def twins(model):
-    """The model and a copy of it."""
+    """Return the model and a copy of it."""
     return model, copy.deepcopy(model)
 
 
 def loss_error(found, expected):
-    """Relative difference of two losses."""
+    """Return the relative difference of two losses."""
     return abs(found.item() - expected.item()) / abs(expected.item())
 
 
 def logit_error(found, expected, mask):
-    """Largest difference at real tokens, or in whole rows, of the standard deviation of what is
-    expected."""
+    """Return the largest difference at real tokens, or in whole rows, over the deviation."""
     if found.shape[:2] == mask.shape:
         found, expected = found[mask.bool()], expected[mask.bool()]
     return ((found - expected).abs().max() / expected.std()).item()
 
 
 def model_gradient_error(found, expected):
-    """Largest difference of a parameter's gradient, relative to the gradient of all parameters of
-    its size.
+    """Return the largest difference of a parameter's gradient, relative to its largest entry.
 
-    Some gradients are zero but for rounding (that of a key's bias), and have no scale of their own.
+    Some gradients are zero but for rounding (of a key's bias): for these it is relative to a
+    hundredth of the largest entry of all gradients.
     """
     pairs = [
         (p.grad, q.grad) for p, q in zip(found.parameters(), expected.parameters(), strict=True)
@@ -125,8 +126,10 @@ def model_gradient_error(found, expected):
 
 
 def trained(model, inputs, **options):
-    """What a call gives at real tokens, or for whole rows, with the gradients of its loss, or of a
-    loss of its logits; without gradients where none are computed."""
+    """Return the results of a call at real tokens, or for whole rows, with gradients of its loss.
+
+    Without a loss it is one of the logits; there are no gradients where none are computed.
+    """
     output = model(**inputs, **options)
     logits, loss, real = output.logits, output.loss, inputs["attention_mask"].bool()
     parts = [logits[real] if logits.shape[:2] == real.shape else logits]
@@ -136,24 +139,23 @@ def trained(model, inputs, **options):
 
 
 def agree(model, stock, inputs, **options):
-    """Raise where a call of the enabled model gives anything else than the same call of stock."""
+    """Raise `AssertionError` if a call of the enabled model differs from the same call of stock."""
     check(trained(model, inputs, **options), trained(stock, inputs, **options))
 
 
 def loss_of_logits(logits, batch):
-    """The mean log-likelihood of the tokens of a batch, as trainers compute it outside of the
-    model."""
+    """Return the mean loss of a batch's tokens, as trainers compute it outside of the model."""
     labels = batch["input_ids"].masked_fill(unpredicted(batch["attention_mask"]), -100)
     return next_token_loss(logits.float(), labels)
 
 
 def tally_of(model):
-    """What became of the padded batches of an enabled model."""
+    """Return the `Tally` of an enabled model."""
     return model.__dict__["_autopack_enabled"].tally
 
 
 def put_a_fault_into_unpadding(monkeypatch, field):
-    """Have a field of every unpadded batch be off by a hundredth."""
+    """Patch a field of every unpadded batch's output to be off by a hundredth."""
     finish = Unpadded.finish
 
     def wrong(self, ended, module, output):
@@ -166,8 +168,7 @@ def put_a_fault_into_unpadding(monkeypatch, field):
 
 
 def packs_at_once(model, **options):
-    """Enable a model of which not even the first batches run as they came, to see whether padding
-    is read."""
+    """Enable a model whose first batches are unpadded too, without a look at reads of padding."""
     handle = autopack.enable(model, **options)
     handle.enabled.padding_read = None
     return handle

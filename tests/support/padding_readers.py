@@ -16,15 +16,18 @@ IS_READ = "was read at padding"
 
 
 def backbone(model_type="bert"):
+    """Return the backbone of a tiny model in train mode."""
     model = tiny.build(model_type, task="masked-lm" if model_type == "bert" else "causal-lm")
     return model.base_model.train()
 
 
 def twins(model):
+    """Return a copy of a model and the model, both without dropout."""
     return copy.deepcopy(without_dropout(model)), model
 
 
 def batch(model, lengths=(11, 6, 4), seed=0):
+    """Return a padded batch of random tokens with its attention mask."""
     ids = tiny.tokens(model.config, len(lengths), max(lengths), seed=seed)
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     return {
@@ -34,6 +37,7 @@ def batch(model, lengths=(11, 6, 4), seed=0):
 
 
 def same_gradients(model, stock):
+    """Return True if two models have the same gradients, within rounding."""
     found, wanted = (
         torch.cat([p.grad.flatten() for p in which.parameters() if p.grad is not None])
         for which in (model, stock)

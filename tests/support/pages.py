@@ -25,8 +25,7 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a page: its section, its code, the first line of that, why it is not run, and
-    what it prints."""
+    """Block of a page: section, first line, code, why it is not run, and what it prints."""
 
     page: str
     section: str
@@ -40,14 +39,13 @@ class Block:
 
 
 def pages():
-    """All pages with Python code, by their path in docs/."""
+    """Return all pages with Python code, by their path in docs/."""
     found = (str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")))
     return [page for page in found if any(blocks(page))]
 
 
 def blocks(page):
-    """Yield the Python blocks of a page, or of one section of it (`page.md#anchor` of a heading
-    `##`), in order."""
+    """Yield the Python blocks of a page, or of one section of it (`page.md#anchor`), in order."""
     page, _, wanted = page.partition("#")
     text = (DOCS / page).read_text()
     for match in _BLOCK.finditer(text):
@@ -65,8 +63,7 @@ def blocks(page):
 
 
 def lost_links(path, text):
-    """Links of a Markdown page to files that are not there, or to headings that the file does not
-    have."""
+    """Yield links of a Markdown page to files or headings that do not exist."""
     for target, anchor in _LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)):
         there = path.parent / target if target else path
         if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
@@ -74,7 +71,7 @@ def lost_links(path, text):
 
 
 def anchors(text):
-    """Return the anchors that GitHub makes of the headings of a page."""
+    """Return the anchors that GitHub makes of the headings of a page, as a set."""
     return {*sections(text, "#+")}
 
 
@@ -87,11 +84,13 @@ def sections(text, level="##"):
 
 
 def run(block, names, instead):
-    """Run a block among these names, and return what it printed; a traceback names the page and the
-    line.
+    """Run a block with these names as its globals, and return its printed text.
+
+    A traceback names the page and the line.
 
     `instead` says by which words others are replaced. A block that begins with `# name.py` becomes
-    that file in the working directory."""
+    that file in the working directory.
+    """
     code = block.code
     for words, others in instead.items():
         code = code.replace(words, others)
@@ -105,8 +104,9 @@ def run(block, names, instead):
 
 
 def same_text(found, shown, within):
-    """Whether two texts agree, but for spaces and for numbers with a point or an exponent that are
-    near each other.
+    """Return True if two texts agree, but for spaces and numbers that are near each other.
+
+    Only numbers with a point or an exponent may differ.
 
     Numbers below 1e-4 are rounding: of those, only that they are so small is compared.
     """

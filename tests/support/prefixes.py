@@ -8,7 +8,7 @@ from tests.support.padded import unpredicted
 
 
 def padded(rows, side="right", labels=False):
-    """Rows of tokens as a padded batch with its mask, and labels for every token where wanted."""
+    """Return rows of tokens as a padded batch with its mask, with labels if asked for."""
     found = padded_batch(rows, side)
     if labels:
         found["labels"] = found["input_ids"].masked_fill(unpredicted(found["attention_mask"]), -100)
@@ -16,14 +16,16 @@ def padded(rows, side="right", labels=False):
 
 
 def group(prompt=32, rests=(5, 11, 1, 8), seed=0):
-    """Completions of so many tokens of one prompt."""
+    """Return rows of one prompt, each with a completion of so many tokens of its own."""
     drawn = tiny.tokens(None, 1, prompt + sum(rests), seed=seed)[0]
     return [torch.cat([drawn[:prompt], rest]) for rest in drawn[prompt:].split(list(rests))]
 
 
 def tree(seed=0):
-    """Rows of a tree: two prompts, below each a turn that two of three rows go on from; one row
-    twice, one alone."""
+    """Return rows that form a tree of two prompts, below each a turn that two of three rows share.
+
+    One row is there twice, and one begins like no other.
+    """
     rows = []
     for number in range(2):
         drawn = tiny.tokens(None, 1, 90, seed=seed + number)[0]

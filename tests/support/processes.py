@@ -11,8 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(*arguments: object, folder: Path = ROOT, status: int | None = 0, **environment: str):
-    """Run Python with these arguments, in a folder and with more of an environment; it has to end
-    with the status."""
+    """Run Python in a process with these arguments, and return the completed process.
+
+    Its folder and more of its environment may be given. It has to end with the status, if that is
+    not None.
+    """
     command = [sys.executable, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(

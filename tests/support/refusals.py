@@ -12,8 +12,7 @@ from tests.engine import counted
 
 @contextmanager
 def refused(*codes, match=None):
-    """Want an error of autopack with one of these codes; `match` where its very words are what is
-    tested."""
+    """Require an error of autopack with one of these codes, and with words that `match`."""
     with pytest.raises(AutopackError, match=match) as caught:
         yield caught
     assert caught.value.code in codes, str(caught.value)
@@ -21,9 +20,10 @@ def refused(*codes, match=None):
 
 @contextmanager
 def refused_before_any_token(model, code):
-    """Want a call of a model to be refused before it has computed anything.
+    """Require that a model's call is refused before it has computed anything.
 
-    It is not audited, for that would compute tokens itself."""
+    It is not audited, for that would compute tokens itself.
+    """
     computed = []
     model.get_input_embeddings().register_forward_pre_hook(lambda *given: computed.append(given))
     with autopack.enable(model, verify=False), refused(code):
@@ -32,8 +32,7 @@ def refused_before_any_token(model, code):
 
 
 def refused_by_its_first_call(model, trains=False, lengths=(5, 9), **options):
-    """Want a model to be refused when it is enabled, or by its first packed call; return the
-    message."""
+    """Require that a model is refused, when enabled or called; return the message."""
     # weights on disk run on the CPU
     device = "cpu" if model.device.type == "meta" else model.device
     ids = tiny.tokens(model.config, 1, sum(lengths)).to(device)

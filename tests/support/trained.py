@@ -1,4 +1,4 @@
-"""What tests of training share: quiet trainers, what they have logged, adapters and checkpoints."""
+"""Shared code of tests of training: quiet trainers, their losses, adapters and checkpoints."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ QUIET = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm"
 
 
 def losses_of(trainer):
-    """The losses that a trainer has logged."""
+    """Return the losses that a trainer has logged."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def with_lora(model, targets=("q_proj", "v_proj"), **options):
-    """The model with low-rank adapters, whose weights are drawn at random, always the same."""
+    """Return the model with low-rank adapters, whose weights are random but always the same."""
     peft = pytest.importorskip("peft")
     options = {"r": 4, "init_lora_weights": False, **options}
     torch.manual_seed(0)
@@ -21,7 +21,10 @@ def with_lora(model, targets=("q_proj", "v_proj"), **options):
 
 
 def checkpointed(model, reentrant=False):
-    """The model in training with checkpoints, whose first layer has something to differentiate."""
+    """Return the model in training mode with checkpointing, which is switched on in place.
+
+    Its first layer gets inputs that require gradients.
+    """
     model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     return model

@@ -14,7 +14,7 @@ RATE = 0.3
 
 
 def noisy(model, rate=RATE):
-    """The model with so much dropout wherever it can have some."""
+    """Return the model with so much dropout wherever it has some, set in place."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "dropout" in name or "jitter" in name):
@@ -28,18 +28,22 @@ with_and_without_noise = pytest.mark.parametrize(
 
 
 def lengths_of(step):
+    """Return four random lengths, always the same for a step."""
     return torch.randint(1, 14, (4,), generator=torch.Generator().manual_seed(step)).tolist()
 
 
 def row(step):
-    """A packed row of random documents."""
+    """Return a packed row of random documents."""
     lengths = lengths_of(step)
     ids = token_ids(columns=sum(lengths), seed=step)
     return {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
 
 
 def segments(step):
-    """The same by segment ids, for models that take no positions, with padding behind."""
+    """Return a packed row that declares its documents by segment ids, with padding at its end.
+
+    It is for models that take no positions.
+    """
     lengths = lengths_of(step)
     ids = token_ids(columns=sum(lengths) + 3, seed=step)
     numbers = torch.tensor([*range(1, 5), 0]).repeat_interleave(torch.tensor([*lengths, 3]))[None]
@@ -51,11 +55,12 @@ def segments(step):
 
 
 def padded(step):
+    """Return a padded batch of a masked language model with documents of random lengths."""
     return batch("masked LM", mask_of(lengths_of(step)), seed=step)
 
 
 def trained(model, *batches):
-    """The outputs of some steps of training."""
+    """Train the model for a step on each batch, and return the outputs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     outputs = []
     for each in batches:
