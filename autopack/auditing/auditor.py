@@ -94,7 +94,11 @@ def audit(
         )
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    return audited(base, bounds_of(dtype_of(base)), lengths, modes, training, gradients)
+    report = audited(base, bounds_of(dtype_of(base)), lengths, modes, training, gradients)
+    if not report.results:
+        why = "; ".join(f"{name!r}: {reason}" for name, reason in report.left_out.items())
+        raise ValueError(f"modes must name one that this model has; found {why}")
+    return report
 
 
 def audited(

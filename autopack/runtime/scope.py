@@ -40,23 +40,16 @@ class Scope:
     """The facts about one forward of one enabled model that sites may read."""
 
     model: EnabledModel
-    # where its documents lie; None for a call that packs nothing
-    layout: PackedLayout | None = None
+    layout: PackedLayout | None = None  # its documents; None for a call that packs nothing
     memory: PackedLayout | None = None
-    """The layout of the encoder's states in a decoder: document i of `layout` reads document i of
-    it."""
-    # which images each document reads, where text attends to images across
-    images: SeenImages | None = None
+    """The layout of the encoder's states, in a decoder: document i of `layout` reads its i-th."""
+    images: SeenImages | None = None  # which images each document reads, across
     want_weights: bool = False  # whether attention weights are asked for
     as_batch: bool = False
     """True if documents are rows of a batch with its longest row's values (dynamic rope)."""
-    # whether the model runs as it would without autopack, whatever the call declares
-    stock: bool = False
+    stock: bool = False  # whether the model runs as it would without autopack
     refusal: str | None = None
-    """The reason why nothing in this forward may mix tokens, or None.
-
-    The text ends a sentence that begins with a class name.
-    """
+    """The reason why nothing in this forward may mix tokens, behind a class's name, or None."""
     shared: RowGroup | None = None
     """The processes that share the rows of `layout`, if each has a part of their columns."""
     prefixes: Prefixes | None = None
@@ -103,8 +96,7 @@ class Activation:
         self.scope = scope
         self.outer = outer  # what was in force before, and will be again
         self.plan = plan
-        """The entry's plan of the call (`autopack.calls.call.CallPlan`); None in a
-        recomputation."""
+        """The entry's plan of the call (a `CallPlan`); None in a recomputation."""
         # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
         self.level = level
         # levels of the entries that are being passed now, the outermost first

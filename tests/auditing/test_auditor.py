@@ -165,6 +165,7 @@ def test_frozen_models_can_be_audited():
         ({"lengths": (5,)}, r"two or more documents of at least one token; found \(5,\)"),
         ({"lengths": (5, 0)}, r"found \(5, 0\)"),
         ({"training": ()}, r"training must name False, True or both; found \(\)"),
+        ({"modes": ("router loss",)}, "one that this model has; found 'router loss': it has none"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments, message):
