@@ -17,12 +17,12 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 221_240,
-    "statements": 19_897,
-    "functions": 1_964,
-    "modules": 201,
+    "tokens": 218_235,
+    "statements": 19_845,
+    "functions": 1_940,
+    "modules": 199,
     "lines over 100 characters": 0,
-    "files over 400 lines": 13,
+    "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 2,
