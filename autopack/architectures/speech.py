@@ -80,7 +80,8 @@ def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | No
 
 
 def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the frames of each sound if GLM-ASR gets less than its whole window, else None.
+    """Return each sound's frames if GLM-ASR's features are not padded to its whole window, else
+    None.
 
     It attends to all frames: of its whole window, as its processor makes, or of the longest sound.
     """

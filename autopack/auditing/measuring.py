@@ -201,7 +201,8 @@ class Measuring:
         return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
-        """Note fields of the output that cannot be divided among documents.
+        """Note fields that cannot be divided among documents; refuse a model that always returns
+        them.
 
         Raise `UnsupportedModel` for fields that any call returns, unless the model is being proven.
         """

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Return findings on the packages, devices and backends of this process, broken or not.
+    """Return findings on packages, devices and backends here, and what fails when it is tried.
 
     Each of the `SECTIONS` maps names to texts. `problems` is a list of texts: what is broken, with
     the way out.

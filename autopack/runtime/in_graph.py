@@ -153,7 +153,7 @@ def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
 
 
 class _SentGradients:
-    """Gradients that later outputs send to an earlier one, whose graph is not held."""
+    """Gradients that later outputs send to an earlier one, which is held weakly."""
 
     def __init__(self, way: Joint, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
         self.edges = [get_gradient_edge(part) for part in parts]

@@ -173,7 +173,7 @@ def micro_batches(
 
 
 def check_most(max_tokens: Any) -> int:
-    """Return `max_tokens`. Raises `ValueError` unless it is a number of tokens."""
+    """Return `max_tokens`, or raise `ValueError` unless it is a number of tokens."""
     if type(max_tokens) is not int or max_tokens < 1:
         raise ValueError(f"max_tokens must be a number of tokens, at least 1; found {max_tokens!r}")
     return max_tokens

@@ -105,7 +105,8 @@ def _compared(
     other: torch.Tensor,
     touched: np.ndarray,
 ) -> Difference | None:
-    """Return how far a field moved in untouched documents, or None; note other moves in `gone`."""
+    """Return a field's move in untouched documents, or of an undivided number that both halves
+    move."""
 
     def between(chosen: np.ndarray) -> Difference | None:
         one, two = (sides.part(name, each, chosen) for each in (value, other))
