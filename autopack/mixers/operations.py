@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,17 +167,12 @@ class _Scan:
         return _change_first(found, lambda part: part.movedim(1, self.axis))
 
 
-def _holding(longest: int, most: int) -> int:
-    """Return the least power of two that holds the longest document, at most `most`."""
-    return min(most, 1 << (longest - 1).bit_length())
-
-
 def _near_square_root(longest: int) -> int:
-    """Return a chunk length near the square root of the longest document, if that is long.
+    """Return a chunk length near the square root of the longest document, at least 64.
 
     Work grows with the length of a chunk, and with the square of the number of chunks.
     """
-    return int(max(_holding(longest, 64), 2 ** math.ceil(math.log2(longest) / 2)))
+    return int(max(64, 2 ** math.ceil(math.log2(longest) / 2)))
 
 
 def _change_first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -232,8 +226,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _Scan((0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
     "mamba_inner_fn": _inner,
     "mamba_selective_scan": _Scan((0, 1, 3, 4), ("z",), -1, None),
-    "torch_chunk_gated_delta_rule": replace(_DELTA_RULE, chunk=partial(_holding, most=64)),
-    "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=partial(_holding, most=32)),
+    "torch_chunk_gated_delta_rule": _DELTA_RULE,
+    "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=lambda longest: 32),
 }
 """Adaptations to documents of functions that mix tokens, by the names in transformers' modeling
 files.
