@@ -218,6 +218,6 @@ class Setting:
 
 if __name__ == "__main__":
     settings: dict[str, Any] = {name: partial(Setting, name) for name in SETTINGS}
-    numbers = {"warm": 6, "steps": 6, "max_tokens": 1024, "mean": 300, "most": 2048}
+    numbers = {"warm": 6, "steps": 6, "max_tokens": 2048, "mean": 300, "most": 2048}
     sizes = {"layers": 4, "hidden": 256, "heads": 4}
     interleave.main("steps", __doc__, settings, 3, memory=False, **numbers, **sizes)

@@ -120,7 +120,7 @@ class Run(NamedTuple):
     """What a trainer logged, and the handles of its models."""
 
     logs: list[dict[str, Any]]
-    handles: dict[str, Any]
+    models: dict[str, Any]
 
     @property
     def shared(self):

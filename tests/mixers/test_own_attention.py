@@ -33,7 +33,7 @@ def test_distances_restart(model_type, options, attn_implementation):
         make()
     except tiny.CannotBuild:
         pytest.skip(f"{model_type} has no {attn_implementation}")
-    must_be_exact(make, Call(lengths=ROWS[0]).row)
+    must_be_exact(make, Call(lengths=ROWS[1]).row)  # a loss of one token alone is no number
 
 
 NO_TOKENS_MEET = {"perceiver", "mra"}

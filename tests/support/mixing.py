@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autopack.calls import rows as packed
+from autopack.calls import rows, unpadded
 
 
 def shift_boundaries(monkeypatch):
@@ -13,5 +13,6 @@ def shift_boundaries(monkeypatch):
         bounds[1] += 1
         return scope(model, replace(layout, bounds=bounds, _derived={}), **others)
 
-    scope = packed.Scope
-    monkeypatch.setattr(packed, "Scope", shifted)
+    scope = rows.Scope
+    for module in (rows, unpadded):
+        monkeypatch.setattr(module, "Scope", shifted)

@@ -82,7 +82,9 @@ def build(model_type, task="causal LM", attn_implementation=None, **config):
     tiny_config.pad_token_id = PADDING
     if task not in ("causal LM", "backbone") and hasattr(tiny_config, "is_decoder"):
         tiny_config.is_decoder = False
-    implementation = attn_implementation or ("eager" if model_type == "gemma2" else "sdpa")
+    implementation = attn_implementation or (
+        "eager" if model_type in ("gemma2", "big_bird") else "sdpa"
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         kind = getattr(transformers, HEADS[task])
