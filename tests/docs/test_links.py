@@ -20,6 +20,13 @@ def test_links_lead_somewhere(path):
     assert list(pages.lost_links(path, path.read_text())) == []
 
 
+def test_no_page_has_a_heading_twice():
+    """A link to the second of them leads to the first."""
+    for path in PATHS:
+        headings = re.findall(r"^#+ .+", path.read_text(), re.MULTILINE)
+        assert [each for each in set(headings) if headings.count(each) > 1] == [], path
+
+
 def test_pages_by_hand_are_few_and_short():
     """Beside them stand pages that commands write, and the site's list of them all."""
     written = {"index", "leaks", "measured", "neighbours", "programs", "reliability", "upstream"}
