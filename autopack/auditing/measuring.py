@@ -148,14 +148,15 @@ class Measuring:
         rare = form.asks_for_more or form.offset > 0
         alone: list[Fields] = []
         try:
-            alone = self.alone(case, call, **(case.outputs if form.asks_for_more else {}))
+            more = case.outputs if form.asks_for_more else call.options
+            alone = self.alone(case, call, **more)
             return self._against_alone(name, case, call, alone, differentiate, replaces)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
             # no mask, up to 4.57 (FNet)
             unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)
             if (
-                (not alone and (rare or form.own_documents))
+                (not alone and (rare or form.own_documents or call.options))
                 or (rare and isinstance(failure, AutopackError))
                 or (unexpected is not None and not case.takes(unexpected[1]))
             ):

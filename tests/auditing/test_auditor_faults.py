@@ -118,6 +118,16 @@ class OtherWithoutCache(LlamaForCausalLM):
         return output
 
 
+class OtherAloneWithoutCache(LlamaForCausalLM):
+    """A document alone gets other logits where no cache is to be filled, as Doge's with SDPA."""
+
+    def forward(self, *args, use_cache=None, position_ids=None, **kwargs):
+        output = super().forward(*args, use_cache=use_cache, position_ids=position_ids, **kwargs)
+        if use_cache is False and position_ids is None:
+            output["logits"] = output.logits.roll(1, dims=-1)
+        return output
+
+
 def hooked(model, hook):
     model.register_forward_hook(hook)
     return model
@@ -150,6 +160,9 @@ FOUND = {
         lambda: hooked(tiny.build("llama"), shifted_states), ("default", "every output"), "packed", "hidden_states["
     ),
     "other results of the default call": (lambda: as_class(OtherWithoutCache), PACKED, "packed", "logits are off by"),
+    "other results without a cache": (
+        lambda: as_class(OtherAloneWithoutCache), PACKED, "packed", "in mode 'use_cache=False, eval' logits are off by"
+    ),
     "nothing": (bert, PACKED, "", ""),
     "nothing, in every output": (lambda: tiny.build("llama"), (*PACKED, "every output"), "", ""),
 }  # fmt: skip
