@@ -59,6 +59,8 @@ ADDED_UP = 1e-3
 """Of the largest gradient of a parameter: sums of other terms round differently."""
 REPLACED = "when other documents were replaced"
 """The other run of a `Difference`, in words, if it is not stock's."""
+UNDIVIDED = ", which is no document's,"
+"""End of the name of a field that cannot be divided among documents."""
 _FEW = 16
 """Least number of values whose spread tells of others of their kind."""
 _VALUES = 1 << 20

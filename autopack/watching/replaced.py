@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import Difference, Fields, how_far
+from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.running import first_that_moves
 from autopack.calls.call import Call
@@ -91,10 +91,13 @@ def _worst(
             if name in second and value.dim():
                 found = _compared(sides, gone, name, value, second[name], touched)
                 moved += [] if found is None else [(found, touched, arguments)]
-    if not moved:
-        raise CannotTell("no part of its output can be divided among its documents")
-    worst, touched, arguments = max(moved, key=lambda each: each[0].excess)
-    return runs.beside_itself(worst, first, call.arguments), sides, touched, arguments
+    reason = CannotTell("no part of its output can be divided among its documents")
+    for worst, touched, arguments in sorted(moved, key=lambda each: -each[0].excess):
+        try:
+            return runs.beside_itself(worst, first, call.arguments), sides, touched, arguments
+        except CannotTell as of_one_field:
+            reason = of_one_field
+    raise reason
 
 
 def _compared(
@@ -124,7 +127,7 @@ def _compared(
     now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
     met = name in gone and bool((now & gone[name]).any())
     gone[name] = now
-    return Difference(f"{name}, which is no document's,") if met else None
+    return Difference(name + UNDIVIDED) if met else None
 
 
 def routes(model: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import Difference, Fields, how_far
+from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.left_as_found import preserved
 from autopack.auditing.running import listening, stock_again
@@ -208,13 +208,14 @@ class Runs:
         """
         if worst.excess <= 1:
             return worst
-        again, name = fields_of(self(arguments)), worst.name
+        again, name = fields_of(self(arguments)), worst.name.removesuffix(UNDIVIDED)
         moved = (
             how_far(name, before[name], again[name]).excess
             if name in before and name in again
             else 0.0
         )
-        if moved == math.inf:
+        # Whole numbers and undivided fields have no tolerance that could be widened.
+        if moved == math.inf or (moved > 1 and worst.tolerance == 0):
             raise CannotTell(f"{name} differs from run to run")
         return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
 

@@ -142,6 +142,46 @@ def test_what_cannot_be_compared_is_skipped_and_said(monkeypatch):
         assert "1 skipped: no part of its output can be divided among its documents" in repr(handle)
 
 
+class Adds(LlamaForCausalLM):
+    """Adds a field to its output; a constructor of its own leaves it without a twin."""
+
+    def __init__(self, config, field):
+        super().__init__(config)
+        self.field = field
+
+    def forward(self, input_ids, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output["added"] = self.field(input_ids)
+        return output
+
+
+DRAWN = torch.Generator()
+ADDED = {
+    "whole numbers of tokens": (
+        lambda ids: torch.randint(1000, ids.shape, generator=DRAWN),
+        lambda ids: ids.sum().expand_as(ids),
+    ),
+    "numbers of nobody": (
+        lambda ids: torch.rand(3, generator=DRAWN),
+        lambda ids: ids.sum().float().expand(3),
+    ),
+}
+"""Fields that differ from run to run, and fields of this form that mix documents."""
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_field_that_differs_from_run_to_run_is_no_leak(name):
+    """Its draws come from a generator that nobody can put back. The others are compared still."""
+    drawn, mixed = ADDED[name]
+    model = Adds(tiny.config("llama"), drawn)
+    with autopack.enable(model) as handle:
+        trained(model, *[row(0)] * 4)
+        assert handle.checked.checks == 3 and not handle.checked.skipped
+    model = Adds(tiny.config("llama"), mixed)
+    with autopack.enable(model), refused("leak-detected", match="got other added"):
+        trained(model, row(0))
+
+
 def test_threads_that_train_one_model_leave_its_dropout_on():
     """A check switches dropout off; another one that began meanwhile would take that for the
     model's own rate."""
