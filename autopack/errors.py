@@ -98,9 +98,10 @@ class Leak:
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
     batch (the decoder's batch of an encoder-decoder). `field` is the part of the output that
     differs the most, `error` its difference relative to the field's standard deviation (of a loss:
-    as it is, relative where it is above 1), `tolerance` what counts as rounding, and `step` the
-    number of the call among those that were counted. `than` says in words what it was compared
-    with, `module` in which module of the model that begins, if that is known.
+    as it is, relative where it is above 1; of a gradient: relative to the largest), `tolerance`
+    what counts as rounding, and `step` the number of the call among those that were counted. `than`
+    says in words what it was compared with, `module` in which module of the model that begins, if
+    that is known.
     """
 
     model: str
@@ -125,15 +126,15 @@ class Leak:
 
 
 class LeakDetected(AutopackError):
-    """Error for a training call with a document that got other results than alone; see `report`."""
+    """Error for a call with a document that got other results than alone; see `report`."""
 
     code = "leak-detected"
 
     def __init__(self, report: Leak):
         super().__init__(
             f"{report} What was trained on since the last check that found nothing may have "
-            "leaked. autopack.audit(model) shows which calls leak; until that is mended, train on "
-            "padded batches after autopack.disable(model)."
+            "leaked. Train on padded batches after autopack.disable(model); autopack.audit(model) "
+            "shows which forms of calls leak, unless that takes the size or values of this call."
         )
         self.report = report
 

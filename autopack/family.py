@@ -79,11 +79,10 @@ class Family:
     that attend within each token, over parts of it alone, or within media: they and their parts
     stay unchanged.
 
-    `attends` is True if any of its types has attention through transformers' interface. `positions`
-    is True if its models with attention take position_ids; otherwise the mixers contain the modules
-    that count columns. `numbering` maps model types to their rule for positions, if that is not by
-    columns from 0. `dense_types` score every pair of tokens of a row in code of their own: a row
-    costs the square of its length.
+    `positions` is True if its models with attention take position_ids; otherwise the mixers contain
+    the modules that count columns. `numbering` maps model types to their rule for positions, if
+    that is not by columns from 0. `dense_types` score every pair of tokens of a row in code of
+    their own: a row costs the square of its length.
 
     `media_types` map a kind of media ("image", "video", "sound", "protein") to the model types
     whose documents may have it, beside images and sounds whose form `tiny` knows; with other media,
@@ -115,7 +114,6 @@ class Family:
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     mixers: Mapping[str, Way] = field(default_factory=dict)
     within_token: frozenset[str] = frozenset()
-    attends: bool = True
     positions: bool = True
     numbering: Mapping[str, Numbering] = field(default_factory=dict)
     dense_types: frozenset[str] = frozenset()

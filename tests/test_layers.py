@@ -22,9 +22,7 @@ integrations attention
 mixers
 architectures
 registry
-trust
 calls
-trust
 packing tiny
 auditing
 proving

@@ -184,7 +184,6 @@ FSMT = Family(
     name="fsmt",
     model_types=named("fsmt"),
     how="each half as a whole, documents of like lengths as a batch",
-    attends=False,
     positions=False,
     mixers={"FSMTEncoder": OneByOne(_TOKENS_FIRST), "FSMTDecoder": _FsmtDecoder(_TOKENS_FIRST)},
 )

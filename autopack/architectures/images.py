@@ -51,7 +51,6 @@ BLIP = Family(
     name="blip",
     model_types=_BLIP,
     how="the model's own attention, documents alone, and across to the image of each",
-    attends=False,
     mixers={"BlipTextSelfAttention": ALONE},
     image_of_each=_BLIP,
     tiny=Tiny(needs_images=_BLIP, images={"square beside text": _BLIP}),
@@ -155,7 +154,6 @@ GIT = Family(
         "the model's own attention, documents alone; with images the whole model, each document "
         "after its own"
     ),
-    attends=False,
     mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
     refused_without_images={
         "labels": "its loss leaves out as many tokens at the start of a row as an image has",

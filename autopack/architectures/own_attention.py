@@ -21,7 +21,6 @@ ALIBI = Family(
     model_types=named("bloom mpt"),
     how="the model's own attention, documents alone; biases restart",
     positions=False,
-    attends=False,
     mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
 )
 
@@ -45,7 +44,6 @@ ROFORMER = Family(
     model_types=named("roformer"),
     how="the model's encoder, documents alone",
     positions=False,
-    attends=False,
     mixers={"RoFormerEncoder": Alone(by_columns=True)},
 )
 
@@ -80,7 +78,6 @@ TAPAS = Family(
         "the model's own attention, documents alone; positions restart in every cell of a "
         "document's table"
     ),
-    attends=False,
     mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
 )
 
@@ -216,7 +213,6 @@ OWN_ATTENTION = Family(
     name="own_attention",
     model_types=named(_TYPES),
     how="the model's own attention, documents alone",
-    attends=False,
     mixers={
         **dict.fromkeys(_ATTENTION.split(), ALONE),
         "ConvBertSelfAttention": _READING_PADDING,

@@ -43,7 +43,6 @@ RWKV = Family(
     name="rwkv",
     model_types=named("rwkv"),
     how="time and channel mixing on documents as rows",
-    attends=False,
     mixers={"RwkvFeedForward": ROWS, "RwkvSelfAttention": ROWS},
 )
 
@@ -52,7 +51,6 @@ XLSTM = Family(
     name="xlstm",
     model_types=named("xlstm"),
     how="memory cell on documents as rows",
-    attends=False,
     mixers={"xLSTMLayer": ROWS},
 )
 

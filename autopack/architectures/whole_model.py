@@ -110,7 +110,6 @@ WHOLE_MODEL = Family(
     name="one_by_one",
     model_types=named(_TYPES),
     how="the whole model, documents of one length as a batch",
-    attends=False,
     refusal=_refusal,
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},

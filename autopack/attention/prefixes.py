@@ -80,21 +80,18 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
     places = prefixes.row.back.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in call.states)
     options = {
-        name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()
+        name: _expanded(call, name, option, prefixes) for name, option in call.options.items()
     }
     call = replace(call, query=query, key=key, value=value, options=options)
     return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))
 
 
-def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
+def _expanded(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
     """Return an option with its axis of S tokens, if any, expanded to the documents' tokens."""
-    if (
-        not isinstance(option, torch.Tensor)
-        or option.dim() < 2
-        or prefixes.tokens not in option.shape[1:]
-    ):
+    shape = option.shape if isinstance(option, torch.Tensor) else ()
+    axes = [axis for axis, size in enumerate(shape) if axis and size == prefixes.tokens]
+    if not axes:
         return option
-    axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]
     if len(axes) > 1 or (axes[0] == 1 and option.shape[1] == call.query.shape[1]):
         raise UnsupportedModel(
             f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its "

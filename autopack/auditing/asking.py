@@ -300,7 +300,7 @@ def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch
 def find_labels(
     model: PreTrainedModel, case: Case, alone: list[Fields], ignore_boundaries: bool
 ) -> tuple[Labels | None, str | None]:
-    """Return labels that stock's loss takes for documents alone and None, or None and the reason.
+    """Return (labels that stock's loss takes for documents alone, None), or (None, the reason).
 
     The reason is None for a model without a loss. `alone` holds the documents' results alone.
     `ignore_boundaries` says that the caller masks the first labels of packed documents, as

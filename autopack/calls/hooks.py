@@ -87,7 +87,7 @@ class EntryHook(ForwardGuard):
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
         model = entry.link.follow(module)
-        # Its tokens first, so that graphs of other calls do not depend on what is in force.
+        # The arguments before `ambient`: Dynamo would make every graph depend on that.
         if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs):
             # Such a step of generation may have to be one graph, in no scope or in one in which
             # nothing is done.
@@ -158,7 +158,7 @@ def _enter(
     outer = scopes.of_model(model)
     # a call, or one inside a forward that begins anew
     if outer is None or outer.level >= hook.entry.level:
-        # which may put another entry here
+        # It may replace `hook.entry`, which is read again below.
         _follow_changes(hook.entry, model, (*args, *kwargs.values()))
         return _open(_planned(call_at(hook.entry, module, args, kwargs)))
     if outer.plan is not None and outer.plan.defers:

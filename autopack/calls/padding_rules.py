@@ -41,7 +41,10 @@ PASSED_ON |= {"output_router_logits", "ignore_index"}
 UNREAD = {"margin"}
 """Arguments that trainers pass and models do not read: a margin per pair (TRL's rewards)."""
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
-"""Names of fields with attention's reach; a chunked feed-forward layer sees each token alone."""
+"""Names of fields with attention's reach; a chunked feed-forward layer sees each token alone.
+
+Types that attend by blocks run documents alone, and keep their padding for that.
+"""
 _SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", ".*"))
 """Modules and functions that call a model and drop the cache."""
 

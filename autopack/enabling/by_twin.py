@@ -152,7 +152,7 @@ def _audit_twin(
 ) -> _Answer:
     """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
     twin = twin_of(model, dtype, device)
-    outside = parts_outside(twin, model)
+    outside = parts_outside(twin)
     if device == "cpu":
         _do_without_kernels(twin.model)
     try:
@@ -308,7 +308,7 @@ def _suits_twin(name: str, value: Any, module: nn.Module) -> bool:
     return is_third_party and not passes_on(module, name, value)
 
 
-def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
+def parts_outside(twin: Twin) -> list[str]:
     """Return the class names of a model's modules that its twin lacks.
 
     Raises `NoTwin` if one of them is a model.

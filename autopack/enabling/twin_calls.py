@@ -328,7 +328,7 @@ def _answer(
 
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
             twin = twin_of(model, dtype, device)
-            parts_outside(twin, model)
+            parts_outside(twin)
             if kind == "parts":
                 _refuse_layers(twin)
             return twin.model.eval()

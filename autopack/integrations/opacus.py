@@ -22,9 +22,9 @@ def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     hooks = [hook for module in modules for hook in module._forward_hooks.values()]
     owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]
-    ours = [each for each in owners if type(each).__module__.startswith("opacus.")]
+    theirs = [each for each in owners if type(each).__module__.startswith("opacus.")]
     counting = {
-        id(each): each for each in ours if getattr(each, "hooks_enabled", False) is True
+        id(each): each for each in theirs if getattr(each, "hooks_enabled", False) is True
     }.values()
     for owner in counting:
         owner.hooks_enabled = False

@@ -24,10 +24,10 @@ class Of(Enum):
     """Not known."""
 
 
-def changes(values: np.ndarray, step: int = 0) -> np.ndarray:
-    """Return True in column 0 and where a value is not the last plus `step`: (rows, columns)."""
+def changes(values: np.ndarray) -> np.ndarray:
+    """Return True in column 0 and where a value is not the last one: (rows, columns)."""
     starts = np.ones(values.shape, dtype=bool)
-    starts[:, 1:] = np.diff(values, axis=1) != step
+    starts[:, 1:] = np.diff(values, axis=1) != 0
     return starts
 
 

@@ -56,6 +56,15 @@ class AtOperations(Way):
     fused: str | None = None
     before: Way = field(default_factory=Rows)
 
+    def __post_init__(self) -> None:
+        named = filter(None, (*self.operations, self.fused))
+        unknown = set(named) - operations.OPERATIONS.keys()
+        if unknown:
+            raise ValueError(
+                f"AtOperations takes names of {', '.join(operations.OPERATIONS)}; found "
+                f"{', '.join(sorted(unknown))}. Serve other modules by ROWS."
+            )
+
     def run(self, call: MixerCall) -> Any:
         call.check()
         with operations.keeping_documents_apart(call.layout) as arrived:

@@ -144,10 +144,9 @@ def _calling_frame() -> FrameType | None:
 class Ambient(threading.local):
     """The innermost activation of each thread."""
 
-    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every
-    # thread, so that no graph depends on whether it has been. for Dynamo of torch 2.4, which takes
-    # what it reads of another kind of thread-local for a class
-    __slots__ = ()
+    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. It is set for
+    # every thread, so that no graph depends on whether it has been.
+    __slots__ = ()  # without them Dynamo of torch 2.4 takes what it reads here for a class
 
     def __init__(self) -> None:
         self.activation: Activation | None = None

@@ -278,14 +278,14 @@ class Checked:
     def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
         """Return True if a call is larger than the checked calls, or of another kind.
 
-        It does if a size is twice as large; of code that is checked `closely`, if it is larger.
+        It does if a size passes a power of two; of code that is checked `closely`, if it is larger.
         """
         known = self.sizes
         if not closely:
             sizes, known = tuple(map(int.bit_length, sizes)), tuple(map(int.bit_length, known))
         return any(map(gt, sizes, known)) or not kinds <= self.kinds
 
-    def is_due(self, trains: bool) -> bool:
+    def count_and_ask(self, trains: bool) -> bool:
         """Count a call; return True if it is to be checked, whatever its sizes and kinds."""
         self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
         if self.every and trains and self.trained % self.every == 0:

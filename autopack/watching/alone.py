@@ -141,7 +141,9 @@ def _difference(
     errors = error_by_token(one, other)
     error = float(errors.max())
     # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
-    error *= other.is_floating_point() or float(errors.mean()) > OTHER_CHOICES or len(errors) == 1
+    few = float(errors.mean()) <= OTHER_CHOICES and len(errors) > 1
+    if few and not other.is_floating_point():
+        error = 0.0
     if error > tolerance and routes(call.module) and float(errors.median()) <= OTHER_EXPERTS:
         raise CannotTell("rounding may have chosen other experts for some tokens")
     return Difference(name, error, tolerance, number, than)

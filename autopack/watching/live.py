@@ -70,7 +70,7 @@ class Live:
         closely = call.model.is_checked_closely
         shape = shape_of(call, closely)
         beyond = self.checked.goes_beyond(*shape, closely)
-        due = self.checked.is_due(TRAINS in shape[1])
+        due = self.checked.count_and_ask(TRAINS in shape[1])
         if self.checked.kinds and not (due or beyond):  # other threads wait for the first check
             return
         leak = self._found(call, closely, beyond, TRAINS in shape[1] - self.checked.kinds)
@@ -115,7 +115,7 @@ class Live:
         if call.model.groups and call.part is None:  # stock knows no parts of rows
             ways.append(partial(difference_to_stock, call, packs=packs, together=True))
         leak, reasons = self._tried(call, ways, CannotTell)
-        if packs and reasons[0]:  # what replacement alone can tell of stock says nothing of
+        if packs and reasons[0]:  # that stock cannot be compared is not counted
             self._skip(call, reasons[0], call.model.is_checked_closely)
         if leak is not None:
             checked.leaks += 1

@@ -66,7 +66,6 @@ def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
         model_types=frozenset({"toy"}),
         how="rows",
         mixers={"ToyMixer": ROWS},
-        attends=False,
     )
     monkeypatch.setattr(registry, "_registered", [own])
     assert printed(capsys)[1].startswith("mine: rows\n  toy\n")
@@ -76,7 +75,6 @@ def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
 @pytest.mark.parametrize("family", registry.families(), ids=lambda family: family.name)
 def test_a_family_serves_what_it_does_not_refuse(family):
     assert not family.model_types & family.refused_types.keys()
-    assert family.attends or family.mixers or not family.model_types
     served = family.model_types | {"vision-encoder-decoder"}  # as its decoder is
     assert all(types <= served for types in (family.dense_types, *family.media_types.values()))
     assert family.tiny.not_alone <= family.refused_types.keys()

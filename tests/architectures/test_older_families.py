@@ -23,9 +23,7 @@ from tests.inspection.test_older_code import ROWS, Rotating, build
 def of_attention():
     """A family that knows the attention by its newest form, which cuts no table of rotations
     (Falcon)."""
-    family = Family(
-        "falcons", frozenset({"old"}), "alone", mixers={"OldAttention": Alone()}, attends=False
-    )
+    family = Family("falcons", frozenset({"old"}), "alone", mixers={"OldAttention": Alone()})
     registry.register(family)
     yield family
     registry._registered.remove(family)

@@ -55,7 +55,6 @@ FAMILY = Family(
     name="fading",
     model_types=frozenset({"fading"}),
     how="recurrence on documents as rows",
-    attends=False,
     mixers={"FadingMixer": ROWS},
     tiny=Tiny(configs={"fading": {"fading": 0.5}}),
 )
