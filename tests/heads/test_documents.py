@@ -229,17 +229,6 @@ def test_it_is_the_same_whatever_becomes_of_padded_batches():
     assert "no padded batch yet" in str(handle.tally)
 
 
-def test_only_real_tokens_reach_the_layers():
-    model, shapes = with_head("llama"), []
-    model.model.layers[0].mlp.register_forward_pre_hook(
-        lambda module, args: shapes.append(args[0].shape[:2])
-    )
-    with autopack.enable(model, verify=False):
-        packed(model)
-        model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
-    assert shapes == [(1, 33), (4, 6)]
-
-
 @pytest.mark.parametrize("task", ["masked LM", "token classification"])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert"])
 def test_a_head_by_tokens_computes_no_padding(model_type, task):

@@ -225,22 +225,6 @@ def test_poolers_that_are_modules_run_without_padding(kind):
         assert len(model(input_ids=packed()["input_ids"]).pooler_output) == 1
 
 
-def test_a_tower_inside_a_model():
-    config = tiny.config("clip")
-    stock = transformers.CLIPModel(config).double().eval()
-    randomize(stock, 0)
-    model, batch = copy.deepcopy(stock), padded()
-    size = config.vision_config.image_size
-    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).double()
-    with autopack.enable(model, verify=False):
-        for _ in range(2):
-            found, expected = (
-                model(**batch, pixel_values=images),
-                stock(**batch, pixel_values=images),
-            )
-            assert error(found.logits_per_text, expected.logits_per_text) <= FLOAT64
-
-
 class Summing(transformers.BertPreTrainedModel):
     """Somebody's forward that makes more than vectors of a row."""
 

@@ -251,13 +251,6 @@ def _checked(wrap):
     return run_case
 
 
-def _packed_beside_padded(rank):
-    """One rank's batch is packed, the other's is an ordinary padded one."""
-    model, _, texts = _prepared(_ddp, "after")
-    batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
-    return _error_of_gradients(model, texts, [batch])
-
-
 def padded(texts):
     return with_labels(padded_batch([text[0] for text in texts]))
 
@@ -301,9 +294,6 @@ EXACT = {
     for order in ORDERS
     for label, reentrant in CHECKPOINTING.items()
     if reentrant is None or name in ("DDP", "fully_shard")
-}
-EXACT |= {
-    "packed beside padded": _packed_beside_padded,
 }
 EXACT |= {
     f"watched, {name}, {label}": _watched(wrap, order, noise, plain)

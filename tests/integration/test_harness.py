@@ -125,11 +125,11 @@ def test_what_it_pads_with_is_given_back(harness):
     assert inspect.getsource(huggingface.pad_and_concat) == before
 
 
-def choices(least, most, before=""):
+def choices(least, most):
     """Eight questions after the same text, with four choices of so many words each."""
     draw, found = random.Random(0), []
     for number in range(8):
-        question = before + words(draw, WORDS, 32, 48)
+        question = words(draw, WORDS, 32, 48)
         answered = [f" {words(draw, WORDS, least, most)}" for _ in range(4)]
         found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
     return found
@@ -155,13 +155,3 @@ def test_what_choices_of_a_question_begin_with_is_computed_once(
     several batches."""
     ran = counted(harness(model_type, max_length=128), choices(*lengths))
     assert ran.shared > least * ran.tokens
-
-
-def test_examples_before_every_question(harness):
-    """lm-eval runs a question once for all choices of one token; what stands before all of them is
-    shared."""
-    ran = counted(
-        harness(max_length=128), choices(1, 1, words(random.Random(1), WORDS, 60, 60) + " ")
-    )
-    assert ran.documents == 8
-    assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind

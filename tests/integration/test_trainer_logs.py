@@ -187,25 +187,6 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
     assert plain != logs[1]
 
 
-def test_several_evaluation_sets_are_apart(enabled, reporter):
-    subject = enabled(eval_strategy="steps", eval_steps=4)
-    short, long = (
-        [{"input_ids": [5] * n} for n in (2, 4)],
-        [{"input_ids": [5] * n} for n in (10, 20, 30)],
-    )
-    subject.eval_dataset = {"short": short, "long": long}
-    subject.train()
-    found = {
-        prefix: [ours(logs, prefix) for logs in reporter.logs]
-        for prefix in ("eval_short_", "eval_long_")
-    }
-    shares = {
-        prefix: [each["padding_skipped"] for each in every if each]
-        for prefix, every in found.items()
-    }
-    assert shares == {"eval_short_": [0.25], "eval_long_": [round(30 / 90, 4)]}
-
-
 def test_evaluations_and_predictions_without_training(enabled, reporter):
     """One on the training set is no end of training, and predictions are not counted into the next
     one."""

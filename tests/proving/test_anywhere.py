@@ -34,17 +34,6 @@ def _on_disk(model, folder):
     return accelerate.disk_offload(model, str(folder), execution_device=torch.device("cpu"))
 
 
-def _dispatched(model, folder):
-    accelerate = pytest.importorskip("accelerate")
-    where = dict.fromkeys(
-        ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu"
-    )
-    where |= {f"model.layers.{number}": "disk" if number > 1 else "cpu" for number in range(4)}
-    return accelerate.dispatch_model(
-        model, where, main_device="cpu", offload_dir=str(folder), force_hooks=True
-    )
-
-
 def _compiled(model, folder):
     return torch.compile(model, backend="eager")
 
@@ -58,7 +47,6 @@ PLACES = {
     "the CPU": lambda model, folder: model,
     "cpu_offload": _offloaded,
     "disk_offload": _on_disk,
-    "dispatch_model": _dispatched,
     "torch.compile": _compiled,
     "compile": _compiled_in_place,
 }

@@ -162,6 +162,7 @@ def test_audits_and_checks_of_training_calls_are_not_counted():
         model(**padded())
         assert handle.checked.checks == 1
         autopack.audit(model)
+        assert handle.checked.checks == 1
         assert (handle.tally.training, handle.tally.evaluation) == (RAN, Volume())
 
 

@@ -95,15 +95,6 @@ def test_a_copy_is_watched_by_itself(duplicate):
     autopack.disable(twin)
 
 
-def test_an_audit_is_not_training():
-    model = build("llama").train()
-    with autopack.enable(model, check_every=1) as handle:
-        assert autopack.audit(model).exact
-        assert handle.checked.checks == 0
-        trained(model, row(0))
-        assert handle.checked.checks == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_under_autocast_rounding_is_that_of_autocast(dtype, monkeypatch):
     model = noisy(build("llama"))
