@@ -9,7 +9,6 @@ import torch
 
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, Result, counted, ids, numbered
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
-from tests.unfamiliar.parts import shifted
 from tests.unfamiliar.properties import Property, table
 
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
@@ -32,12 +31,11 @@ def _adds(**added):
     return hook
 
 
-def hook_on(model, hook, inner, kind="pre"):
+def hook_on(model, hook, inner):
     """Add a hook of the user's to the model, or to its backbone."""
     # OPT's head calls the decoder of its base model, and never that model.
     module = getattr(model.base_model, "decoder", model.base_model) if inner else model
-    register = module.register_forward_pre_hook if kind == "pre" else module.register_forward_hook
-    register(hook, with_kwargs=True)
+    module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 adds_positions = _adds(position_ids=counted())
@@ -76,17 +74,6 @@ class FewerLabels(Call):
 
     def labelled(self, tokens):
         return {"labels": tokens.where(tokens % 3 != 0, IGNORED)}
-
-
-def previous(module, args, kwargs, output):
-    """A forward hook that adds to each token what the one before it got."""
-    output["last_hidden_state"] = shifted(output.last_hidden_state)
-    return output
-
-
-def scaled(module, args, kwargs, output):
-    output["last_hidden_state"] = output.last_hidden_state * 1.5
-    return output
 
 
 def masks_the_inside(self, input_ids=None, attention_mask=None, **kwargs):
@@ -141,9 +128,6 @@ def anywhere(types, hook, each):
 
 MORE = [*ATTENDING, "bloom", "mamba"]
 POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_no_cache]), HOOKED)
-AFTERWARDS = alternating(
-    crossed([*MORE, "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"]
-)
 
 
 @table([
@@ -160,8 +144,6 @@ AFTERWARDS = alternating(
              WITHOUT_LABELS.batch),
     Property("a pre-hook that changes labels", on_the_whole([*MORE, "falcon"], changes_labels), hook_on,
              FewerLabels().both, usual=2),
-    Property("a forward hook that changes what the backbone gives",
-             [(t, hook, True, "post", when) for t, hook, when in AFTERWARDS], hook_on, usual=1),
     Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),
 ])  # fmt: skip
 def test_what_is_done_inside(subject, case):

@@ -1,7 +1,6 @@
 """Parts of a model that the user replaces, before or after it is enabled: exact or refused, never
 silently wrong."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -26,7 +25,6 @@ from tests.unfamiliar.parts import (
     MIXING,
     PLACES,
     averaged,
-    changed,
     get,
     mixer_name,
     place,
@@ -94,54 +92,8 @@ def own_attention(model, every=True):
         setattr(layer, mixer_name(layer), OwnAttention(model.config.hidden_size))
 
 
-def set_forward(model, make):
-    for layer in layers_of(model)[:1]:
-        mixer = getattr(layer, mixer_name(layer))
-        mixer.forward = make(mixer)
-
-
-def forward_passes_on(mixer):
-    return lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
-
-
-def forward_skips(mixer):
-    """An ablation of the user's: a mixer that does nothing."""
-
-    def forward(hidden_states, *args, **kwargs):
-        return changed(
-            lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs)
-        )
-
-    return forward
-
-
-def forward_attends(mixer):
-    """Attention without the interface: documents are seen by nothing."""
-
-    def forward(hidden_states, *args, **kwargs):
-        found = nn.functional.scaled_dot_product_attention(
-            hidden_states, hidden_states, hidden_states, is_causal=True
-        )
-        return changed(lambda _: found, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
-
-    return forward
-
-
-FORWARDS = (forward_passes_on, forward_skips, forward_attends)
-
-
 def equal_layer(model):
     layers_of(model)[0] = layers_of(build(model.config.model_type))[0]
-
-
-def equal_layers(model):
-    """Every layer, in a list of its own."""
-    others, layers = layers_of(build(model.config.model_type)), layers_of(model)
-    for holder in model.modules():
-        for name, child in holder.named_children():
-            if child is layers:
-                setattr(holder, name, others)
-                return
 
 
 def equal_backbone(model):
@@ -160,11 +112,6 @@ def shared_layers(model):
     layers[1] = layers[0]
 
 
-def copied_layers(model):
-    layers = layers_of(model)
-    layers[1] = copy.deepcopy(layers[0])
-
-
 def turned_layers(model):
     layers = layers_of(model)
     layers[0], layers[1] = layers[1], layers[0]
@@ -172,10 +119,8 @@ def turned_layers(model):
 
 REARRANGED = (
     equal_layer,
-    equal_layers,
     equal_backbone,
     shared_layers,
-    copied_layers,
     turned_layers,
     fewer_layers,
 )
@@ -256,8 +201,6 @@ def rearrange(model, change):
     Property("parts in a sequence", crossed(IN_SEQUENCE, WHEN, 1), into_sequence, usual=1),
     Property("attention of one's own", [(*pair, w) for pair in crossed(ATTENDING, [True, False], 1) for w in WHEN],
              own_attention, usual=1),
-    Property("a forward on the instance of a mixer", turned(alternating(crossed(FORWARDS, DECODERS, 6), WHEN)),
-             set_forward, usual=1),
     Property("code that mixes tokens, in any way and anywhere", [(t, *pair, when) for *pair, t, when in ANYWHERE],
              put_at, usual=2),
     Property("layers that are rearranged", [
