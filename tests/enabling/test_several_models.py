@@ -26,9 +26,6 @@ def test_one_handle_removes_them_all(kind):
         "LlamaForCausalLM (llama)\n"
     )
     assert repr(handle).startswith(said)
-    assert [
-        handle._repr_html_().count(name) for name in ("LlamaForCausalLM", "GPT2LMHeadModel")
-    ] == [1, 1]
     handle.remove()
     assert not any(map(autopack.is_enabled, models))
 
