@@ -7,17 +7,14 @@ import pytest
 
 from autopack import tiny
 from autopack.registry import first_position
-from tests.engine import Call, ids, must_be_exact, numbered
+from tests.engine import Call, must_be_exact
 
 LENGTHS, MOST = (12, 5, 9, 7), 16
 """33 tokens, for models of 16 positions."""
-IDS, NUMBER = ids(lengths=LENGTHS), numbered(LENGTHS)
 TYPES = [
     "albert", "bert", "big_bird", "camembert", "convbert", "electra", "ernie", "fnet", "ibert", "megatron-bert",
     "mpnet", "nystromformer", "rembert", "roberta", "roformer", "xlm-roberta", "yoso",
 ]  # fmt: skip
-IN_FLOAT32 = 1e-5
-"""Some compute the discrete Fourier transform, or norms, in float32 whatever the model's dtype."""
 
 
 def build(model_type, task="masked-lm"):

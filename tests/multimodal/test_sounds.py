@@ -6,7 +6,6 @@ several lengths, of which one ends and the next begins with a sound, one has non
 """
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,7 +38,6 @@ ALIKE = {
 }
 CHUNKED = ("qwen3_omni_moe_thinker",)
 """Types whose chunks have 100 frames."""
-RESULTS = Path(__file__).parents[2] / "compat" / "results"
 TASK_OF = {
     name: task
     for tasks in (TASKS, ALIKE)

@@ -64,13 +64,6 @@ def between_rows(logits, labels, vocab_size=None, **kwargs):
     return -nn.functional.logsigmoid(0.1 * (score[0] - score[1:])).mean()
 
 
-def of_the_last_token(logits, labels, vocab_size=None, **kwargs):
-    """Only the last labelled token of every row counts."""
-    each = _each(logits[:, :-1], labels[:, 1:])
-    last = ((labels[:, 1:] != IGNORED) * torch.arange(1, labels.shape[1])).argmax(1)
-    return each.gather(1, last[:, None]).mean()
-
-
 LOSSES = {
     "per sequence": (per_sequence, ("documents", "mean")),
     "summed": (summed, ("sum",)),
@@ -81,7 +74,6 @@ LOSSES = {
     "two ahead": (two_ahead, ("sum",)),
     "with a penalty": (with_a_penalty, ()),
     "between rows": (between_rows, ()),
-    "of the last token": (of_the_last_token, ("documents",)),
 }
 """Each with the ways in which losses of documents alone may be put together for a packed row."""
 OF_DOCUMENTS = [name for name, (_, reductions) in LOSSES.items() if reductions]
