@@ -1,7 +1,6 @@
 """Which batches have what their rows begin with computed once, and that it holds however the model
 is run."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -200,14 +199,6 @@ class TestHowever:
             # bfloat16 keeps 8 bits
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1
             assert _shared(handle) > 40
-
-    def test_copies(self, pair):
-        stock, model = pair
-        with autopack.enable(model), torch.no_grad():
-            copied = copy.deepcopy(model)
-            agree(copied, stock, padded(tree()), use_cache=False)
-            assert copied.__dict__["_autopack_enabled"].tally.evaluation.shared > 40
-            autopack.disable(copied)
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
         """TRL does so in every step: the model is not looked at anew, and nothing is asked

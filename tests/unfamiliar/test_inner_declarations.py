@@ -88,17 +88,6 @@ def masks_the_inside(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-def forgets_the_mask(self, input_ids=None, attention_mask=None, **kwargs):
-    """A second pass over all columns, those of padding too: what it gives to real tokens is
-    causal."""
-    states = self.base_model(input_ids=input_ids).last_hidden_state
-    output = super(type(self), self).forward(
-        input_ids=input_ids, attention_mask=attention_mask, **kwargs
-    )
-    output.logits = output.logits + self.get_output_embeddings()(states)
-    return output
-
-
 def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     """A pooling head: the mean over the real tokens of each row is added to each of them."""
     output = super(type(self), self).forward(
@@ -110,7 +99,7 @@ def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-INSIDE = (masks_the_inside, forgets_the_mask, pools_inside)
+INSIDE = (masks_the_inside, pools_inside)
 
 
 def does_more(model, forward):

@@ -12,7 +12,6 @@ from tests.conftest import spans
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, errors, verdict
 from tests.subjects import DECODERS, build, crossed, subclass, turned
 from tests.unfamiliar.properties import Property, table
-from tests.unfamiliar.test_subclasses import passes_all_on
 
 CALL = Call()
 
@@ -152,25 +151,17 @@ class ShiftedLabels(Call):
         return super().run(model, arguments)
 
 
-def thin_or_not(model, thin):
-    if thin:
-        subclass(model, passes_all_on)
-
-
 PADDED = [(t, name, when) for name, t in crossed(list(LOSSES), DECODERS) for when in WHEN]
 SHIFTED = ["llama", "qwen2_moe", "gpt_neox", "olmo2", "phi", "starcoder2"]
 
 
 @table([
     Property("a loss of one's own, padded", PADDED, sets, CALL.batch, WHEN),
-    Property("a loss of one's own, padded on the left", [("llama", *pair) for pair in crossed(list(LOSSES), WHEN, 1)],
-             sets, ((CALL.padded_left, CALL.padded_left),), WHEN),
     Property("a subclass with labels of its own", DECODERS, lambda model: subclass(model, has_labels_of_its_own),
              Call(labels="answers").both, usual=2),
     Property("labels of any shape", turned(crossed(list(SHAPES), ["llama", "gpt2", "bloom", "mamba", "opt"], 3)),
              None, lambda _, name: Shaped(shape=name).row, WHEN, usual=2),
-    Property("labels that are shifted already", [(t, thin) for t in SHIFTED for thin in (False, True)],
-             thin_or_not, ShiftedLabels().both, WHEN, usual=2),
+    Property("labels that are shifted already", SHIFTED, None, ShiftedLabels().both, WHEN, usual=2),
 ])  # fmt: skip
 def test_a_loss(subject, case):
     subject.hold(*case)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
@@ -74,23 +73,6 @@ def as_stock_names_it(model_type):
     return Call(
         form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids"
     ).both
-
-
-def fused_loss(self, input_ids=None, labels=None, **kwargs):
-    """As Liger patches the whole class: the loss comes from hidden states, with a shift of its
-    own."""
-    output = self.base_model(input_ids=input_ids, **kwargs)
-    states = output.last_hidden_state
-    head = self.get_output_embeddings()
-    loss = None
-    if labels is not None:
-        targets = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-        loss = nn.functional.cross_entropy(head(states).flatten(0, 1), targets, ignore_index=-100)
-    return CausalLMOutputWithPast(loss=loss, logits=head(states))
-
-
-def with_fused_loss(patching, model_type):
-    patching.setattr(type(build(model_type)), "forward", fused_loss)
 
 
 def of_module(patching, model_type, name):
@@ -188,7 +170,6 @@ MODULES = [(t, name, when) for name, t in crossed(list(FUNCTIONS), ROTARY) for w
              [(t, "mixer", as_they_are, wraps, w) for t, wraps, w in SAME], patch=of_class, usual=1),
     Property("the class of the whole is wrapped", crossed(DECODERS, STALE), None, as_stock_names_it, ("before",),
              patch=of_whole),
-    Property("the class of the whole gets a fused loss", crossed(ATTENDING, STALE, 1), patch=with_fused_loss),
     Property("a function of the module is replaced", MODULES, patch=of_module,
              make=lambda model_type, name: build(model_type, attn_implementation=FUNCTIONS[name][2])),
     Property("an attention function over sdpa", alternating(crossed(ATTENDING, [careless, mine]), STALE),

@@ -112,16 +112,10 @@ def shared_layers(model):
     layers[1] = layers[0]
 
 
-def turned_layers(model):
-    layers = layers_of(model)
-    layers[0], layers[1] = layers[1], layers[0]
-
-
 REARRANGED = (
     equal_layer,
     equal_backbone,
     shared_layers,
-    turned_layers,
     fewer_layers,
 )
 UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"))

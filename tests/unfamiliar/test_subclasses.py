@@ -37,15 +37,6 @@ def takes_a_batch(self, batch):
     return super(type(self), self).forward(**batch)
 
 
-def helps(self, output):
-    return output
-
-
-def calls_a_helper(self, input_ids=None, attention_mask=None, **kwargs):
-    given = {"input_ids": input_ids, "attention_mask": attention_mask}
-    return helps(self, super(type(self), self).forward(**given, **kwargs))
-
-
 def gives_a_tuple(self, *args, **kwargs):
     return super(type(self), self).forward(*args, **kwargs).to_tuple()
 
@@ -75,7 +66,6 @@ THIN = {
     "names some": (names_some, CALL),
     "takes more": (takes_more, CALL),
     "renames all": (renames_all, Call(names=RENAMED)),
-    "calls a helper that takes the model": (calls_a_helper, CALL),
     "gives a tuple": (gives_a_tuple, CALL),
     "gives a dictionary": (gives_a_dictionary, CALL),
     "decorated": (logged(passes_all_on), CALL),
