@@ -210,19 +210,10 @@ class TestErrorsInCompiledCode:
                         max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3]))
                         <= FLOAT64
                     )
-            stop = model.lm_head.register_forward_pre_hook(_interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                _run(model, BATCHES[0])
-            stop.remove()
-            assert error(_states(model, BATCHES[1]), states) <= FLOAT64
 
 
 def _states(model, lengths):
     return model.model(input_ids=IDS, position_ids=positions(lengths)).last_hidden_state
-
-
-def _interrupt(module, args):
-    raise KeyboardInterrupt
 
 
 MORE = {name: each for name, each in PATTERNS.items() if each.chunk is None} | {

@@ -101,18 +101,6 @@ def sparse(path):
     return found, lambda: found.encode(sentences(16), batch_size=8).to_dense()
 
 
-def fewshot(path):
-    """A model of SetFit."""
-    setfit = pytest.importorskip("setfit")
-    from sklearn.linear_model import LogisticRegression
-
-    tower = Transformer(folder(path, "bert", "masked-lm", backbone=True))
-    body, texts = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu"), sentences(24)
-    head = LogisticRegression().fit(body.encode(texts), [number % 2 for number in range(24)])
-    found = setfit.SetFitModel(model_body=body, model_head=head)
-    return found, lambda: found.predict_proba(texts, batch_size=8)
-
-
 def encoder(model_type, task, pooling, cache=False):
     """An encoder, and what it makes of sentences and of their tokens.
 
@@ -156,7 +144,6 @@ DOORS = {
     "reranker by logits": reranker(cache=False),
     "reranker by logits, with a cache": reranker(cache=True),
     "sparse vectors": sparse,
-    "SetFit": fewshot,
     **{f"encoder, {', '.join(map(str, case))}": encoder(*case) for case in ENCODERS},
 }
 

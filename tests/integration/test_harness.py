@@ -41,11 +41,9 @@ def harness(tmp_path):
     return make
 
 
-def requests(kind="loglikelihood"):
+def requests():
     pairs = enumerate(zip(sentences(20), sentences(20, seed=1), strict=True))
-    if kind == "loglikelihood_rolling":
-        return [Instance(kind, {}, (f"{one} {other}",), number) for number, (one, other) in pairs]
-    return [Instance(kind, {}, (one, f" {other}"), number) for number, (one, other) in pairs]
+    return [Instance("loglikelihood", {}, (one, f" {other}"), n) for n, (one, other) in pairs]
 
 
 def scored(model, asked=None):
@@ -84,22 +82,6 @@ def test_a_model_whose_tokens_see_padding_keeps_it(harness):
     with autopack.enable(model) as handle:
         assert scored(model) == expected
         assert (handle.tally.batches, handle.tally.evaluation.fill) == (0, 1)
-
-
-def test_rolling_and_generation(harness):
-    options = {"max_gen_toks": 4, "until": ["nothing"]}
-    texts = [
-        Instance("generate_until", {}, (text, options), n) for n, text in enumerate(sentences(6))
-    ]
-    model, rolling = harness(), requests("loglikelihood_rolling")
-    expected = model.loglikelihood_rolling(rolling, disable_tqdm=True)
-    generated = model.generate_until(texts, disable_tqdm=True)
-    with autopack.enable(model) as handle:
-        assert model.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(
-            expected, rel=NEAR
-        )
-        assert handle.tally.padding > 0
-        assert model.generate_until(texts, disable_tqdm=True) == generated
 
 
 def test_a_token_of_the_text_that_looks_like_padding_is_none(harness):

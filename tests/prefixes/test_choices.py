@@ -199,24 +199,3 @@ class TestHowever:
             # bfloat16 keeps 8 bits
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1
             assert _shared(handle) > 40
-
-    def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
-        """TRL does so in every step: the model is not looked at anew, and nothing is asked
-        again."""
-        model = pair[1].train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        with packs_at_once(model) as handle:
-            _scored(model, padded(tree()))
-            asked = handle.enabled.said_by_twins
-            for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
-                turn()
-                assert handle.enabled.fingerprint.changed() is None
-                agree(model, pair[0].train(), padded(tree()), use_cache=False)
-            assert handle.enabled.said_by_twins is asked
-            assert list(asked) == [("prefixes",)]
-            model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: (
-                function(*given) * 2
-            )
-            assert handle.enabled.fingerprint.changed().startswith(
-                "a function on one of its modules"
-            )

@@ -10,7 +10,6 @@ from torch import nn
 import autopack
 from tests.engine import WHEN, Call, leaks
 from tests.subjects import (
-    ATTENDING,
     DECODERS,
     ENCODERS,
     alternating,
@@ -26,7 +25,6 @@ from tests.unfamiliar.parts import (
     PLACES,
     averaged,
     get,
-    mixer_name,
     place,
     put,
 )
@@ -68,28 +66,6 @@ def into_sequence(model):
     for where in ("norm", "head"):
         holder, name = place(model, where)
         put(holder, name, nn.Sequential(get(holder, name)))
-
-
-class OwnAttention(nn.Module):
-    """Attention that the user wrote, without a mask: a batch of documents needs none, being
-    causal."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.queries_keys_values = nn.Linear(width, 3 * width, dtype=torch.float64)
-
-    def forward(self, hidden_states, *args, **kwargs):
-        parts = (
-            self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        )
-        found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-        return found.transpose(1, 2).flatten(2), None
-
-
-def own_attention(model, every=True):
-    torch.manual_seed(0)
-    for layer in layers_of(model)[: None if every else 1]:
-        setattr(layer, mixer_name(layer), OwnAttention(model.config.hidden_size))
 
 
 def equal_layer(model):
@@ -193,8 +169,6 @@ def rearrange(model, change):
              [(t, ("layer", kind), when) for kind, t, when in alternating(crossed(MIXING, ENCODERS), WHEN)],
              wrap, Call(shifts=False).both, usual=1, make=lambda model_type, _: build(model_type, "masked-lm")),
     Property("parts in a sequence", crossed(IN_SEQUENCE, WHEN, 1), into_sequence, usual=1),
-    Property("attention of one's own", [(*pair, w) for pair in crossed(ATTENDING, [True, False], 1) for w in WHEN],
-             own_attention, usual=1),
     Property("code that mixes tokens, in any way and anywhere", [(t, *pair, when) for *pair, t, when in ANYWHERE],
              put_at, usual=2),
     Property("layers that are rearranged", [
