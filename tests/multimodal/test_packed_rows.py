@@ -127,10 +127,6 @@ EQUALLY_LONG = [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)]
 OF_PARTS = [
     *(("gemma3", options, EQUALLY_LONG) for options in ({}, EAGER)),
     *(
-        pytest.param("gemma4", options, EQUALLY_LONG, marks=pytest.mark.exhaustive)
-        for options in ({}, EAGER)
-    ),
-    *(
         ("qwen2_vl", {}, parts)
         for parts in ([(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)])
     ),

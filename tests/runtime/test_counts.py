@@ -29,14 +29,13 @@ def model():
     return tiny.build("llama").train()
 
 
-def packed(*segments):
-    """A row of two documents and, behind them, padding."""
-    return {"input_ids": token_ids(1, len(segments)), "attention_mask": torch.tensor([segments])}
-
-
 CLASSES = {"task": "sequence-classification", "pad_token_id": 0}
 PAIRS = {"task": "seq2seq"}
-ROW = packed(1, 1, 1, 2, 2, 0, 0, 0)
+ROW = {
+    "input_ids": token_ids(1, 8),
+    "attention_mask": torch.tensor([[1, 1, 1, 2, 2, 0, 0, 0]]),
+}
+"""Two documents and, behind them, padding."""
 ONES_AMONG = torch.tensor([[0, 0, 0, 1, 2, 0, 0, 0], [0, 1, 0, 0, 0, 1, 2, 3]])
 """Positions of documents of one token among others; those behind all others are padding."""
 CALLS = [

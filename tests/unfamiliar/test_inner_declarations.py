@@ -52,16 +52,6 @@ def by_other_lengths(model):
     return Result(list(states.split(LENGTHS)))
 
 
-def hides_tokens(module, args, kwargs):
-    """A pre-hook that masks the last token of every document: to autopack it is padding then."""
-    tokens = kwargs.get("input_ids")
-    if tokens is None or not isinstance(kwargs.get("attention_mask"), torch.Tensor):
-        return None
-    mask = kwargs["attention_mask"].clone()
-    mask[:, 2] = 0
-    return args, {**kwargs, "attention_mask": mask}
-
-
 def changes_labels(module, args, kwargs):
     """A pre-hook that leaves some labels out, and puts one where there was none."""
     labels = kwargs["labels"].clone()
@@ -128,9 +118,6 @@ POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_n
     # The code that runs is told of other documents than the call: theirs is the result, or none.
     Property("a pre-hook that declares other documents", anywhere(ATTENDING, declares_others, 2), hook_on,
              ((WITHOUT_LABELS.packed, by_other_lengths),), usual=1),
-    # A hole in a document; what stock makes of it is the reference.
-    Property("a pre-hook that changes the mask of a padded batch", anywhere(ATTENDING, hides_tokens, 1), hook_on,
-             WITHOUT_LABELS.batch),
     Property("a pre-hook that changes labels", on_the_whole([*MORE, "falcon"], changes_labels), hook_on,
              FewerLabels().both, usual=2),
     Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),

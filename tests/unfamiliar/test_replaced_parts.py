@@ -61,13 +61,6 @@ def test_every_place_is_found(model_type, where):
     assert (CALL.alone(model).documents[0] - CALL.alone(plain).documents[0]).abs().max() > 1e-3
 
 
-def into_sequence(model):
-    """Wrapped in containers of torch."""
-    for where in ("norm", "head"):
-        holder, name = place(model, where)
-        put(holder, name, nn.Sequential(get(holder, name)))
-
-
 def equal_layer(model):
     layers_of(model)[0] = layers_of(build(model.config.model_type))[0]
 
@@ -152,8 +145,6 @@ def test_without_a_proof_it_is_silent(way):
 
 MIXED = [(where, kind) for where in PLACES for kind in MIXING]
 UNMIXED = [(where, kind) for where in PLACES for kind in HARMLESS]
-# Mamba asks its head for the dtype of its weight.
-IN_SEQUENCE = [name for name in DECODERS if name not in ("mamba", "mamba2")]
 
 
 def rearrange(model, change):
@@ -168,7 +159,6 @@ def rearrange(model, change):
     Property("a part of an encoder that mixes tokens",
              [(t, ("layer", kind), when) for kind, t, when in alternating(crossed(MIXING, ENCODERS), WHEN)],
              wrap, Call(shifts=False).both, usual=1, make=lambda model_type, _: build(model_type, "masked-lm")),
-    Property("parts in a sequence", crossed(IN_SEQUENCE, WHEN, 1), into_sequence, usual=1),
     Property("code that mixes tokens, in any way and anywhere", [(t, *pair, when) for *pair, t, when in ANYWHERE],
              put_at, usual=2),
     Property("layers that are rearranged", [
