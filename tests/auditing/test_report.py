@@ -34,8 +34,6 @@ def _report(*results, enabled=True):
         ModeResult("default", False, error=1e-6, influence=NOTHING, loss=math.nan),
         ModeResult("default", False, error=1e-6, influence=np.array([[np.nan, np.inf], [np.inf, np.nan]])),
     ],
-    ids=["leak", "raised", "logits", "influence", "gradients", "loss", "nan gradient", "nan loss",
-         "infinite influence"],
 )  # fmt: skip
 def test_one_bad_mode_is_enough(bad):
     report = _report(EXACT, bad, UNMEASURED)

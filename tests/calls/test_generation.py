@@ -28,8 +28,6 @@ WAYS = {
     "chunks": {"prefill_chunk_size": 3},
     "lookup": {"prompt_lookup_num_tokens": 2},
 }
-if torch.cuda.is_available():
-    WAYS["offloaded cache"] = {"cache_implementation": "offloaded"}
 PADDING = {"right": [(0, 5, 8), (1, 7, 8)], "left": [(0, 0, 3), (1, 0, 1)], "none": []}
 
 

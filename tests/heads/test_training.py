@@ -1,5 +1,4 @@
-"""Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator,
-auditor."""
+"""Heads with one result per row in training: checkpointed, compiled, PEFT, collator, auditor."""
 
 import copy
 

@@ -1,5 +1,5 @@
-"""What people hold, handed to `enable` as it is: pipelines, harnesses, Lightning, SetFit. Scored as
-ever, unpadded."""
+"""What people hold, handed to `enable` as it is: pipelines, encoders, Lightning. Scored as ever,
+unpadded."""
 
 import contextlib
 import io

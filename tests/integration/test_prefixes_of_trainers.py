@@ -94,9 +94,6 @@ CASES = {
     "DPO": Case("DPO", pairs, {"model": _HALF, "ref_model": _HALF}),
     # Its reference is the model without adapters: half of the calls of one model.
     "DPO, LoRA": Case("DPO", pairs, {"model": _HALF}, lora=True),
-    "DPO, reference computed before": Case(
-        "DPO", pairs, {"model": _HALF}, {"precompute_ref_log_probs": True}
-    ),
     # Rows come in their order, and those of the KL term are the same prompts with other answers.
     "KTO": Case("KTO", answers, {"model": _HALF, "ref_model": _HALF}),
     "KTO, one answer to a prompt": Case(

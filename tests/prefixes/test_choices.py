@@ -182,7 +182,7 @@ CHANGES = {
 
 
 class TestHowever:
-    """Wrapped, compiled, copied, checkpointed, lowered, subclassed, hooked, in threads."""
+    """Checkpointed, adapted, with a loss of one's own, lowered."""
 
     @pytest.mark.parametrize(("change", "labels"), CHANGES.values(), ids=[*CHANGES])
     def test_training(self, pair, change, labels):

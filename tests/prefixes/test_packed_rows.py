@@ -30,14 +30,11 @@ class TestAgreement:
 
 class TestWhen:
     @pytest.mark.parametrize(
-        ("share", "documents", "options"),
+        ("documents", "options"),
         [
-            (False, tree(), {}),
-            (True, group(12, (30, 22, 41)), {}),
-            (True, group(16, (99, 150)), {}),
+            (group(12, (30, 22, 41)), {}),
             # Whoever compiles for one number of documents gets rows of that shape.
             (
-                True,
                 group(),
                 {
                     "max_length": 256,
@@ -47,11 +44,11 @@ class TestWhen:
                 },
             ),
         ],
-        ids=["not asked for", "too few in common", "too little in common", "rows of fixed shape"],
+        ids=["too few in common", "rows of fixed shape"],
     )
-    def test_never(self, share, documents, options):
+    def test_never(self, documents, options):
         model = build("llama").eval()
-        with autopack.enable(model, share=share) as handle, torch.no_grad():
+        with autopack.enable(model) as handle, torch.no_grad():
             model(**packed(documents, **options), use_cache=False)
             assert handle.tally.evaluation.shared == 0
 

@@ -206,11 +206,6 @@ class TestHostBatch:
         assert type(batch) is HostBatch
         assert "position_ids" in recall(batch.to("meta"))
 
-    def test_on_the_cpu_nothing_is_copied(self):
-        batch = positions_of_four()
-        assert batch.to("cpu")["position_ids"] is batch["position_ids"]
-        assert recall(batch) == {}
-
 
 def test_a_declaration_that_is_remembered_is_held_to_the_same_rules():
     model = tiny.build("llama")
