@@ -1,5 +1,4 @@
-"""What a head makes of the tokens of a document: poolers, summaries, means, and heads of one's
-own."""
+"""What a head makes of the tokens of a document: poolers, summaries and means."""
 
 import copy
 

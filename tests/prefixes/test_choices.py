@@ -1,5 +1,4 @@
-"""Which batches have what their rows begin with computed once, and that it holds however the model
-is run."""
+"""Which batches have what their rows begin with computed once, however the model is run."""
 
 from functools import partial
 

@@ -1,5 +1,4 @@
-"""Losses of the user's: functions set on a model, labels of other shapes, criteria outside of the
-model."""
+"""Losses of the user's: functions set on a model, labels of other shapes."""
 
 from dataclasses import dataclass
 from functools import partial
