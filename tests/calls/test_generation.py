@@ -51,7 +51,7 @@ def _generated(model, prompts, **options):
         return model.generate(
             **prompts, max_new_tokens=4, pad_token_id=0, eos_token_id=None, **options
         ).tolist()
-    except (ValueError, NotImplementedError, AttributeError, TypeError) as error:
+    except (ValueError, RuntimeError, AttributeError, TypeError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
 
 
