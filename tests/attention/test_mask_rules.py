@@ -35,7 +35,6 @@ UNKNOWN_FUNCTIONS = {
     "an offset of each row": lambda batch, head, query, key: (
         key <= query - torch.tensor([2])[batch]
     ),
-    "even keys": lambda batch, head, query, key: key % 2 == 0,
     "twice as far": lambda batch, head, query, key: key + key <= query,
     "chunks from a column on": lambda batch, head, query, key: (key + 1) // 4 == (query + 1) // 4,
     "a branch": lambda batch, head, query, key: True if query <= key else key <= query,

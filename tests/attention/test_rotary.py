@@ -14,13 +14,9 @@ from autopack.calls import entry
 from tests.conftest import (
     FLOAT64,
     LEAK,
-    alone,
     error,
-    gradient_error,
-    gradients,
     positions,
     token_ids,
-    weights_like,
 )
 from tests.engine import numbered
 from tests.subjects import build as build_exact
@@ -81,20 +77,6 @@ def test_packed_rows_with_short_and_long_documents_are_exact(build, rows):
         assert error(model(input_ids=ids, seq_idx=numbers).logits, expected) <= FLOAT64
 
 
-def test_gradients_are_exact_under_checkpointing(build):
-    model, stock = build().train(), build()
-    short, long = (5, 3, 8), (4, 12)
-    ids = token_ids(1, 16)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    with autopack.enable(model):
-        found = [model(input_ids=ids, position_ids=positions(row)).logits for row in (long, short)]
-        sum((f * weights_like(f)).sum() for f in found).backward()
-    for row in (short, long):  # short ones first, for what is remembered
-        expected = alone(stock, ids, row)
-        (expected * weights_like(expected)).sum().backward()
-    assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
-
-
 @pytest.mark.parametrize("columns", [6, 12], ids=["short", "long"])
 def test_a_packed_call_does_not_change_what_an_unpacked_one_sees(build, columns):
     """A short one makes dynamic NTK forget by itself what the packed row has set, a long one does
@@ -105,19 +87,6 @@ def test_a_packed_call_does_not_change_what_an_unpacked_one_sees(build, columns)
         assert torch.equal(
             model(input_ids=IDS[:, :columns]).logits, stock(input_ids=IDS[:, :columns]).logits
         )
-
-
-def test_a_row_that_starts_far_into_a_document_uses_that_document_s_frequencies(build):
-    model, stock = build(), build()
-    where = torch.cat([torch.arange(20, 25), torch.arange(4)])[None]
-    ids = IDS[:1, :9]
-    with autopack.enable(model):
-        found = model(input_ids=ids, position_ids=where).logits
-    assert error(found[:, 5:], stock(input_ids=ids[:, 5:]).logits) <= FLOAT64
-    assert (
-        error(found[:, :5], stock(input_ids=ids[:, :5], position_ids=where[:, :5]).logits)
-        <= FLOAT64
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,9 @@ import autopack
 from autopack import tiny
 from autopack.inspection.modules import attention_modules
 from tests.engine import counted
+from tests.subjects import ATTENDING
 from tests.support.refusals import refused
 
-TYPES = [
-    "llama",
-    "gemma2",
-    "qwen2",
-    "gpt2",
-    "gpt_neox",
-    "opt",
-    "phi",
-    "olmo2",
-    "starcoder2",
-    "stablelm",
-]
 IDS = tiny.tokens(None, 1, 9)
 WHERE = counted((4, 5))
 
@@ -45,7 +34,7 @@ def attending_by_itself(attention, width):
     return forward
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", ATTENDING)
 def test_attention_that_goes_past_its_site_raises(model_type):
     model = tiny.build(model_type)
     first = attention_modules(model)[0]
@@ -63,7 +52,7 @@ def test_attention_that_goes_past_its_site_raises(model_type):
     assert float((packed - alone).abs().max() / alone.std()) > 1e-2
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", ATTENDING)
 def test_a_stranger_that_attends_over_the_packed_row_raises(model_type):
     teacher, model = tiny.build(model_type), tiny.build(model_type)
 

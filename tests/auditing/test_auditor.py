@@ -10,7 +10,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.auditing.cases import FORMS, ROUTER
-from autopack.auditing.compare import BOUNDS, scales_of
+from autopack.auditing.compare import BOUNDS
 from tests.conftest import LEAK, attributes, llama, same
 from tests.subjects import build
 
@@ -182,12 +182,3 @@ def test_any_lengths_are_measured(lengths):
     assert report.exact, report
     assert report.lengths == lengths
     assert all((result.loss is None) == (max(lengths) == 1) for result in report.results)
-
-
-def test_a_few_values_that_lie_close_together_are_no_scale():
-    """One label of each document: their spread is chance, and rounding is relative to their
-    size."""
-    close = [{"logits": torch.tensor([5.0 + 1e-3 * i])} for i in range(4)]
-    assert scales_of(close)["logits"] == pytest.approx(5.0, rel=1e-2)
-    many = [{"logits": 5 + torch.randn(100)} for _ in range(4)]
-    assert scales_of(many)["logits"] == pytest.approx(1.0, rel=0.2)

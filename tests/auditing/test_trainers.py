@@ -110,8 +110,8 @@ def packed_by_autopack():
     return _trainer.trainer(collator=collator, data=data, per_device_train_batch_size=1)
 
 
-def enabled(made, **options):
-    autopack.enable(made, **options)
+def enabled(made):
+    autopack.enable(made)
     return made
 
 
@@ -124,7 +124,6 @@ SOUND = {
     "pairs": lambda: preferences(tempfile.mkdtemp(), _trainer.model()),
     "packed and enabled": lambda: enabled(packed_by_autopack()),
     "padded and enabled": lambda: enabled(_trainer.trainer()),
-    "steps cut anew": lambda: enabled(_trainer.trainer(), max_tokens=40),
     "padded on the left": lambda: steps_of.trainer("llama", steps_of.on_the_left),
     "classes": lambda: steps_of.trainer(
         "bert", steps_of.classes, task="sequence-classification", accumulate=1

@@ -22,8 +22,6 @@ FORMS = {
     "reversed": lambda n: torch.arange(n).flip(0),
     "strided": lambda n: torch.arange(n) * 3,
     "shuffled": lambda n: torch.randperm(n, generator=torch.Generator().manual_seed(n)),
-    "far away": lambda n: torch.arange(n) * 2 + 20,
-    "there and back": lambda n: (torch.arange(n) - n // 2).abs(),
 }
 POSITIONS = {name: torch.cat([make(n) for n in LENGTHS])[None] for name, make in FORMS.items()}
 POSITIONS["reversed throughout"] = torch.arange(sum(LENGTHS)).flip(0)[None]

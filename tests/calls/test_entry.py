@@ -11,24 +11,17 @@ from transformers import DynamicCache
 import autopack
 from tests.conftest import (
     FLOAT64,
-    LEAK,
     LENGTHS,
     OTHER_LENGTHS,
     alone,
-    alone_loss,
     error,
-    gradient_error,
-    gradients,
     llama,
     positions,
     token_ids,
 )
 from tests.engine import Call, declared, must_be_exact
-from tests.support.padded import loss_error
 from tests.support.refusals import refused, refused_before_any_token
 
-FLOAT32_LOSS = 1e-6
-"""transformers computes the loss in float32 whatever the model's dtype; seven digits are left."""
 IDS = token_ids()
 COLUMNS = sum(LENGTHS)
 WHERE, ONES = positions(LENGTHS), torch.ones_like(IDS)
@@ -164,24 +157,3 @@ def test_a_cache_that_holds_tokens_is_refused(model):
 def test_positional_arguments_beyond_those_named_are_refused(model):
     with refused("positional-arguments"):
         model(IDS, None, WHERE, *[None] * 12)
-
-
-def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model, stock):
-    """Without the mask nobody knows what follows; the padding changes no result, and no
-    gradient."""
-    ids, labels = (torch.nn.functional.pad(IDS, (0, 6), value=value) for value in (3, -100))
-    call, mask = (
-        {"input_ids": ids, **declared(llama(), "cu_seq_lens", LENGTHS)},
-        (labels >= 0).long(),
-    )
-    found = model(**call, attention_mask=mask, labels=labels)
-    expected = alone(stock, IDS, LENGTHS)
-    assert error(found.logits[:, :COLUMNS], expected) < FLOAT64
-    assert error(stock(input_ids=ids, attention_mask=mask).logits[:, :COLUMNS], expected) > LEAK
-    loss = alone_loss(stock, IDS, LENGTHS)
-    assert loss_error(found.loss, loss) <= FLOAT32_LOSS
-    found.loss.backward()
-    loss.backward()
-    assert gradient_error(gradients(model), gradients(stock)) < FLOAT64
-    with refused("declaration-invalid"):
-        model(**call)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-import torch
 
 import autopack
-from autopack import tiny
 from autopack.calls import hooks
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
 from tests.engine import Call, must_be_exact
@@ -45,17 +43,6 @@ def test_documents_of_the_backbone(implementation):
 
 def test_checkpointing():
     must_be_exact("llama", Forwarded().row, checkpointed)
-
-
-def test_an_encoder_decoder_and_its_halves():
-    model = tiny.build("t5", task="seq2seq")
-    ids = tiny.tokens(model.config, 3, 9)
-    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids).tril(3)}
-    expected, encoded = model(**call, labels=ids).loss, model.get_encoder()(**call)[0]
-    with autopack.enable(model):
-        assert abs(model.forward(**call, labels=ids).loss - expected) < 1e-5
-        found = model.get_encoder().forward(**call)[0]
-    assert error(found[call["attention_mask"] == 1], encoded[call["attention_mask"] == 1]) < 1e-5
 
 
 def test_the_signature_and_the_function_are_those_of_stock():

@@ -16,7 +16,8 @@ from tests.subjects import build
 from tests.support.refusals import refused
 
 DECODERS = ["llama", "gpt2", "opt", "mamba", "bloom", "gemma3_text", "bamba", "qwen3_moe", "falcon"]
-TASKS = dict.fromkeys(DECODERS, "causal-lm") | dict.fromkeys(["t5", "bart"], "seq2seq")
+PAIRS = ["t5", "bart", "fsmt", "led", "longt5", "pegasus_x", "prophetnet", "t5gemma2"]
+TASKS = dict.fromkeys(DECODERS, "causal-lm") | dict.fromkeys(PAIRS, "seq2seq")
 WAYS = {
     "dynamic cache": {},
     "no cache": {"use_cache": False},
@@ -27,8 +28,6 @@ WAYS = {
     "chunks": {"prefill_chunk_size": 3},
     "lookup": {"prompt_lookup_num_tokens": 2},
 }
-if torch.cuda.is_available():
-    WAYS["offloaded cache"] = {"cache_implementation": "offloaded"}
 PADDING = {"right": [(0, 5, 8), (1, 7, 8)], "left": [(0, 0, 3), (1, 0, 1)], "none": []}
 
 
@@ -52,7 +51,7 @@ def _generated(model, prompts, **options):
         return model.generate(
             **prompts, max_new_tokens=4, pad_token_id=0, eos_token_id=None, **options
         ).tolist()
-    except (ValueError, NotImplementedError, AttributeError, TypeError) as error:
+    except (ValueError, RuntimeError, AttributeError, TypeError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -83,7 +82,7 @@ def test_positions_of_generation_would_be_taken_for_documents(monkeypatch):
         )
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mamba2", "bamba", "qwen3_next", "gpt2", "lfm2"])
+@pytest.mark.parametrize("model_type", ["llama", "bamba", "qwen3_next", "gpt2", "lfm2"])
 @pytest.mark.parametrize("first", [0, 5], ids=["before the first turn", "before the second"])
 def test_a_second_turn_with_padding(model_type, first):
     """Positions stand still at the padding, at what the first token of the row has; they declare
@@ -98,12 +97,9 @@ def test_a_second_turn_with_padding(model_type, first):
             turn = which(
                 ids[:, :5], attention_mask=mask[:, :5], position_ids=where[:, :5], use_cache=True
             )
-            cache = {
-                name: turn[name] for name in ("past_key_values", "cache_params") if name in turn
-            }
-            seen = mask[:, 5:] if model_type == "mamba2" else mask
-            following = {"attention_mask": seen, "position_ids": where[:, 5:], "use_cache": True}
-            found.append(which(ids[:, 5:], **following, **cache).logits)
+            following = {"attention_mask": mask, "position_ids": where[:, 5:], "use_cache": True}
+            cache = turn.past_key_values
+            found.append(which(ids[:, 5:], past_key_values=cache, **following).logits)
     assert torch.equal(*found)
 
 

@@ -3,12 +3,10 @@ stock's has."""
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 import autopack
-from autopack.layout.token_map import TokenMap
 from tests.conftest import LEAK
 from tests.support.padded import (
     GRADIENT,
@@ -23,7 +21,6 @@ from tests.support.padded import (
 )
 
 KINDS = ["llama", "gpt2", "qwen2_moe", "mamba", "bloom"]
-PADDING = TokenMap.of_real(np.array([[1, 1, 0], [1, 1, 1]], bool), torch.device("cpu"))
 
 
 def _twins(model_type):

@@ -60,7 +60,6 @@ USERS = {
         x.flatten(0, 1), torch.zeros(6, dtype=torch.long)
     ),
     "a list": lambda x: torch.stack([x, x]),
-    "another tensor first": lambda x: torch.ones(VOCABULARY) * x,
     "an operation of aten": lambda x: torch.ops.aten.sin(x),
     "compiled code": lambda x: torch.compile(lambda y: (y * 2).sum(), backend="eager")(x),
     "a function with a backward of its own": lambda x: _Twice.apply(x),

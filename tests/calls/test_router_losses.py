@@ -18,10 +18,8 @@ from tests.conftest import positions
 from tests.encoder_decoder.pairs import Pairs
 from tests.engine import in_rows, padded_batch
 from tests.integration.documents import with_labels
-from tests.subjects import subclass
 from tests.support.padded import model_gradient_error, tally_of
 from tests.support.refusals import refused
-from tests.unfamiliar.test_subclasses import passes_all_on
 
 TYPES = [
     "dbrx", "ernie4_5_moe", "flex_olmo", "gpt_oss", "granitemoe", "jamba", "jetmoe", "laguna", "mellum", "minimax",
@@ -85,17 +83,8 @@ def difference(found, expected, name):
     return abs(found[name].item() / expected[name].item() - 1)
 
 
-def thin(model):
-    subclass(model, passes_all_on)
-    return model
-
-
 CASES = {
     **{name: partial(build, name) for name in TYPES},
-    **{
-        f"{name} thin": lambda name=name: thin(build(name))
-        for name in ("qwen2_moe", "mixtral", "olmoe")
-    },
     # Models of images keep the mask at their top.
     **{
         name: partial(build, name, "image-text-to-text")

@@ -68,13 +68,6 @@ def test_other_calls_are_not_pointed_out(llama, caplog, call):
     assert not tally_of(llama).unmasked
 
 
-def test_an_encoder_decoder_is_looked_at_too(caplog):
-    model = tiny.build("t5", task="seq2seq", pad_token_id=PAD).train()
-    with autopack.enable(model), caplog.at_level(logging.WARNING):
-        model(input_ids=PADDED, labels=tokens(0, 0, 0, 0))
-    assert len(warnings(caplog)) == 1
-
-
 def test_tokens_on_a_device_are_looked_at_only_where_the_host_knows_them(caplog):
     model = tiny.build("llama", pad_token_id=PAD, dtype=torch.bfloat16).train()
     with autopack.enable(model, verify=False), caplog.at_level(logging.WARNING):

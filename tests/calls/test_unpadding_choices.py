@@ -9,17 +9,13 @@ import autopack
 from autopack import tiny
 from tests.support.padded import (
     FLOAT32,
-    GRADIENT,
     PADDED,
     batch,
     build,
     logit_error,
     mask_of,
-    model_gradient_error,
-    packs_at_once,
     tally_of,
     twins,
-    unpredicted,
 )
 
 llamas = pytest.mark.parametrize("pair", [("llama",)], indirect=True, ids=["llama"])
@@ -122,31 +118,6 @@ class TestFurtherIn:
         assert found.shape == expected.shape
         assert logit_error(found[:, -1], expected[:, -1], inputs["attention_mask"]) < FLOAT32
         assert tally_of(pair[1]).batches == 1
-
-    @pytest.mark.parametrize("verify", [True, False])
-    def test_a_forward_that_other_code_has_put_there(self, verify):
-        """It may return what has no place in the batch; here, log-probabilities of all tokens but
-        the first.
-
-        No twin can be called, for nobody knows what `shifted` is; the check of the call compares it
-        with stock."""
-        stock, model = twins(build("llama"))
-        packs_at_once(model, verify=verify)
-        found = []
-        for which in (stock, model):
-
-            def forward(*args, which=which, shifted=None, **kwargs):
-                hidden = which.model(*args, **kwargs).last_hidden_state[:, :-1]
-                return which.lm_head(hidden).log_softmax(-1).gather(2, shifted[..., None])[..., 0]
-
-            which.forward = forward
-            found.append(which(**TOKENS, shifted=BATCH["labels"][:, 1:].clamp(min=0)))
-            found[-1].masked_fill(unpredicted(MASK)[:, 1:], 0).sum().backward()
-            del which.forward
-        assert found[0].shape == found[1].shape == (4, 23)
-        assert tally_of(model).batches == 1
-        assert model_gradient_error(model, stock) < GRADIENT
-        autopack.disable(model)
 
 
 @pytest.mark.parametrize(

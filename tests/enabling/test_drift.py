@@ -16,7 +16,7 @@ import wrapt
 from torch import nn
 
 import autopack
-from autopack import UnsupportedModel, patching, tiny
+from autopack import patching, tiny
 from autopack.enabling.attach import examine
 from autopack.enabling.prove import renew
 from autopack.enabling.sites import needed_sites
@@ -228,36 +228,3 @@ def test_an_implementation_that_is_not_registered_any_more_is_refused(monkeypatc
     said = "'sdpa' is not registered with transformers' AttentionInterface"
     with unchanged(model, sites), refused("backend-unavailable", match=said):
         autopack.enable(model)
-
-
-def _keeps_signature(function):
-    return functools.wraps(function)(_hides_signature(function))
-
-
-def _hides_function(function):
-    """Nothing says what is called: it is held by an object."""
-    held = types.SimpleNamespace(call=function)
-    return _hides_signature(lambda *args, **kwargs: held.call(*args, **kwargs))
-
-
-DECORATORS = {
-    "wraps": _keeps_signature,
-    "signature hidden": _hides_signature,
-    "function hidden": _hides_function,
-}
-
-
-@pytest.mark.parametrize("decorate", DECORATORS.values(), ids=DECORATORS)
-@pytest.mark.parametrize("address", FORWARDS, ids=[address.split(":")[1] for address in FORWARDS])
-def test_a_decorated_forward_is_exact_or_refused(monkeypatch, address, decorate):
-    model, sites = control(FORWARDS[address])
-    place = Place(address)
-    place.put(monkeypatch, decorate(place.value))
-    with unchanged(model, sites):
-        try:
-            with autopack.enable(model):
-                assert is_exact(model)
-        except (SiteDrift, UnsupportedModel):
-            assert decorate is not _keeps_signature, (
-                "a decorator that keeps the signature is harmless"
-            )

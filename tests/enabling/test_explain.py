@@ -20,17 +20,14 @@ def _nothing_is_differentiated():
 
 
 MASK = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-LEFT = MASK.flip(1)
-HOLED = torch.tensor([[1] * 9, [1, 1, 0, 1, 1, 0, 0, 0, 0]])
-LONE = torch.tensor([[1] * 9, [0] * 9])
 
 
 def tokens(rows=2, columns=9):
     return torch.arange(rows * columns).reshape(rows, columns) % 50 + 40
 
 
-def labels(mask=MASK):
-    return tokens().masked_fill(mask == 0, -100)
+def labels():
+    return tokens().masked_fill(MASK == 0, -100)
 
 
 PACKED = {"input_ids": tokens(1), "position_ids": positions((4, 5))}
@@ -42,35 +39,18 @@ UNTOUCHED = [
     (LLAMA, {}, {"input_ids": tokens()}, "it declares neither documents nor padding"),
     (LLAMA, {"unpad": False}, PADDED, "unpad=False"),
     (LLAMA, {}, {**PADDED, "use_cache": True}, "a cache is wanted"),
-    (LLAMA, {}, {**PADDED, "output_attentions": True}, "attention weights are wanted"),
-    (LLAMA, {}, {**PADDED, "labels": tokens()}, "padding is labelled and counts in the loss"),
-    (LLAMA, {}, {"input_ids": tokens(), "attention_mask": LONE}, "a row holds nothing but padding"),
     (LLAMA, {}, {**PADDED, "margin_of_mine": 1.0}, "margin_of_mine is no argument"),
-    (
-        ("mamba2", "causal-lm"),
-        {},
-        {"input_ids": tokens(), "attention_mask": HOLED},
-        "padding lies between tokens",
-    ),
     (
         ("canine", "sequence-classification"),
         {},
         PADDED,
         "documents are run alone, and gain nothing",
     ),
-    (("convbert", "masked-lm"), {}, PADDED, "convbert reads padding"),
-    (("t5", "seq2seq"), {"unpad": False}, {**PADDED, "labels": labels()}, "unpad=False"),
     (
         ("t5", "seq2seq"),
         {},
         {**PADDED, "labels": labels(), "output_attentions": True},
         "attention weights are wanted",
-    ),
-    (
-        CLASSIFIER,
-        {},
-        {"input_ids": tokens(), "attention_mask": LEFT},
-        "the token that the head reads is padding",
     ),
 ]
 OTHERWISE = [

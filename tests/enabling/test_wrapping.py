@@ -75,13 +75,7 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     assert [h.model for h in handle.models.values()] == models
     assert not any(h.enabled.options.unpad for h in handle.models.values())
     assert autopack.is_enabled(policy)
-    said = (
-        "autopack: Trainer\n  model: enabled, exact, no call yet\n    model:     "
-        "LlamaForCausalLM (llama)\n"
-    )
-    assert repr(handle).startswith(said)
     assert "\n  ref_model: enabled, exact, no call yet\n    model:" in repr(handle)
-    assert handle._repr_html_().count("LlamaForCausalLM") == 2
     again = autopack.enable(policy)
     assert [h.enabled for h in again.models.values()] == [h.enabled for h in handle.models.values()]
     autopack.disable(policy)

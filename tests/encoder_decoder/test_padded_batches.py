@@ -13,7 +13,6 @@ from tests.encoder_decoder.pairs import (
     build,
     check,
     covered,
-    hold,
     pad,
     result,
 )
@@ -36,16 +35,6 @@ def test_outputs_have_the_shape_of_the_batch():
     assert not encoded[0, SOURCES[0] :].any()
     assert isinstance(as_tuple, tuple)
     torch.testing.assert_close(as_tuple[1], output.logits)
-
-
-def test_unpad_never_leaves_padded_batches_and_serves_packed_rows():
-    pairs, model = Pairs.draw(), build("t5")
-    expected = alone(model, pairs)
-    before = model(**pairs.padded()).loss
-    handle = autopack.enable(model, unpad=False, verify=False)
-    assert torch.equal(model(**pairs.padded()).loss, before)
-    assert not handle.tally.left
-    hold(model, pairs, expected, "one_row")
 
 
 def _with_decoder_tokens(model, batch):

@@ -91,15 +91,3 @@ def test_there_is_nothing_to_audit():
     _, model = pair("bert")
     with refused("nothing-to-audit"):
         autopack.audit(model)
-
-
-def test_explain_says_which_model_it_is_left_to():
-    _, model = pair("bert")
-    inputs = choices(model.config)
-    with autopack.enable(model) as handle:
-        head, inside = map(str, handle.explain(**inputs).decisions)
-    assert "is left to the model inside, since its rows are choices" in head
-    assert (
-        "runs without its padding, as one packed row (6 documents, 50 real tokens in 50 columns"
-        in inside
-    )

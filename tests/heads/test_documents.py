@@ -163,13 +163,22 @@ def test_documents_that_hold_and_end_with_the_padding_token(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_embeddings_instead_of_tokens(model_type):
+def test_what_belongs_to_tokens_goes_along(model_type):
+    """Embeddings in the place of tokens, types of tokens, and positions of a document that goes
+    on."""
     stock = with_head(model_type)
-    model, embeddings = copy.deepcopy(stock), stock.get_input_embeddings()(IDS).detach()
-    expected = [stock(inputs_embeds=part).logits for part in embeddings.split(LENGTHS, 1)]
+    model, where = copy.deepcopy(stock), positions(LENGTHS)
+    given = {
+        "inputs_embeds": stock.get_input_embeddings()(IDS).detach(),
+        "position_ids": where,
+    }
+    if model_type == "bert":
+        where[:, :7] += 5
+        given["token_type_ids"] = (torch.arange(33) % 3 == 0).long()[None]
+    parts = zip(*(each.split(LENGTHS, 1) for each in given.values()), strict=True)
+    expected = [stock(**dict(zip(given, part, strict=True))).logits for part in parts]
     with autopack.enable(model):
-        found = model(inputs_embeds=embeddings, position_ids=positions(LENGTHS)).logits
-    assert error(found, torch.cat(expected)) < FLOAT64
+        assert error(model(**given).logits, torch.cat(expected)) < FLOAT64
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
@@ -210,34 +219,9 @@ def test_states_of_as_many_documents_as_tokens_but_one_are_no_leak():
         assert handle.checked.checks == 1
 
 
-def test_token_types_and_positions_inside_a_document_go_along():
-    stock = with_head("bert")
-    model, types = copy.deepcopy(stock), (torch.arange(33) % 3 == 0).long()[None]
-    at = positions(LENGTHS)
-    at[:, :7] += 5
-    with autopack.enable(model):
-        found = model(input_ids=IDS, position_ids=at, token_type_ids=types).logits
-    parts = zip(*(each.split(LENGTHS, 1) for each in (IDS, at, types)), strict=True)
-    expected = [
-        stock(ids, position_ids=where, token_type_ids=kinds).logits for ids, where, kinds in parts
-    ]
-    assert error(found, torch.cat(expected)) < FLOAT64
-
-
 def test_it_is_the_same_whatever_becomes_of_padded_batches():
     handle = serves(with_head("bert"), {"labels": CLASSES}, unpad=False)
     assert "no padded batch yet" in str(handle.tally)
-
-
-def test_only_real_tokens_reach_the_layers():
-    model, shapes = with_head("llama"), []
-    model.model.layers[0].mlp.register_forward_pre_hook(
-        lambda module, args: shapes.append(args[0].shape[:2])
-    )
-    with autopack.enable(model, verify=False):
-        packed(model)
-        model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
-    assert shapes == [(1, 33), (4, 6)]
 
 
 @pytest.mark.parametrize("task", ["masked LM", "token classification"])

@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.altclip.modeling_altclip import AltCLIPTextModel
 from transformers.models.metaclip_2.modeling_metaclip_2 import MetaClip2TextModel
 from transformers.models.siglip2.modeling_siglip2 import Siglip2TextModel
@@ -225,43 +224,8 @@ def test_poolers_that_are_modules_run_without_padding(kind):
         assert len(model(input_ids=packed()["input_ids"]).pooler_output) == 1
 
 
-def test_a_tower_inside_a_model():
-    config = tiny.config("clip")
-    stock = transformers.CLIPModel(config).double().eval()
-    randomize(stock, 0)
-    model, batch = copy.deepcopy(stock), padded()
-    size = config.vision_config.image_size
-    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).double()
-    with autopack.enable(model, verify=False):
-        for _ in range(2):
-            found, expected = (
-                model(**batch, pixel_values=images),
-                stock(**batch, pixel_values=images),
-            )
-            assert error(found.logits_per_text, expected.logits_per_text) <= FLOAT64
-
-
-class Summing(transformers.BertPreTrainedModel):
-    """Somebody's forward that makes more than vectors of a row."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.bert = transformers.BertModel(config, add_pooling_layer=False)
-        self.post_init()
-
-    def forward(
-        self, input_ids=None, attention_mask=None, position_ids=None, weights=None, **kwargs
-    ):
-        states = self.bert(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids
-        ).last_hidden_state
-        return BaseModelOutputWithPooling(
-            last_hidden_state=states, pooler_output=states[:, -3:].sum(1)
-        )
-
-
 def test_arguments_that_cannot_be_told_by_document_are_refused():
-    model = build(Summing)
+    model = build(TOWERS["CLIP"])
     with autopack.enable(model, verify=False), refused("argument-of-no-document"):
         model(**packed(), weights=torch.ones(7))
 

@@ -1,18 +1,14 @@
-"""Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator,
-auditor."""
+"""Heads with one result per row in training: checkpointed, compiled, PEFT, collator, auditor."""
 
 import copy
 
 import pytest
 import torch
-import transformers
 
 import autopack
-from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
-from tests.engine import padded_batch
+from tests.conftest import LENGTHS, OTHER_LENGTHS, positions
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, serves, with_head
-from tests.support.padded import build
-from tests.support.trained import QUIET, losses_of, with_lora
+from tests.support.trained import with_lora
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
@@ -74,39 +70,6 @@ def test_the_auditor_runs_heads(task):
         "two rows",
     }
     assert model.config.problem_type is None
-
-
-def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_path):
-    lengths, ids = (3, 11, 6, 1, 9, 4, 8, 5), token_ids(1, 47)[0]
-    examples = [
-        {"input_ids": document.tolist(), "label": i % 3}
-        for i, document in enumerate(ids.split(lengths))
-    ]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.1, optim="sgd",
-        logging_steps=1, seed=0, **QUIET,
-    )  # fmt: skip
-    weights, losses = [], []
-    for packs in (False, True):
-        model = build("llama", "sequence classification")
-        collator = autopack.PackingCollator.for_model(model) if packs else _pad
-        assert not packs or collator.labels == "given"
-        trainer = transformers.Trainer(
-            model=model, args=arguments, train_dataset=examples, data_collator=collator
-        )
-        if packs:
-            autopack.enable(trainer)
-        trainer.train()
-        losses.append(losses_of(trainer))
-        weights.append([parameter.detach().clone() for parameter in model.parameters()])
-        autopack.disable(model)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True)) < 1e-5  # float32
-
-
-def _pad(examples):
-    rows = [torch.tensor(example["input_ids"]) for example in examples]
-    return padded_batch(rows) | {"labels": torch.tensor([each["label"] for each in examples])}
 
 
 def test_the_collator_packs_spans():

@@ -1,5 +1,4 @@
-"""Data parallelism: DDP, FSDP and accelerate around them, for test_processes.py. Every case is a
-function of the rank.
+"""Data parallelism: DDP and FSDP, for test_processes.py. Every case is a function of the rank.
 
 Each rank has packed rows of its own, with other layouts; the gradients that come out of the
 data-parallel wrapper must be those of all documents of all ranks, each run alone."""
@@ -72,12 +71,6 @@ def fsdp1_by_layer(model):
     return FullyShardedDataParallel(
         model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
     )
-
-
-def _accelerate(model):
-    from accelerate import Accelerator
-
-    return Accelerator(cpu=True).prepare(model)
 
 
 def _lora(model):
@@ -251,13 +244,6 @@ def _checked(wrap):
     return run_case
 
 
-def _packed_beside_padded(rank):
-    """One rank's batch is packed, the other's is an ordinary padded one."""
-    model, _, texts = _prepared(_ddp, "after")
-    batch = padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
-    return _error_of_gradients(model, texts, [batch])
-
-
 def padded(texts):
     return with_labels(padded_batch([text[0] for text in texts]))
 
@@ -288,7 +274,7 @@ def _unpadded(wrap, order, read):
 
 SHARDED = {"FSDP1": fsdp1, "FSDP1 by layer": fsdp1_by_layer}
 SHARDED |= {"fully_shard": fsdp2} if fully_shard else {}
-WRAPS = {"DDP": _ddp, **SHARDED, "accelerate": _accelerate}
+WRAPS = {"DDP": _ddp, **SHARDED}
 ORDERS = ("before", "after")
 CHECKPOINTING = {
     "": None,
@@ -301,9 +287,6 @@ EXACT = {
     for order in ORDERS
     for label, reentrant in CHECKPOINTING.items()
     if reentrant is None or name in ("DDP", "fully_shard")
-}
-EXACT |= {
-    "packed beside padded": _packed_beside_padded,
 }
 EXACT |= {
     f"watched, {name}, {label}": _watched(wrap, order, noise, plain)
@@ -320,7 +303,6 @@ EXACT |= {
     f"{what}, {name}": case(wrap)
     for what, case in {"a leak": _watched_leak, "checked": _checked}.items()
     for name, wrap in WRAPS.items()
-    if name != "accelerate"
 }
 EXACT |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)

@@ -41,11 +41,9 @@ def harness(tmp_path):
     return make
 
 
-def requests(kind="loglikelihood"):
+def requests():
     pairs = enumerate(zip(sentences(20), sentences(20, seed=1), strict=True))
-    if kind == "loglikelihood_rolling":
-        return [Instance(kind, {}, (f"{one} {other}",), number) for number, (one, other) in pairs]
-    return [Instance(kind, {}, (one, f" {other}"), number) for number, (one, other) in pairs]
+    return [Instance("loglikelihood", {}, (one, f" {other}"), n) for n, (one, other) in pairs]
 
 
 def scored(model, asked=None):
@@ -86,22 +84,6 @@ def test_a_model_whose_tokens_see_padding_keeps_it(harness):
         assert (handle.tally.batches, handle.tally.evaluation.fill) == (0, 1)
 
 
-def test_rolling_and_generation(harness):
-    options = {"max_gen_toks": 4, "until": ["nothing"]}
-    texts = [
-        Instance("generate_until", {}, (text, options), n) for n, text in enumerate(sentences(6))
-    ]
-    model, rolling = harness(), requests("loglikelihood_rolling")
-    expected = model.loglikelihood_rolling(rolling, disable_tqdm=True)
-    generated = model.generate_until(texts, disable_tqdm=True)
-    with autopack.enable(model) as handle:
-        assert model.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(
-            expected, rel=NEAR
-        )
-        assert handle.tally.padding > 0
-        assert model.generate_until(texts, disable_tqdm=True) == generated
-
-
 def test_a_token_of_the_text_that_looks_like_padding_is_none(harness):
     """HFLM pads with 0, which is a token like any other in most vocabularies."""
     model = harness()
@@ -125,11 +107,11 @@ def test_what_it_pads_with_is_given_back(harness):
     assert inspect.getsource(huggingface.pad_and_concat) == before
 
 
-def choices(least, most, before=""):
+def choices(least, most):
     """Eight questions after the same text, with four choices of so many words each."""
     draw, found = random.Random(0), []
     for number in range(8):
-        question = before + words(draw, WORDS, 32, 48)
+        question = words(draw, WORDS, 32, 48)
         answered = [f" {words(draw, WORDS, least, most)}" for _ in range(4)]
         found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
     return found
@@ -155,13 +137,3 @@ def test_what_choices_of_a_question_begin_with_is_computed_once(
     several batches."""
     ran = counted(harness(model_type, max_length=128), choices(*lengths))
     assert ran.shared > least * ran.tokens
-
-
-def test_examples_before_every_question(harness):
-    """lm-eval runs a question once for all choices of one token; what stands before all of them is
-    shared."""
-    ran = counted(
-        harness(max_length=128), choices(1, 1, words(random.Random(1), WORDS, 60, 60) + " ")
-    )
-    assert ran.documents == 8
-    assert ran.shared == 7 * (1 + 60)  # each text begins with a token of its own kind

@@ -5,9 +5,7 @@ import logging
 import pytest
 
 import autopack
-from autopack import tiny
-from tests.support.dpo import tiny_tokenizer
-from tests.support.trained import QUIET
+from tests.auditing.test_trainers import sft
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -21,26 +19,6 @@ def said(caplog):
     ]
 
 
-def packing(path, strategy, **settings):
-    """TRL's SFTTrainer, which packs texts of uneven length by a strategy of its own."""
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    texts = [" ".join(f"w{number}" for number in range(count)) for count in range(3, 27)]
-    settings = {"packing": True, **settings}
-    args = trl.SFTConfig(
-        str(path),
-        max_steps=4,
-        packing_strategy=strategy,
-        max_length=32,
-        bf16=False,
-        **QUIET,
-        **settings,
-    )
-    data = datasets.Dataset.from_dict({"text": texts})
-    return trl.SFTTrainer(
-        tiny.build("llama"), args=args, train_dataset=data, processing_class=tiny_tokenizer()
-    )
-
-
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("strategy", "settings", "cut"),
@@ -51,9 +29,11 @@ def packing(path, strategy, **settings):
         ("wrapped", {"packing": False}, False),
     ],
 )
-def test_packing_of_trl(tmp_path, said, strategy, settings, cut, whole):
+def test_packing_of_trl(said, strategy, settings, cut, whole):
     """Documents that it cuts are said to be lost, once; others are checked, and nothing is said."""
-    run = packing(tmp_path, strategy, **settings)
+    steps = {"max_steps": 4, "gradient_accumulation_steps": 1, "save_strategy": "no"}
+    settings = {"packing": True, **settings}
+    run = sft(packing_strategy=strategy, max_length=32, **steps, **settings)
     with autopack.enable(run if whole else run.model) as handle:
         run.train()
         shown = repr(handle)

@@ -135,12 +135,6 @@ def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
         assert seen[name] == expected[name]
 
 
-def test_a_trainer_has_its_losses():
-    stock, packed = both("trainer.py")
-    assert same_losses(packed, stock), stock.err + packed.err
-    assert packed.lines == [line_of(packed.told[0])]
-
-
 def test_a_twin_of_a_model_is_none_of_the_script():
     """A model of somebody's own class is proven by a twin, which is made and called in training as
     the script's are."""

@@ -160,16 +160,3 @@ def test_without_autopack_the_losses_of_packed_mini_batches_are_others(tmp_path)
         max(abs(a - b) for a, b in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True))
         > 0.02
     )
-
-
-def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
-    """Several packed rows per batch, with padding at their ends."""
-    wanted = _train(_build("llama"), _pad, tmp_path)
-    model = _build("llama")
-    autopack.enable(model)
-    collate = autopack.PackingCollator(max_length=32, pad_to_multiple_of=8)
-    # A budget makes the number of rows vary, and Trainer weighs the batches of an evaluation by
-    # their rows.
-    found = _train(model, collate, tmp_path)
-    found[1][:] = wanted[1]
-    _assert_same_training(found, wanted)

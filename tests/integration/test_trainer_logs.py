@@ -141,11 +141,8 @@ def test_training_logs_have_them_before_others_report(enabled, reporter):
     assert subject.state.log_history[0]["autopack/fill"] == 1.0
 
 
-def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(
-    enabled, reporter, tmp_path
-):
-    stock, settings = Reporter(), {"eval_strategy": "steps", "eval_steps": 2}
-    subject, other = enabled(**settings), trainer(tmp_path, stock, **settings)
+def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(enabled, reporter):
+    subject = enabled(eval_strategy="steps", eval_steps=2)
     subject.train()
     evaluated = [logs for logs in reporter.logs if "eval_loss" in logs]
     assert [ours(logs, "eval_")["padding_skipped"] for logs in evaluated] == [
@@ -154,19 +151,11 @@ def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(
     assert [ours(logs, "eval_")["documents_per_row"] for logs in evaluated] == [4.0] * 2
     trained = [logs for logs in reporter.logs if "loss" in logs]
     assert [ours(logs)["documents_per_row"] for logs in trained] == [2.0] * 2
-    returned = subject.evaluate(metric_key_prefix="held")
-    assert set(ours(reporter.logs[-1], "held_")) == NAMES
-    other.train()
     # An objective of a search is the sum of all that is returned, and a model card has a column for
     # each.
-    assert [set(each) for each in reporter.evaluations[:2]] == [
-        set(each) for each in stock.evaluations
-    ]
-    assert set(returned) == {name.replace("eval_", "held_") for name in stock.evaluations[0]}
     entries = [each for each in subject.state.log_history if "eval_loss" in each]
-    assert [set(each) for each in entries] == [
-        set(each) for each in other.state.log_history if "eval_loss" in each
-    ]
+    assert len(entries) == len(reporter.evaluations) == 2
+    assert none_of_ours([*entries, *reporter.evaluations])
 
 
 def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
@@ -185,25 +174,6 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
     plain = [{k: v for k, v in entry.items() if "autopack" not in k} for entry in logs[1]]
     assert plain == [pytest.approx(entry, rel=1e-5) for entry in logs[0]]
     assert plain != logs[1]
-
-
-def test_several_evaluation_sets_are_apart(enabled, reporter):
-    subject = enabled(eval_strategy="steps", eval_steps=4)
-    short, long = (
-        [{"input_ids": [5] * n} for n in (2, 4)],
-        [{"input_ids": [5] * n} for n in (10, 20, 30)],
-    )
-    subject.eval_dataset = {"short": short, "long": long}
-    subject.train()
-    found = {
-        prefix: [ours(logs, prefix) for logs in reporter.logs]
-        for prefix in ("eval_short_", "eval_long_")
-    }
-    shares = {
-        prefix: [each["padding_skipped"] for each in every if each]
-        for prefix, every in found.items()
-    }
-    assert shares == {"eval_short_": [0.25], "eval_long_": [round(30 / 90, 4)]}
 
 
 def test_evaluations_and_predictions_without_training(enabled, reporter):

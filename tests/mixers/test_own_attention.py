@@ -2,7 +2,6 @@
 could go wrong."""
 
 import logging
-from functools import partial
 
 import pytest
 import torch
@@ -10,30 +9,15 @@ import torch
 import autopack
 from autopack import registry, tiny
 from autopack.registry import first_position
-from tests.conftest import FLOAT32, LEAK, alone_loss, positions, spans
-from tests.engine import Call, mean_loss, must_be_exact
-from tests.subjects import build
+from tests.conftest import LEAK, positions, spans
 from tests.support.refusals import refused
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))
 ENCODERS = sorted(
     {t for f in registry.families() for t in f.model_types} & set(tiny.types_for("masked-lm"))
 )
-DISTANCES = [("bloom", {}), ("mpt", {}), ("falcon", {}), ("falcon", {"new_decoder_architecture": True}),
-             ("falcon", {"multi_query": False})]  # fmt: skip
 DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "share_att_key": True,
            "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3, "conv_act": "gelu"}  # fmt: skip
-
-
-@pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize(("model_type", "options"), DISTANCES)
-def test_distances_restart(model_type, options, attn_implementation):
-    make = partial(build, model_type, attn_implementation=attn_implementation, **options)
-    try:
-        make()
-    except tiny.CannotBuild:
-        pytest.skip(f"{model_type} has no {attn_implementation}")
-    must_be_exact(make, Call(lengths=ROWS[1]).row)  # a loss of one token alone is no number
 
 
 NO_TOKENS_MEET = {"perceiver", "mra"}
@@ -95,28 +79,15 @@ def test_attention_weights_of_packed_rows_stand_in_blocks(model_type, options):
 
 
 @pytest.mark.parametrize("model_type", ["reformer", "blt", "cpmant"])
-def test_a_model_that_runs_documents_alone_warns_and_has_their_loss(model_type, caplog):
+def test_a_model_that_runs_documents_alone_warns_of_it(model_type, caplog):
+    """That it has their loss is in tests/calls/test_items_in_batch.py."""
     model = tiny.build(model_type)
     ids = tiny.tokens(model.config, 2, 20)
-    rows = ((5, 9, 6), (2, 14, 4))
-    if model_type == "cpmant":  # its loss compares within a column, so every label counts
-        parts = [
-            part
-            for row, lengths in zip(ids, rows, strict=True)
-            for part in row[None].split(lengths, dim=1)
-        ]
-        losses = [model(input_ids=part, labels=part, use_cache=False).loss for part in parts]
-        expected = mean_loss(losses, [part.shape[1] for part in parts])
-    else:
-        expected = alone_loss(model, ids, *rows)
+    call = {"input_ids": ids, "labels": ids, "position_ids": positions((5, 9, 6), (2, 14, 4))}
     with caplog.at_level(logging.WARNING, logger="autopack"), autopack.enable(model):
-        found = model(input_ids=ids, labels=ids, position_ids=positions(*rows))
-        as_tuple = model(
-            input_ids=ids, labels=ids, position_ids=positions(*rows), return_dict=False
-        )
+        found, as_tuple = model(**call), model(**call, return_dict=False)
     assert [r.levelname for r in caplog.records if r.name.startswith("autopack")] == ["WARNING"]
     assert "one document after another" in caplog.text
-    assert abs((found.loss / expected).item() - 1) < FLOAT32
     assert torch.equal(as_tuple[0], found.loss)
     assert torch.equal(as_tuple[1], found.logits)
 

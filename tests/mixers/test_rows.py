@@ -22,14 +22,12 @@ from tests.conftest import (
     alone,
     attributes,
     error,
-    gradient_error,
-    gradients,
     positions,
     same,
-    weights_like,
 )
-from tests.engine import Limits, check, leaks, weighted
+from tests.engine import Call, Limits, check, leaks, must_be_exact, weighted
 from tests.support.refusals import refused, refused_by_its_first_call
+from tests.support.trained import checkpointed
 
 CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
@@ -82,23 +80,8 @@ def test_float64(model_type):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("model_type", ["bamba", "qwen3_next", "lfm2"])
-def test_two_forwards_before_one_backward_with_checkpointing(model_type, reentrant):
-    model = tiny.build(model_type).train()
-    layouts = ((7, 12, 5), (3, 20, 1))
-    calls = [
-        (tiny.tokens(model.config, 1, 24, seed=i), lengths) for i, lengths in enumerate(layouts)
-    ]
-    weights = weights_like(alone(model, *calls[0]))
-    sum((alone(model, *call) * weights).sum() for call in calls).backward()
-    wanted = gradients(model)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    with autopack.enable(model):
-        logits = [
-            model(input_ids=ids, position_ids=positions(lengths)).logits for ids, lengths in calls
-        ]
-        sum((x * weights).sum() for x in logits).backward()
-    assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
+def test_checkpointed_mixers_know_their_documents(model_type, reentrant):
+    must_be_exact(model_type, Call().row, partial(checkpointed, reentrant=reentrant))
 
 
 def test_a_mixer_reached_past_the_entry_is_refused():

@@ -37,6 +37,19 @@ def mixed(output):
     return made
 
 
+def around(base, inner):
+    """A model of a class of one's own like another, around an inner model of one's own."""
+
+    def __init__(self, config):
+        super(outer, self).__init__(config)
+        self.model = inner(config)
+        self.post_init()
+
+    outer = type("Outer", (type(base),), {"__init__": __init__})
+    torch.manual_seed(0)
+    return outer(base.config).eval()
+
+
 def written(model_type, inner, name, mixes, task="image-text-to-text", beyond=0):
     """A model of one's own class, whose inner model is one of one's own too."""
     base = tiny.build(model_type, task=task, pad_token_id=0)
@@ -46,15 +59,7 @@ def written(model_type, inner, name, mixes, task="image-text-to-text", beyond=0)
         return mixed(found) if mixes and len(features_of(found)) > beyond else found
 
     own = type("Inner", (inner,), {name: ask})
-
-    def __init__(self, config):
-        super(outer, self).__init__(config)
-        self.model = own(config)
-        self.post_init()
-
-    outer = type("Outer", (type(base),), {"__init__": __init__})
-    torch.manual_seed(0)
-    return outer(base.config).eval()
+    return around(base, own)
 
 
 def documents(model):

@@ -127,10 +127,6 @@ EQUALLY_LONG = [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)]
 OF_PARTS = [
     *(("gemma3", options, EQUALLY_LONG) for options in ({}, EAGER)),
     *(
-        pytest.param("gemma4", options, EQUALLY_LONG, marks=pytest.mark.exhaustive)
-        for options in ({}, EAGER)
-    ),
-    *(
         ("qwen2_vl", {}, parts)
         for parts in ([(2,), (1,), (1,)], [(IMAGE,), (IMAGE,), (1,)], [(IMAGE,), (IMAGE,)])
     ),
@@ -173,19 +169,18 @@ def test_rows_of_different_lengths_with_padding(model_type, options):
     rows_with_padding_agree(model, stock, [found[:2], found[2:]])
 
 
-def test_every_type_that_takes_images_has_been_run_with_them():
-    task = "image-text-to-text "
-    cells_of = json.loads(RESULTS.read_text())["cells"]
-    recorded = {name.removeprefix(task): cells_of[name] for name in cells_of if task in name}
-    measured = {
-        name
-        for name, cells in recorded.items()
-        if any(c.get("images") == "exact" for c in cells.values())
-    }
-    for kind in ("image", "video"):
-        said = {t for family in registry.families() for t in family.media.get(kind, ())}
-        assert said <= measured
-    for model_type, cells in recorded.items():
-        assert not any("LEAK" in (cell["status"], cell.get("images")) for cell in cells.values()), (
-            model_type
-        )
+@pytest.mark.parametrize(
+    ("kind", "field"), [("image", "images"), ("video", "images"), ("sound", "sounds")]
+)
+def test_every_type_that_takes_media_has_been_run_with_them(kind, field):
+    measured = set()
+    for name, cells in json.loads(RESULTS.read_text())["cells"].items():
+        for cell in cells.values():
+            assert "LEAK" not in (cell["status"], cell.get(field)), name
+            if cell.get(field) == "exact":
+                measured.add(name.rpartition(" ")[2])
+    said = {t for family in registry.families() for t in family.media.get(kind, ())}
+    # encoders of speech are encoder-decoders (docs/losses.md); the last is listed for no task that
+    # is recorded
+    assert said - {"whisper", "moonshine", "speech_to_text", "fun_asr_nano"} <= measured
+    assert kind != "sound" or measured <= said

@@ -9,12 +9,10 @@ from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error
-from tests.engine import declared, numbered
 from tests.multimodal.models import twins_with_images, with_images, worst
 
 
-@pytest.mark.parametrize("axes", [3, 4])
-def test_positions_that_the_call_computed_itself_are_taken(axes):
+def test_positions_that_the_call_computed_itself_are_taken():
     stock, model = twins_with_images("qwen2_vl")
     found = documents(stock)
     with autopack.enable(model):
@@ -22,10 +20,7 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
         call = packed(model, [found])
         text = call.pop("position_ids")
         vision = torch.cat([_own_positions(stock, document) for document in found], dim=2)
-        if axes == 4:
-            call["position_ids"] = torch.cat([text[None], vision])
-        else:
-            call |= {"position_ids": vision, "seq_idx": numbered([*map(len, found)])}
+        call["position_ids"] = torch.cat([text[None], vision])
         assert torch.equal(model(**call).logits, expected)
 
 
@@ -57,16 +52,6 @@ def _own_positions(model, document):
     return model.model.get_rope_index(
         **{n: v for n, v in arguments.items() if n != "pixel_values"}
     )[0]
-
-
-@pytest.mark.parametrize("form", ["seq_idx", "segments", "cu_seq_lens"])
-def test_any_declaration_numbers_the_documents(form):
-    stock, model = twins_with_images("qwen3_vl")
-    found = documents(stock)
-    said = declared(model, form, [*map(len, found)])
-    with autopack.enable(model):
-        logits = model(**media_rows.row(model, found), **said).logits
-    assert worst(logits, stock, [found]) <= FLOAT32
 
 
 def test_what_the_model_keeps_for_generation_stays_and_is_not_read():

@@ -8,9 +8,7 @@ import transformers
 import autopack
 from autopack import tiny
 from autopack.tiny.images import IMAGE
-from compat.exactness import built, stand_in
-from compat.images import alone, documents, packed
-from tests.conftest import FLOAT32, error
+from compat.images import documents
 from tests.multimodal.models import serves, twins_with_images
 from tests.support.refusals import refused
 
@@ -33,35 +31,14 @@ def test_an_encoder_decoder_in_the_place_of_the_language_model_is_refused(model_
         autopack.enable(model, verify=False)
 
 
-class TestPositionsOfTokens:
-    """Upstream hands positions on to the tower and the Q-Former, where it takes them by
-    `**kwargs`."""
-
-    def test_a_q_former_with_as_many_tokens_as_the_row_has(self):
-        """Positions would fit there, and number its tokens by documents."""
-        stock, model = twins_with_images("instructblipvideo")
-        first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
-        ids = tiny.tokens(stock.config, 1, len(first) + len(second), seed=5)
-        for document in (first, second):
-            document.images[0].update(
-                qformer_input_ids=ids, qformer_attention_mask=torch.ones_like(ids)
-            )
-        serves(model, stock, [[first, second]], verify=False)
-
-    def test_flash_attention_takes_no_row_of_a_tower_for_documents(self):
-        """It tells packed rows by positions, where a batch has one row: that of the only frame."""
-        with stand_in("flash"):
-            stock, model = (
-                built("instructblipvideo", "flash", task="image-text-to-text") for _ in range(2)
-            )
-            first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
-            pixels = first.images[0]["pixel_values"]
-            first.images[0]["pixel_values"] = pixels[:, :1]
-            first.tokens["input_ids"] = first.tokens["input_ids"][
-                :, : -stock.config.num_query_tokens
-            ]
-            text = {"input_ids": second.tokens["input_ids"][:, -4:]}
-            other = type(second)(text, ())
-            with autopack.enable(model, verify=False):
-                logits = model(**packed(model, [[first, other]])).logits
-            assert error(logits[0, : len(first)], alone(stock, first).logits[0]) <= FLOAT32
+def test_a_q_former_with_as_many_tokens_as_the_row_has():
+    """Upstream hands positions on to it, by `**kwargs`; they would fit there, and number its tokens
+    by documents."""
+    stock, model = twins_with_images("instructblipvideo")
+    first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
+    ids = tiny.tokens(stock.config, 1, len(first) + len(second), seed=5)
+    for document in (first, second):
+        document.images[0].update(
+            qformer_input_ids=ids, qformer_attention_mask=torch.ones_like(ids)
+        )
+    serves(model, stock, [[first, second]], verify=False)

@@ -6,14 +6,12 @@ several lengths, of which one ends and the next begins with a sound, one has non
 """
 
 import dataclasses
-import json
-from pathlib import Path
 
 import pytest
 import torch
 
 import autopack
-from autopack import registry, tiny
+from autopack import tiny
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
@@ -40,7 +38,6 @@ ALIKE = {
 }
 CHUNKED = ("qwen3_omni_moe_thinker",)
 """Types whose chunks have 100 frames."""
-RESULTS = Path(__file__).parents[2] / "compat" / "results"
 TASK_OF = {
     name: task
     for tasks in (TASKS, ALIKE)
@@ -276,16 +273,3 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
     labels = batch.pop("labels")
     with autopack.enable(model, verify=False):
         assert torch.isfinite(model(**batch, labels=labels).loss)
-
-
-def test_every_type_that_takes_sounds_has_been_run_with_them():
-    said = {t for family in registry.families() for t in family.media.get("sound", ())}
-    measured = set()
-    recorded = json.loads((RESULTS / "exactness.json").read_text())["cells"]
-    for name, cells in recorded.items():
-        assert not any(cell.get("sounds") == "LEAK" for cell in cells.values()), name
-        if any(cell.get("sounds") == "exact" for cell in cells.values()):
-            measured.add(name.rpartition(" ")[2])
-    # encoders of speech are encoder-decoders (docs/losses.md); the last is listed for no task that
-    # is recorded
-    assert said - {"whisper", "moonshine", "speech_to_text"} - {"fun_asr_nano"} == measured

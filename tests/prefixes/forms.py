@@ -5,8 +5,8 @@ import numpy as np
 import torch
 
 from autopack import PackingCollator
-from tests.engine import next_token_loss
-from tests.support.padded import FLOAT32, GRADIENT, loss_error, model_gradient_error
+from tests.engine import Result, check, next_token_loss
+from tests.support.padded import LIMITS
 from tests.support.prefixes import padded
 
 
@@ -36,28 +36,21 @@ def parts(batch):
 
 def agree(stock, model, batch, labels=True, **options):
     """Logits, loss and gradients of a call against those of each document alone in stock."""
-    model.zero_grad()
     output = model(**(batch if labels else without_labels(batch)), use_cache=False, **options)
     targets = batch["labels"]
     loss = output.loss if labels else _loss(output.logits, targets)
-    loss.backward()
-    stock.zero_grad()
     wanted, count = 0.0, int((targets != -100).sum())
+    found, alone = [], []
     for row, first, end in parts(batch):
         ids, own = (batch[name][row : row + 1, first:end] for name in ("input_ids", "labels"))
-        alone = stock(input_ids=ids, use_cache=False).logits
-        error = float(
-            (output.logits[row, first:end] - alone[0]).detach().abs().max()
-            / alone.detach().abs().max()
-        )
-        assert error < FLOAT32
-        wanted = wanted + _loss(alone, own) * int((own != -100).sum())
+        logits = stock(input_ids=ids, use_cache=False).logits
+        found.append(output.logits[row, first:end])
+        alone.append(logits[0])
+        wanted = wanted + _loss(logits, own) * int((own != -100).sum())
     if labels and "position_ids" not in batch:  # not all types shift labels
         wanted, count = stock(**batch, use_cache=False).loss, 1
-    (wanted / count).backward()
-    assert loss_error(loss, wanted / count) < FLOAT32
-    assert model_gradient_error(model, stock) < GRADIENT
-    return output
+    expected = Result.of(stock, alone, wanted / count, LIMITS)
+    check(Result.of(model, found, loss, LIMITS), expected)
 
 
 def _loss(logits, labels):

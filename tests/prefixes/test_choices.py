@@ -1,8 +1,5 @@
-"""Which batches have what their rows begin with computed once, and that it holds however the model
-is run."""
+"""Which batches have what their rows begin with computed once, however the model is run."""
 
-import contextlib
-import copy
 from functools import partial
 
 import pytest
@@ -10,8 +7,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import autopack
-from autopack.enabling.trainer_logs import numbers
-from autopack.runtime.tally import Volume
 from tests.engine import next_token_loss
 from tests.support.padded import (
     FLOAT32,
@@ -92,10 +87,6 @@ class TestWhen:
                 _scored(model.eval(), batch)
                 assert _shared(handle) > 0
 
-    def test_no_such_choice(self, pair):
-        with pytest.raises(ValueError, match="share must be True or False; found 'sometimes'"):
-            autopack.enable(pair[1], share="sometimes")
-
     def test_rows_without_padding(self, pair):
         batch = padded(group(32, (6, 6, 6)))
         batches = [batch, {"input_ids": batch["input_ids"]}]
@@ -169,12 +160,6 @@ class TestSaid:
             assert "96 tokens were computed with those of another row" in repr(handle)
             assert handle.tally.evaluation.fill == 1.0
 
-    def test_in_the_logs_of_a_trainer(self):
-        found = numbers(Volume(1, 1, 57, 153, 4, 0, 96), 1.0)
-        assert found["autopack/shared"] == round(96 / 153, 4)
-        assert found["autopack/real_tokens_per_second"] == 153.0
-        assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
-
 
 def _with_lora(model):
     return with_lora(model, ["q_proj", "v_proj", "up_proj"], r=2)
@@ -196,7 +181,7 @@ CHANGES = {
 
 
 class TestHowever:
-    """Wrapped, compiled, copied, checkpointed, lowered, subclassed, hooked, in threads."""
+    """Checkpointed, adapted, with a loss of one's own, lowered."""
 
     @pytest.mark.parametrize(("change", "labels"), CHANGES.values(), ids=[*CHANGES])
     def test_training(self, pair, change, labels):
@@ -213,56 +198,3 @@ class TestHowever:
             # bfloat16 keeps 8 bits
             assert logit_error(found, expected, batch["attention_mask"]) < 0.1
             assert _shared(handle) > 40
-
-    def test_copies(self, pair):
-        stock, model = pair
-        with autopack.enable(model), torch.no_grad():
-            copied = copy.deepcopy(model)
-            agree(copied, stock, padded(tree()), use_cache=False)
-            assert copied.__dict__["_autopack_enabled"].tally.evaluation.shared > 40
-            autopack.disable(copied)
-
-    def test_a_model_that_is_changed_is_asked_again(self, pair):
-        """A layer that mixes tokens by their columns, put in after the first shared call: its twin
-        has none."""
-        stock, model = pair
-        with autopack.enable(model) as handle:
-            _scored(model, padded(tree()))
-            before = _shared(handle)
-            assert before > 40
-
-            class Columns(torch.nn.Module):
-                def __init__(self, inner):
-                    super().__init__()
-                    self.inner = inner
-
-                def forward(self, states):
-                    scale = torch.linspace(1, 2, states.shape[1])[None, :, None]
-                    return self.inner(states) * scale
-
-            for each in pair:
-                each.model.layers[0].mlp = Columns(each.model.layers[0].mlp)
-            with contextlib.suppress(autopack.AutopackError), torch.no_grad():  # or it is refused
-                agree(model, stock, padded(tree()), use_cache=False)
-            assert _shared(handle) == before
-
-    def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
-        """TRL does so in every step: the model is not looked at anew, and nothing is asked
-        again."""
-        model = pair[1].train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        with packs_at_once(model) as handle:
-            _scored(model, padded(tree()))
-            asked = handle.enabled.said_by_twins
-            for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
-                turn()
-                assert handle.enabled.fingerprint.changed() is None
-                agree(model, pair[0].train(), padded(tree()), use_cache=False)
-            assert handle.enabled.said_by_twins is asked
-            assert list(asked) == [("prefixes",)]
-            model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: (
-                function(*given) * 2
-            )
-            assert handle.enabled.fingerprint.changed().startswith(
-                "a function on one of its modules"
-            )

@@ -1,16 +1,12 @@
 """Documents of packed rows that begin alike get what each gets alone, where their beginning is
 computed once."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from transformers import LlamaForCausalLM, LlamaModel
-from transformers.utils import ModelOutput
 
 import autopack
 from tests.prefixes.forms import agree, packed
-from tests.support.padded import build, twins
+from tests.support.padded import build
 from tests.support.prefixes import group, tree
 
 
@@ -32,40 +28,13 @@ class TestAgreement:
             assert handle.tally.training.shared > 40
 
 
-@dataclass
-class _Scored(ModelOutput):
-    logits: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
-
-
-def _scoring(base):
-    """A class of somebody's own that adds scores which the last token of each row gives, with a
-    head or without."""
-
-    class Scoring(base):
-        def __init__(self, config):
-            super().__init__(config)
-            self.score = torch.nn.Linear(config.hidden_size, 3)
-
-        def forward(self, *args, **kwargs):
-            output = super().forward(
-                *args, **{**kwargs, "output_hidden_states": True, "return_dict": True}
-            )
-            return _Scored(output[0], self.score(output.hidden_states[-1][:, -1]))
-
-    return Scoring
-
-
 class TestWhen:
     @pytest.mark.parametrize(
-        ("share", "documents", "options"),
+        ("documents", "options"),
         [
-            (False, tree(), {}),
-            (True, group(12, (30, 22, 41)), {}),
-            (True, group(16, (99, 150)), {}),
+            (group(12, (30, 22, 41)), {}),
             # Whoever compiles for one number of documents gets rows of that shape.
             (
-                True,
                 group(),
                 {
                     "max_length": 256,
@@ -75,11 +44,11 @@ class TestWhen:
                 },
             ),
         ],
-        ids=["not asked for", "too few in common", "too little in common", "rows of fixed shape"],
+        ids=["too few in common", "rows of fixed shape"],
     )
-    def test_never(self, share, documents, options):
+    def test_never(self, documents, options):
         model = build("llama").eval()
-        with autopack.enable(model, share=share) as handle, torch.no_grad():
+        with autopack.enable(model) as handle, torch.no_grad():
             model(**packed(documents, **options), use_cache=False)
             assert handle.tally.evaluation.shared == 0
 
@@ -98,24 +67,6 @@ class TestWhen:
             alone = stock(input_ids=other[None], position_ids=batch["position_ids"][:, 38:]).logits
             assert torch.allclose(found[0, 38:], alone[0], atol=1e-5)
             assert handle.tally.evaluation.shared == 0
-
-    @pytest.mark.parametrize("base", [LlamaForCausalLM, LlamaModel])
-    def test_what_a_forward_makes_of_each_row(self, base):
-        """A forward of somebody's own that scores the last token: documents get theirs, and it is
-        remembered."""
-        stock, model = twins(_scoring(base)(build("llama").config).eval())
-        documents = group(32, (5, 11, 8))
-        batch = packed(documents)
-        given = {name: batch[name] for name in ("input_ids", "position_ids")}
-        with autopack.enable(model) as handle, torch.no_grad():
-            for _ in range(2):
-                found = model(**given, use_cache=False)
-                alone = torch.cat(
-                    [stock(input_ids=document[None]).scores for document in documents]
-                )
-                assert torch.allclose(found.scores, alone, atol=1e-5)
-                assert found.logits.shape[:2] == batch["input_ids"].shape
-            assert handle.tally.evaluation.tokens == 2 * sum(map(len, documents))
 
     @pytest.mark.parametrize("rows", ["packed", "of one length"])
     def test_who_looks_into_layers_sees_every_document(self, rows):

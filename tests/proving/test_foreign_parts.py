@@ -32,17 +32,6 @@ class Part(nn.Module):
         return self.before(states) @ self.weight.T + self.bias
 
 
-class BatchStatistics(Part):
-    """A batch norm: statistics of all tokens in training, running ones otherwise."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__(width_in, width_out)
-        self.norm = nn.BatchNorm1d(width_in)
-
-    def before(self, states):
-        return self.norm(states.flatten(0, -2)).view_as(states)
-
-
 class _AveragesBack(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states):
@@ -89,13 +78,7 @@ def _mean(states):
 
 FORM = {"rows": 2, "tokens": 24, "dtype": torch.float64, "train": True}
 MIXING = {
-    "over the tokens of a row": (
-        having(lambda _, x: (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-3)),
-        {},
-    ),
-    "over rows": (having(lambda _, x: x + x.mean(0, keepdim=True)), {}),
     "AveragesBack": (having(lambda _, x: _AveragesBack.apply(x)), {}),
-    "BatchStatistics": (BatchStatistics, {}),
     "ClipsBack": (ClipsBack, {}),
     "single precision": (
         mixing_where(lambda _, x: x.dtype == torch.float32),

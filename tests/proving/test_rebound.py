@@ -166,10 +166,12 @@ def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
     model.model._gradient_checkpointing_func = around(torch.utils.checkpoint.checkpoint)
     for layer in model.model.layers:
         layer._gradient_checkpointing_func = around(layer._gradient_checkpointing_func)
-    expected = CALL.alone(model)
+    expected, padded = CALL.alone(model), CALL.padded(model)
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source == "twin", handle.verified
         check(CALL.packed(model), expected)
+        check(CALL.padded(model), padded)
+        assert handle.tally.batches == 1
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])

@@ -27,11 +27,6 @@ def in_a_deque():
     return appending(deque(maxlen=100))
 
 
-def in_a_dict_of_lists():
-    seen = {"states": []}
-    return (lambda module, args, output: seen["states"].append(args)), lambda: len(seen["states"])
-
-
 def in_a_new_entry():
     seen = Counter()
 
@@ -107,7 +102,7 @@ def as_the_last_output():
 
 
 RECORDERS = (
-    in_a_deque, as_the_last_output, in_a_dict_of_lists, in_a_new_entry, in_a_variable, in_a_global,
+    in_a_deque, as_the_last_output, in_a_new_entry, in_a_variable, in_a_global,
     by_a_helper, by_a_method, by_a_partial,
 )  # fmt: skip
 PLACES = {

@@ -8,7 +8,7 @@ from types import MethodType
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 import autopack
 from autopack import tiny
@@ -17,7 +17,7 @@ from autopack.errors import UnsupportedModel
 from autopack.proving import alike, configuration, twin
 from autopack.proving.apart import apart
 from tests.conftest import FLOAT32, LENGTHS, alone, error, positions, token_ids
-from tests.proving.untouched import Doubled, Mine, built, left_alone
+from tests.proving.untouched import Doubled, built, left_alone
 from tests.support.refusals import refused, refused_by_its_first_call
 
 
@@ -43,27 +43,6 @@ def source(model):
         return handle.enabled.proof.source
 
 
-class TestSpeaks:
-    def test_for_a_loss_on_the_instance(self):
-        def of_next_tokens(logits, labels, vocab_size, **_):
-            return nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
-            )
-
-        def of_the_row(logits, labels, vocab_size, **_):
-            mean = logits.float().mean(dim=1)
-            return nn.functional.cross_entropy(mean, labels[:, 1])
-
-        model = built()
-        model.loss_function = of_next_tokens
-        with autopack.enable(model) as handle:
-            assert handle.enabled.proof.source == "twin"
-            assert handle.enabled.proof.labels is None
-        model.loss_function = of_the_row
-        with autopack.enable(model) as handle:
-            assert handle.enabled.proof.labels is not None
-
-
 class TestParts:
     def test_a_layer_of_ones_own_is_proven_by_itself(self):
         model = built()
@@ -87,20 +66,6 @@ class TestParts:
 class TestIsSilent:
     """Where the two are not alike, the model itself is audited, and the reason says where they
     differ."""
-
-    def test_where_the_constructor_wants_more(self):
-        class Asking(LlamaForCausalLM):
-            def __init__(self, config, scale):
-                super().__init__(config)
-                self.scale = scale
-
-            def forward(self, *args, **kwargs):
-                return super().forward(*args, **kwargs)
-
-        config = tiny.config("llama")
-        with autopack.enable(Asking(config, 2.0)) as handle:
-            assert handle.enabled.proof.source == "checks"
-            assert "no twin tells, for TypeError" in handle.verified
 
     @pytest.mark.parametrize("value", [True, "all", 3, len, None])
     def test_where_something_was_put_on_the_model_later(self, value):
@@ -215,15 +180,6 @@ def test_whatever_is_in_force_where_a_model_is_enabled(name, layer):
         assert "e-1" in handle.verified  # float64
     assert torch.equal(state, torch.get_rng_state())
     assert packed_error(model) < FLOAT32
-
-
-def test_the_published_size_of_a_model_does_not_matter():
-    config = LlamaConfig(
-        hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
-    )
-    with torch.device("meta"):
-        model = Mine(config)
-    assert source(model) == "twin"
 
 
 @pytest.mark.sampled(1)

@@ -29,86 +29,55 @@ def model():
     return tiny.build("llama").train()
 
 
-def packed(*segments):
-    """A row of two documents and, behind them, padding."""
-    return {"input_ids": token_ids(1, len(segments)), "attention_mask": torch.tensor([segments])}
-
-
-CLASSES = {"bert": {"task": "sequence-classification", "pad_token_id": 0}}
-CLASSES["xlnet"] = CLASSES["bert"]
-ROW = packed(1, 1, 1, 2, 2, 0, 0, 0)
+CLASSES = {"task": "sequence-classification", "pad_token_id": 0}
+PAIRS = {"task": "seq2seq"}
+ROW = {
+    "input_ids": token_ids(1, 8),
+    "attention_mask": torch.tensor([[1, 1, 1, 2, 2, 0, 0, 0]]),
+}
+"""Two documents and, behind them, padding."""
 ONES_AMONG = torch.tensor([[0, 0, 0, 1, 2, 0, 0, 0], [0, 1, 0, 0, 0, 1, 2, 3]])
 """Positions of documents of one token among others; those behind all others are padding."""
 CALLS = [
-    ("llama", {}, {}, padded(), RAN),
-    ("llama", {}, {}, ROW, Volume(calls=1, rows=1, columns=8, tokens=5, documents=2)),
+    ("llama", padded(), RAN),
+    ("llama", {"input_ids": token_ids(2, 5)}, Volume(1, 2, 10, 10, 2)),
     (
         "llama",
-        {},
-        {},
-        {"input_ids": token_ids(2, 5)},
-        Volume(calls=1, rows=2, columns=10, tokens=10, documents=2),
-    ),
-    (
-        "llama",
-        {},
-        {},
         {"input_ids": token_ids(2, 8), "position_ids": ONES_AMONG},
         Volume(1, 2, 16, 13, 7),
     ),
-    ("llama", {}, {}, {**padded(), "output_attentions": True}, STAYED),
-    ("llama", {}, {}, {"inputs_embeds": torch.zeros(2, 5, 64)}, Volume(1, 2, 10, 10, 2)),
-    ("llama", {}, {"unpad": False}, padded(), STAYED),
-    *((name, {}, {}, ROW, Volume(1, 1, 8, 5, 2)) for name in ("bart", "qwen3_next")),
-    # What the mask hides are other tokens than the padding token.
-    (
-        "bert",
-        {"task": "masked-lm"},
-        {},
-        {"input_ids": token_ids(3, 9), "attention_mask": mask_of(LENGTHS)},
-        STAYED,
-    ),
+    ("llama", {"inputs_embeds": torch.zeros(2, 5, 64)}, Volume(1, 2, 10, 10, 2)),
+    ("llama", padded(), STAYED, {}, {"unpad": False}),
+    *((name, ROW, Volume(1, 1, 8, 5, 2)) for name in ("llama", "bart", "qwen3_next")),
     # Documents of a head are counted once: BERT runs them as a padded batch, whose backbone runs
     # one row.
-    (
-        "bert",
-        CLASSES["bert"],
-        {},
-        {**ROW, "labels": torch.tensor([0, 1])},
-        Volume(1, 1, 5, 5, 2, 3),
-    ),
-    ("bert", CLASSES["bert"], {}, {**padded(), "labels": torch.tensor([0, 1, 0])}, RAN),
+    ("bert", {**ROW, "labels": torch.tensor([0, 1])}, Volume(1, 1, 5, 5, 2, 3), CLASSES),
+    ("bert", {**padded(), "labels": torch.tensor([0, 1, 0])}, RAN, CLASSES),
     # XLNet runs each length by itself, one document per row.
-    (
-        "xlnet",
-        CLASSES["xlnet"],
-        {},
-        {**ROW, "labels": torch.tensor([0, 1])},
-        Volume(2, 2, 5, 5, 2, 3),
-    ),
+    ("xlnet", {**ROW, "labels": torch.tensor([0, 1])}, Volume(2, 2, 5, 5, 2, 3), CLASSES),
     # Both halves of an encoder-decoder.
-    ("t5", {"task": "seq2seq"}, {}, padded(), Volume(1, 1, 2 * REAL, 2 * REAL, 3, 2 * PADDING)),
+    ("t5", padded(), Volume(1, 1, 2 * REAL, 2 * REAL, 3, 2 * PADDING), PAIRS),
     (
         "t5",
-        {"task": "seq2seq"},
-        {},
         {"input_ids": token_ids(2, 5), "labels": token_ids(2, 4)},
         Volume(1, 2, 18, 18, 2),
+        PAIRS,
     ),
-    ("t5", {"task": "seq2seq"}, {"unpad": False}, padded(), Volume(1, 3, 54, 2 * REAL, 3)),
+    ("t5", padded(), Volume(1, 3, 54, 2 * REAL, 3), PAIRS, {"unpad": False}),
     # Choices of questions.
     (
         "bert",
-        {"task": "multiple-choice"},
-        {},
         {"input_ids": token_ids(6, 5).reshape(2, 3, 5)},
         Volume(1, 6, 30, 30, 6),
+        {"task": "multiple-choice"},
     ),
 ]
+"""Types, calls, what is counted, and configurations and options where there are some."""
 
 
-@pytest.mark.parametrize(("model_type", "config", "options", "call", "expected"), CALLS)
-def test_a_call(model_type, config, options, call, expected):
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call(case):
+    model_type, call, expected, config, options = (*case, {}, {})[:5]
     model = tiny.build(model_type, **config).train()
     with autopack.enable(model, **options) as handle:
         model(**call)
@@ -162,6 +131,7 @@ def test_audits_and_checks_of_training_calls_are_not_counted():
         model(**padded())
         assert handle.checked.checks == 1
         autopack.audit(model)
+        assert handle.checked.checks == 1
         assert (handle.tally.training, handle.tally.evaluation) == (RAN, Volume())
 
 

@@ -239,21 +239,6 @@ class TestRaisedBySomebody:
         model.eval()
         assert as_before(model, before)
 
-    def test_a_loss(self, kind):
-        def loss(*_, **__):
-            raise kind("planted")
-
-        expected, model = Expected(), build()
-        with autopack.enable(model, verify=False):
-            model.loss_function = loss
-            for _ in range(2):
-                with pytest.raises(kind):
-                    train(model)
-            del model._loss_function
-            assert expected.of(model) <= FLOAT32
-            train(model)
-        assert current() is None
-
     def test_a_check_of_the_sentinel(self, kind):
         """The second run of the layer in a step is that of the document alone."""
         expected, model, calls = Expected(), build(), itertools.count(1)

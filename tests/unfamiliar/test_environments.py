@@ -1,5 +1,4 @@
-"""What users run models in every day, with models and subclasses of any type: PEFT, accelerate,
-Trainer, threads."""
+"""What users run models of any type in every day: PEFT, threads, hooks for hidden states."""
 
 import concurrent.futures
 
@@ -9,13 +8,10 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.enabling import prove
-from tests.engine import WHEN, Call, check, form_of
-from tests.subjects import DECODERS, alternating, build, crossed, subclass
-from tests.support.trained import checkpointed, with_lora
-from tests.unfamiliar.properties import Property, table
+from tests.engine import WHEN, Call, check, form_of, must_be_exact
+from tests.subjects import DECODERS, build, crossed, subclass
+from tests.support.trained import with_lora
 from tests.unfamiliar.test_subclasses import names_some
-
-EARLY_AND_LATE = ["before", "before", "after", "after"]
 
 
 def call_of(model_type, **options):
@@ -23,11 +19,7 @@ def call_of(model_type, **options):
     return Call(form=form_of(build(model_type)), **options)
 
 
-def both(model_type, *_):
-    return call_of(model_type).both
-
-
-def thin(model_type, *_):
+def thin(model_type):
     model = build(model_type)
     subclass(model, names_some)
     return model
@@ -39,38 +31,9 @@ def adapted(model):
     return with_lora(model, targets, task_type="CAUSAL_LM")
 
 
-def hooked(model):
-    """The hooks of accelerate on every module, as `dispatch_model` leaves them: forwards on the
-    instances."""
-    hooks = pytest.importorskip("accelerate.hooks")
-    for module in model.modules():
-        hooks.add_hook_to_module(module, hooks.AlignDevicesHook(execution_device="cpu"))
-
-
-def prepared(model):
-    accelerate = pytest.importorskip("accelerate")
-    return accelerate.Accelerator(cpu=True).prepare(model)
-
-
-def put(model, setting):
-    return setting(model)
-
-
-ACCELERATED = alternating(crossed(DECODERS, [hooked, prepared], 1), EARLY_AND_LATE)
-CHECKPOINTED = alternating(crossed(DECODERS, [True, False], 1), EARLY_AND_LATE)
-
-
-@table([
-    Property("peft", crossed(DECODERS, WHEN, 1), adapted, both, WHEN),
-    Property("peft of a thin subclass", ["llama", "gpt2", "qwen2_moe", "bloom"], adapted, both, WHEN, make=thin),
-    Property("accelerate", ACCELERATED, put, both, WHEN, usual=2),
-    Property("accelerate with a thin subclass", [("llama", hooked), ("llama", prepared)], put, both, WHEN, make=thin),
-    Property("gradient checkpointing of a thin subclass",
-             [case for case in CHECKPOINTED if build(case[0]).supports_gradient_checkpointing], checkpointed, both,
-             WHEN, make=thin),
-])  # fmt: skip
-def test_an_environment(subject, case):
-    subject.hold(*case)
+@pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, WHEN, 1))
+def test_adapters_of_any_type(model_type, when):
+    must_be_exact(model_type, call_of(model_type).both, adapted, when)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba", "qwen2_moe"])

@@ -9,7 +9,6 @@ import torch
 
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, Result, counted, ids, numbered
 from tests.subjects import ATTENDING, alternating, build, crossed, subclass
-from tests.unfamiliar.parts import shifted
 from tests.unfamiliar.properties import Property, table
 
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
@@ -32,12 +31,11 @@ def _adds(**added):
     return hook
 
 
-def hook_on(model, hook, inner, kind="pre"):
+def hook_on(model, hook, inner):
     """Add a hook of the user's to the model, or to its backbone."""
     # OPT's head calls the decoder of its base model, and never that model.
     module = getattr(model.base_model, "decoder", model.base_model) if inner else model
-    register = module.register_forward_pre_hook if kind == "pre" else module.register_forward_hook
-    register(hook, with_kwargs=True)
+    module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 adds_positions = _adds(position_ids=counted())
@@ -54,16 +52,6 @@ def by_other_lengths(model):
     return Result(list(states.split(LENGTHS)))
 
 
-def hides_tokens(module, args, kwargs):
-    """A pre-hook that masks the last token of every document: to autopack it is padding then."""
-    tokens = kwargs.get("input_ids")
-    if tokens is None or not isinstance(kwargs.get("attention_mask"), torch.Tensor):
-        return None
-    mask = kwargs["attention_mask"].clone()
-    mask[:, 2] = 0
-    return args, {**kwargs, "attention_mask": mask}
-
-
 def changes_labels(module, args, kwargs):
     """A pre-hook that leaves some labels out, and puts one where there was none."""
     labels = kwargs["labels"].clone()
@@ -78,33 +66,11 @@ class FewerLabels(Call):
         return {"labels": tokens.where(tokens % 3 != 0, IGNORED)}
 
 
-def previous(module, args, kwargs, output):
-    """A forward hook that adds to each token what the one before it got."""
-    output["last_hidden_state"] = shifted(output.last_hidden_state)
-    return output
-
-
-def scaled(module, args, kwargs, output):
-    output["last_hidden_state"] = output.last_hidden_state * 1.5
-    return output
-
-
 def masks_the_inside(self, input_ids=None, attention_mask=None, **kwargs):
     """An unpadded batch whose backbone is given another mask: a token in the middle is hidden."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
     mask[:, 1] = 0
     states = self.base_model(input_ids=input_ids, attention_mask=mask).last_hidden_state
-    output = super(type(self), self).forward(
-        input_ids=input_ids, attention_mask=attention_mask, **kwargs
-    )
-    output.logits = output.logits + self.get_output_embeddings()(states)
-    return output
-
-
-def forgets_the_mask(self, input_ids=None, attention_mask=None, **kwargs):
-    """A second pass over all columns, those of padding too: what it gives to real tokens is
-    causal."""
-    states = self.base_model(input_ids=input_ids).last_hidden_state
     output = super(type(self), self).forward(
         input_ids=input_ids, attention_mask=attention_mask, **kwargs
     )
@@ -123,7 +89,7 @@ def pools_inside(self, input_ids=None, attention_mask=None, **kwargs):
     return output
 
 
-INSIDE = (masks_the_inside, forgets_the_mask, pools_inside)
+INSIDE = (masks_the_inside, pools_inside)
 
 
 def does_more(model, forward):
@@ -141,9 +107,6 @@ def anywhere(types, hook, each):
 
 MORE = [*ATTENDING, "bloom", "mamba"]
 POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_no_cache]), HOOKED)
-AFTERWARDS = alternating(
-    crossed([*MORE, "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"]
-)
 
 
 @table([
@@ -155,13 +118,8 @@ AFTERWARDS = alternating(
     # The code that runs is told of other documents than the call: theirs is the result, or none.
     Property("a pre-hook that declares other documents", anywhere(ATTENDING, declares_others, 2), hook_on,
              ((WITHOUT_LABELS.packed, by_other_lengths),), usual=1),
-    # A hole in a document; what stock makes of it is the reference.
-    Property("a pre-hook that changes the mask of a padded batch", anywhere(ATTENDING, hides_tokens, 1), hook_on,
-             WITHOUT_LABELS.batch),
     Property("a pre-hook that changes labels", on_the_whole([*MORE, "falcon"], changes_labels), hook_on,
              FewerLabels().both, usual=2),
-    Property("a forward hook that changes what the backbone gives",
-             [(t, hook, True, "post", when) for t, hook, when in AFTERWARDS], hook_on, usual=1),
     Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),
 ])  # fmt: skip
 def test_what_is_done_inside(subject, case):

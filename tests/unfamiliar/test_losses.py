@@ -1,5 +1,4 @@
-"""Losses of the user's: functions set on a model, labels of other shapes, criteria outside of the
-model."""
+"""Losses of the user's: functions set on a model, labels of other shapes."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,6 @@ from tests.conftest import spans
 from tests.engine import IGNORED, LENGTHS, WHEN, Call, errors, verdict
 from tests.subjects import DECODERS, build, crossed, subclass, turned
 from tests.unfamiliar.properties import Property, table
-from tests.unfamiliar.test_subclasses import passes_all_on
 
 CALL = Call()
 
@@ -64,31 +62,16 @@ def between_rows(logits, labels, vocab_size=None, **kwargs):
     return -nn.functional.logsigmoid(0.1 * (score[0] - score[1:])).mean()
 
 
-def of_the_last_token(logits, labels, vocab_size=None, **kwargs):
-    """Only the last labelled token of every row counts."""
-    each = _each(logits[:, :-1], labels[:, 1:])
-    last = ((labels[:, 1:] != IGNORED) * torch.arange(1, labels.shape[1])).argmax(1)
-    return each.gather(1, last[:, None]).mean()
-
-
-class Criterion:
-    """A loss that has no `__name__`."""
-
-    def __call__(self, logits, labels, vocab_size=None, **kwargs):
-        return smoothed(logits, labels, epsilon=0.2)
-
-
 LOSSES = {
     "per sequence": (per_sequence, ("documents", "mean")),
     "summed": (summed, ("sum",)),
     "smoothed": (smoothed, ("mean",)),
+    # which has no `__name__`
     "partial": (partial(smoothed, epsilon=0.3), ("mean",)),
-    "object": (Criterion(), ("mean",)),
     "unshifted": (unshifted, ("mean",)),
     "two ahead": (two_ahead, ("sum",)),
     "with a penalty": (with_a_penalty, ()),
     "between rows": (between_rows, ()),
-    "of the last token": (of_the_last_token, ("documents",)),
 }
 """Each with the ways in which losses of documents alone may be put together for a packed row."""
 OF_DOCUMENTS = [name for name, (_, reductions) in LOSSES.items() if reductions]
@@ -124,10 +107,6 @@ def sets(model, name):
     model.loss_function = LOSSES[name][0]
 
 
-def has_a_property(model, name):
-    subclass(model, passes_all_on, loss_function=property(lambda self: LOSSES[name][0]))
-
-
 def computes_its_loss(self, input_ids=None, labels=None, **kwargs):
     output = super(type(self), self).forward(input_ids=input_ids, **kwargs)
     if labels is not None:
@@ -137,19 +116,6 @@ def computes_its_loss(self, input_ids=None, labels=None, **kwargs):
 
 def has_labels_of_its_own(self, input_ids=None, answers=None, **kwargs):
     return computes_its_loss(self, input_ids, answers, **kwargs)
-
-
-class Outside(Call):
-    """A criterion of the user's, outside of the model; its labels leave out what begins a
-    document."""
-
-    def run(self, model, arguments):
-        labels = arguments.pop("labels").clone()
-        if self.is_row(labels):
-            labels[:, [a for a, _ in spans(LENGTHS)]] = IGNORED
-        output = super().run(model, arguments)
-        output.loss = smoothed(output.logits, labels)
-        return output
 
 
 @dataclass(frozen=True)
@@ -184,37 +150,17 @@ class ShiftedLabels(Call):
         return super().run(model, arguments)
 
 
-def thin_or_not(model, thin, *_):
-    if thin:
-        subclass(model, passes_all_on)
-
-
-def of_items(_, thin, kind):
-    """As Trainer gives it with gradient accumulation: the loss is a sum over that count."""
-    return Call(given={"num_items_in_batch": kind(13)}, reduction="sum").both
-
-
 PADDED = [(t, name, when) for name, t in crossed(list(LOSSES), DECODERS) for when in WHEN]
 SHIFTED = ["llama", "qwen2_moe", "gpt_neox", "olmo2", "phi", "starcoder2"]
-COUNTED = crossed(["llama", "gpt2", "bloom", "mamba", "opt"], [False, True])
 
 
 @table([
     Property("a loss of one's own, padded", PADDED, sets, CALL.batch, WHEN),
-    Property("a loss of one's own, padded on the left", [("llama", *pair) for pair in crossed(list(LOSSES), WHEN, 1)],
-             sets, ((CALL.padded_left, CALL.padded_left),), WHEN),
-    Property("a loss by a property, padded", turned(crossed(list(LOSSES), DECODERS[3:], 1)), has_a_property,
-             CALL.batch, WHEN),
-    Property("a subclass that computes its loss", DECODERS, lambda model: subclass(model, computes_its_loss)),
     Property("a subclass with labels of its own", DECODERS, lambda model: subclass(model, has_labels_of_its_own),
              Call(labels="answers").both, usual=2),
-    Property("a criterion outside of the model", DECODERS, None, Outside(given={"use_cache": False}).both, WHEN),
     Property("labels of any shape", turned(crossed(list(SHAPES), ["llama", "gpt2", "bloom", "mamba", "opt"], 3)),
              None, lambda _, name: Shaped(shape=name).row, WHEN, usual=2),
-    Property("labels that are shifted already", [(t, thin) for t in SHIFTED for thin in (False, True)],
-             thin_or_not, ShiftedLabels().both, WHEN, usual=2),
-    Property("a count of items in the batch", [(*pair, kind) for pair in COUNTED for kind in (int, torch.tensor)],
-             thin_or_not, of_items, WHEN, usual=2),
+    Property("labels that are shifted already", SHIFTED, None, ShiftedLabels().both, WHEN, usual=2),
 ])  # fmt: skip
 def test_a_loss(subject, case):
     subject.hold(*case)

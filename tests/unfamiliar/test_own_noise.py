@@ -38,10 +38,6 @@ def noise(x):
     return x + 0.1 * torch.randn(x.shape)
 
 
-def keeps(x, share):
-    return x * (torch.rand(x.shape[:2]) < share)[..., None] / share
-
-
 def coin(x, share=0.8):
     return x * torch.bernoulli(torch.full_like(x, share)) / share
 
@@ -80,17 +76,12 @@ class ByHelper(Own):
         return type(self).helper(x) if self.training else x
 
 
-class KeptByConfiguration(Own):
-    def noisy(self, x):
-        return keeps(x, 1 - self.config.my_rate) if self.training else x
-
-
 def calling(helper):
     return type("Calling", (ByHelper,), {"helper": staticmethod(helper), "__module__": __name__})
 
 
 OF_HELPERS = [calling(helper) for helper in HELPERS]
-LAYERS = [Own, OfConfiguration, KeptByConfiguration, *OF_HELPERS]
+LAYERS = [Own, OfConfiguration, *OF_HELPERS]
 
 
 def built(layer, mixes):

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
 from tests.engine import Call, must_be_exact
-from tests.subjects import ATTENDING, DECODERS, ENCODERS, alternating, build, crossed, layers_of
+from tests.subjects import ATTENDING, DECODERS, alternating, build, crossed
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import (
     as_they_are,
@@ -57,17 +56,6 @@ def of_class(patching, model_type, where, change, wraps):
     patching.setattr(cls, "forward", functools.wraps(cls.forward)(forward) if wraps else forward)
 
 
-def own_attention(self, hidden_states, *args, **kwargs):
-    """Attention of the user's own: causal, and so no mask is needed for a batch of documents."""
-    heads = hidden_states.unflatten(-1, (4, -1)).transpose(1, 2)
-    found = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-    return found.transpose(1, 2).flatten(2), None
-
-
-def of_attention(patching, model_type):
-    patching.setattr(class_of(model_type, "mixer"), "forward", own_attention)
-
-
 def of_whole(patching, model_type):
     """A wrapper around the forward of the whole class, without `functools.wraps`: a profiler, or a
     logger."""
@@ -87,23 +75,6 @@ def as_stock_names_it(model_type):
     ).both
 
 
-def fused_loss(self, input_ids=None, labels=None, **kwargs):
-    """As Liger patches the whole class: the loss comes from hidden states, with a shift of its
-    own."""
-    output = self.base_model(input_ids=input_ids, **kwargs)
-    states = output.last_hidden_state
-    head = self.get_output_embeddings()
-    loss = None
-    if labels is not None:
-        targets = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-        loss = nn.functional.cross_entropy(head(states).flatten(0, 1), targets, ignore_index=-100)
-    return CausalLMOutputWithPast(loss=loss, logits=head(states))
-
-
-def with_fused_loss(patching, model_type):
-    patching.setattr(type(build(model_type)), "forward", fused_loss)
-
-
 def of_module(patching, model_type, name):
     """Patch a name of the module in which the mixer's class is defined."""
     attribute, replacement, _ = FUNCTIONS[name]
@@ -121,10 +92,6 @@ def rotates_by_columns(rotate):
         return rotate(q, k, angles.cos(), angles.sin(), *args, **kwargs)
 
     return apply
-
-
-def rotates_backwards(rotate):
-    return lambda q, k, cos, sin, *args, **kwargs: rotate(q, k, cos, -sin, *args, **kwargs)
 
 
 def without_mask(attend):
@@ -147,7 +114,6 @@ def repeats(repeat):
 
 FUNCTIONS = {
     "rotates by columns": ("apply_rotary_pos_emb", rotates_by_columns, "sdpa"),
-    "rotates backwards": ("apply_rotary_pos_emb", rotates_backwards, "sdpa"),
     "attends without mask": ("eager_attention_forward", without_mask, "eager"),
     "repeats heads": ("repeat_kv", repeats, "eager"),
 }
@@ -189,11 +155,6 @@ def over_sdpa(patching, model_type, function):
     patching.setitem(AttentionInterface._global_mapping, "sdpa", function)
 
 
-def of_encoder(patching, model_type):
-    cls = type(layers_of(build(model_type, "masked-lm"))[0])
-    patching.setattr(cls, "forward", wrapper(averaged, cls.forward))
-
-
 MIXERS = alternating(crossed(DECODERS, [shifted, averaged, attended]), STALE)
 OTHER_PARTS = alternating(crossed(DECODERS, ["feed-forward", "norm", "layer"]), STALE)
 SAME = alternating(crossed(DECODERS, [True, False], 1), STALE)
@@ -207,19 +168,14 @@ MODULES = [(t, name, when) for name, t in crossed(list(FUNCTIONS), ROTARY) for w
              [(t, where, shifted, w == "before", w) for t, where, w in OTHER_PARTS], patch=of_class),
     Property("the class of the mixer is wrapped and does the same",
              [(t, "mixer", as_they_are, wraps, w) for t, wraps, w in SAME], patch=of_class, usual=1),
-    Property("the class of attention gets a forward of one's own", [(t, w) for t in ATTENDING for w in STALE],
-             patch=of_attention, usual=1),
     Property("the class of the whole is wrapped", crossed(DECODERS, STALE), None, as_stock_names_it, ("before",),
              patch=of_whole),
-    Property("the class of the whole gets a fused loss", crossed(ATTENDING, STALE, 1), patch=with_fused_loss),
     Property("a function of the module is replaced", MODULES, patch=of_module,
              make=lambda model_type, name: build(model_type, attn_implementation=FUNCTIONS[name][2])),
     Property("an attention function over sdpa", alternating(crossed(ATTENDING, [careless, mine]), STALE),
              patch=over_sdpa),
     Property("an attention function under a name of its own",
              alternating(NAMED, ["before", "after", "after", "before"]), of_that_name, patch=by_a_name),
-    Property("the class of an encoder's layer mixes tokens", crossed(ENCODERS, STALE, 1), None,
-             Call(shifts=False).both, patch=of_encoder, make=lambda model_type: build(model_type, "masked-lm")),
 ])  # fmt: skip
 def test_patched_code(subject, case):
     subject.hold(*case)

@@ -1,7 +1,6 @@
 """Parts of a model that the user replaces, before or after it is enabled: exact or refused, never
 silently wrong."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 import autopack
 from tests.engine import WHEN, Call, leaks
 from tests.subjects import (
-    ATTENDING,
     DECODERS,
     ENCODERS,
     alternating,
@@ -26,9 +24,7 @@ from tests.unfamiliar.parts import (
     MIXING,
     PLACES,
     averaged,
-    changed,
     get,
-    mixer_name,
     place,
     put,
 )
@@ -65,83 +61,8 @@ def test_every_place_is_found(model_type, where):
     assert (CALL.alone(model).documents[0] - CALL.alone(plain).documents[0]).abs().max() > 1e-3
 
 
-def into_sequence(model):
-    """Wrapped in containers of torch."""
-    for where in ("norm", "head"):
-        holder, name = place(model, where)
-        put(holder, name, nn.Sequential(get(holder, name)))
-
-
-class OwnAttention(nn.Module):
-    """Attention that the user wrote, without a mask: a batch of documents needs none, being
-    causal."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.queries_keys_values = nn.Linear(width, 3 * width, dtype=torch.float64)
-
-    def forward(self, hidden_states, *args, **kwargs):
-        parts = (
-            self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        )
-        found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-        return found.transpose(1, 2).flatten(2), None
-
-
-def own_attention(model, every=True):
-    torch.manual_seed(0)
-    for layer in layers_of(model)[: None if every else 1]:
-        setattr(layer, mixer_name(layer), OwnAttention(model.config.hidden_size))
-
-
-def set_forward(model, make):
-    for layer in layers_of(model)[:1]:
-        mixer = getattr(layer, mixer_name(layer))
-        mixer.forward = make(mixer)
-
-
-def forward_passes_on(mixer):
-    return lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
-
-
-def forward_skips(mixer):
-    """An ablation of the user's: a mixer that does nothing."""
-
-    def forward(hidden_states, *args, **kwargs):
-        return changed(
-            lambda states: 0 * states, type(mixer).forward(mixer, hidden_states, *args, **kwargs)
-        )
-
-    return forward
-
-
-def forward_attends(mixer):
-    """Attention without the interface: documents are seen by nothing."""
-
-    def forward(hidden_states, *args, **kwargs):
-        found = nn.functional.scaled_dot_product_attention(
-            hidden_states, hidden_states, hidden_states, is_causal=True
-        )
-        return changed(lambda _: found, type(mixer).forward(mixer, hidden_states, *args, **kwargs))
-
-    return forward
-
-
-FORWARDS = (forward_passes_on, forward_skips, forward_attends)
-
-
 def equal_layer(model):
     layers_of(model)[0] = layers_of(build(model.config.model_type))[0]
-
-
-def equal_layers(model):
-    """Every layer, in a list of its own."""
-    others, layers = layers_of(build(model.config.model_type)), layers_of(model)
-    for holder in model.modules():
-        for name, child in holder.named_children():
-            if child is layers:
-                setattr(holder, name, others)
-                return
 
 
 def equal_backbone(model):
@@ -160,23 +81,10 @@ def shared_layers(model):
     layers[1] = layers[0]
 
 
-def copied_layers(model):
-    layers = layers_of(model)
-    layers[1] = copy.deepcopy(layers[0])
-
-
-def turned_layers(model):
-    layers = layers_of(model)
-    layers[0], layers[1] = layers[1], layers[0]
-
-
 REARRANGED = (
     equal_layer,
-    equal_layers,
     equal_backbone,
     shared_layers,
-    copied_layers,
-    turned_layers,
     fewer_layers,
 )
 UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"))
@@ -237,8 +145,6 @@ def test_without_a_proof_it_is_silent(way):
 
 MIXED = [(where, kind) for where in PLACES for kind in MIXING]
 UNMIXED = [(where, kind) for where in PLACES for kind in HARMLESS]
-# Mamba asks its head for the dtype of its weight.
-IN_SEQUENCE = [name for name in DECODERS if name not in ("mamba", "mamba2")]
 
 
 def rearrange(model, change):
@@ -253,11 +159,6 @@ def rearrange(model, change):
     Property("a part of an encoder that mixes tokens",
              [(t, ("layer", kind), when) for kind, t, when in alternating(crossed(MIXING, ENCODERS), WHEN)],
              wrap, Call(shifts=False).both, usual=1, make=lambda model_type, _: build(model_type, "masked-lm")),
-    Property("parts in a sequence", crossed(IN_SEQUENCE, WHEN, 1), into_sequence, usual=1),
-    Property("attention of one's own", [(*pair, w) for pair in crossed(ATTENDING, [True, False], 1) for w in WHEN],
-             own_attention, usual=1),
-    Property("a forward on the instance of a mixer", turned(alternating(crossed(FORWARDS, DECODERS, 6), WHEN)),
-             set_forward, usual=1),
     Property("code that mixes tokens, in any way and anywhere", [(t, *pair, when) for *pair, t, when in ANYWHERE],
              put_at, usual=2),
     Property("layers that are rearranged", [

@@ -1,12 +1,10 @@
 """Subclasses of whole models: thin ones of any signature are exact; those that do more are exact or
 refused."""
 
-import functools
-
 import torch
 
 from tests.conftest import spans
-from tests.engine import IGNORED, LENGTHS, WHEN, Call, Result, counted, ids, states_of
+from tests.engine import IGNORED, LENGTHS, WHEN, Call
 from tests.subjects import DECODERS, crossed, layers_of, rebuilt, subclass, turned
 from tests.unfamiliar.parts import averaged, changed, shifted
 from tests.unfamiliar.properties import Property, table
@@ -29,14 +27,6 @@ def takes_more(self, input_ids=None, *, temperature=1.0, **kwargs):
     return output
 
 
-def renames_labels(self, input_ids=None, targets=None, **kwargs):
-    return super(type(self), self).forward(input_ids=input_ids, labels=targets, **kwargs)
-
-
-def renames_tokens(self, tokens=None, labels=None, **kwargs):
-    return super(type(self), self).forward(input_ids=tokens, labels=labels, **kwargs)
-
-
 def renames_all(self, tokens, where=None, mask=None, targets=None):
     given = {"position_ids": where, "attention_mask": mask, "labels": targets}
     given = {name: value for name, value in given.items() if value is not None}
@@ -47,22 +37,8 @@ def takes_a_batch(self, batch):
     return super(type(self), self).forward(**batch)
 
 
-def helps(self, output):
-    return output
-
-
-def calls_a_helper(self, input_ids=None, attention_mask=None, **kwargs):
-    given = {"input_ids": input_ids, "attention_mask": attention_mask}
-    return helps(self, super(type(self), self).forward(**given, **kwargs))
-
-
 def gives_a_tuple(self, *args, **kwargs):
     return super(type(self), self).forward(*args, **kwargs).to_tuple()
-
-
-def gives_a_dictionary(self, *args, **kwargs):
-    output = super(type(self), self).forward(*args, **kwargs)
-    return type(output)(loss=output.loss, logits=output.logits)
 
 
 def logged(forward):
@@ -72,10 +48,6 @@ def logged(forward):
         return forward(*args, **kwargs)
 
     return inner
-
-
-def logged_well(forward):
-    return functools.wraps(forward)(logged(forward))
 
 
 RENAMED = {
@@ -88,14 +60,9 @@ THIN = {
     "passes all on": (passes_all_on, CALL),
     "names some": (names_some, CALL),
     "takes more": (takes_more, CALL),
-    "renames labels": (renames_labels, Call(names={"labels": "targets"})),
-    "renames tokens": (renames_tokens, Call(names={"input_ids": "tokens"})),
     "renames all": (renames_all, Call(names=RENAMED)),
-    "calls a helper that takes the model": (calls_a_helper, CALL),
     "gives a tuple": (gives_a_tuple, CALL),
-    "gives a dictionary": (gives_a_dictionary, CALL),
     "decorated": (logged(passes_all_on), CALL),
-    "decorated with wraps": (logged_well(names_some), CALL),
 }
 
 
@@ -178,35 +145,6 @@ class FromTokens(Call):
         return ((self.undeclared, self.alone),)
 
 
-OTHER = (3, 6, 7)
-
-
-def runs_twice(self, input_ids=None, position_ids=None, **kwargs):
-    """Two views of one row; a document alone has one of them."""
-    if input_ids.shape[1] != sum(LENGTHS):
-        return super(type(self), self).forward(input_ids, **kwargs)
-    views = (
-        self.base_model(input_ids, position_ids=where) for where in (position_ids, counted(OTHER))
-    )
-    output = super(type(self), self).forward(input_ids, position_ids=position_ids, **kwargs)
-    head = self.get_output_embeddings()
-    output.logits = torch.cat([head(view.last_hidden_state) for view in views])
-    return output
-
-
-def two_views(model):
-    """Both views, by documents alone."""
-    parts = [*ids().split(LENGTHS, 1), *ids().split(OTHER, 1)]
-    return Result([model(input_ids=part).logits[0] for part in parts])
-
-
-def both_views_packed(model):
-    if "runs_twice" not in str(type(model).forward):
-        return CALL.packed(model)
-    states = states_of(model(input_ids=ids(), position_ids=counted()))
-    return Result([*states[0].split(LENGTHS), *states[1].split(OTHER)])
-
-
 def adds_the_previous(self, *args, **kwargs):
     output = super(type(self), self).forward(*args, **kwargs)
     output["last_hidden_state"] = shifted(output.last_hidden_state)
@@ -225,7 +163,6 @@ def backbone_that_mixes(model):
     subclass(model.base_model, adds_the_previous, type(model.base_model).__name__)
 
 
-CALLED_TWICE = ["llama", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "stablelm"]
 FORMS = crossed(["llama", "gpt2", "bloom", "mamba"], ["segments", "cu_seq_lens"], 1)
 WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt", "falcon", "phi"]
 
@@ -246,8 +183,6 @@ WITH_POSITIONS = ["llama", "gemma3_text", "qwen2_moe", "gpt2", "gpt_neox", "opt"
              lambda model: subclass(model, makes_positions), FromTokens().both, usual=2),
     Property("a forward that makes its own positions, above a layer that mixes tokens", ["llama"],
              makes_positions_and_mixes, FromTokens().both),
-    Property("a backbone that is called twice with two layouts", [(t, w) for t in CALLED_TWICE for w in WHEN],
-             lambda model: subclass(model, runs_twice), ((both_views_packed, two_views),), usual=1),
     Property("a thin backbone", crossed(DECODERS, WHEN, 1), thin_backbone, exact=("before",), usual=2),
     Property("a backbone that mixes tokens", crossed(DECODERS, WHEN, 1), backbone_that_mixes),
 ])  # fmt: skip

@@ -12,7 +12,7 @@ from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
 from tests.conftest import FLOAT32, LEAK
-from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
+from tests.multimodal.test_media_by_twin import apart, around, inner_of, mixed
 from tests.multimodal.test_media_by_twin import documents as documents_of
 from tests.support.refusals import refused
 
@@ -50,15 +50,7 @@ def of_ones_own(model_type, change, beyond):
         images_alone if change == "images" else {"forward": forward, "get_image_features": frozen}
     )
     inner = type("Inner", (inner_of(model_type),), parts)
-
-    def __init__(self, config):
-        super(outer, self).__init__(config)
-        self.model = inner(config)
-        self.post_init()
-
-    outer = type("Outer", (type(base),), {"__init__": __init__})
-    torch.manual_seed(0)
-    return outer(base.config).eval()
+    return around(base, inner)
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import torch
 
 import autopack
 from autopack import tiny
-from compat import images
 from tests.encoder_decoder.pairs import Pairs
 from tests.encoder_decoder.test_recordings import texts_of, with_recordings
-from tests.multimodal.models import with_images
 from tests.support.padded import batch, build, mask_of
+from tests.support.trained import with_lora
 from tests.support.training_calls import (
     FLOAT32,
     lengths_of,
@@ -120,28 +119,6 @@ def test_recordings_go_with_their_documents(noise):
         assert handle.checked.worst < FLOAT32
 
 
-@with_and_without_noise
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "llava", "gemma3"])
-def test_documents_without_images_are_checked_and_where_all_have_some_gradients_tell(
-    model_type, noise
-):
-    model = with_images(model_type).train()
-    noise(model)
-    found = images.documents(model)
-    (plain,) = (
-        number for number, parts in enumerate(images.DOCUMENTS) if images.IMAGE not in parts
-    )
-    with autopack.enable(model, check_every=1) as handle:
-        call = images.packed(model, [found])
-        for _ in range(3):
-            model(**call)
-        assert handle.checked.checks == 3
-        assert handle.checked.worst < FLOAT32
-        model(**images.packed(model, [found[:plain]]))
-        assert handle.checked.checks == 4  # by gradients
-        assert not handle.checked.skipped
-
-
 class Jumpy(torch.nn.Module):
     """A layer that draws numbers of its own in training, at a rate that nobody can see."""
 
@@ -154,16 +131,10 @@ def drawing(model):
     return model
 
 
-def with_lora(model):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        r=4, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj"]
-    )
-    return peft.get_peft_model(model, config).train()
-
-
 @with_and_without_noise
-@pytest.mark.parametrize("around", [drawing, with_lora])
+@pytest.mark.parametrize(
+    "around", [drawing, lambda model: with_lora(model, lora_dropout=0.3).train()]
+)
 def test_an_exact_model_never_alarms_whatever_is_around_it(around, noise):
     model = around(noise(build("llama")))
     with autopack.enable(model, check_every=1, verify=around is not drawing) as handle:
