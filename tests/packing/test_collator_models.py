@@ -188,15 +188,3 @@ def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(
         True
     ] * said
     autopack.disable(held)
-
-
-# Batches that all have one shape
-
-
-def test_a_packed_row_of_more_documents_than_a_row_may_have():
-    with refused(
-        "unusable-data", match="found 3 documents for rows of at most 2; raise max_documents"
-    ):
-        PackingCollator(max_length=24, max_documents=2)(
-            [{"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}]
-        )

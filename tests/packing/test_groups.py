@@ -182,7 +182,6 @@ class TestCollator:
                 [([1, 2, 3], [2, 3], 1)],
             ),
             ({"prompt_ids": [], "completion_ids": [7, 8]}, [0.5], [([7, 8], [8], 0.5)]),
-            (PLAIN, 0.25, [([20, 21, 22], [21, 22], 0.25)]),
             (PLAIN | {"labels": [20, -100, 9]}, 0.25, [([20, 21, 22], [9], 0.25)]),
             (
                 PLAIN | {"assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]},
@@ -211,15 +210,10 @@ class TestCollator:
     @pytest.mark.parametrize(
         ("example", "message"),
         [
-            ({"prompt_ids": [1]}, "'chosen_ids' and 'rejected_ids' beside it; found neither"),
             ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
             ({"prompt_ids": [], "completion_ids": [[1], []]}, "leave empty documents out"),
             (
                 {"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]},
-                "or one number per document",
-            ),
-            (
-                {"prompt_ids": [1], "completion_ids": [[1], []], "reward": 1.0},
                 "or one number per document",
             ),
             ({"prompt_ids": "text", "completion_ids": [[1]]}, "'prompt_ids'"),
