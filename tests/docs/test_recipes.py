@@ -18,11 +18,11 @@ from tests.packing.batches import (
     arguments,
     documents_in,
     in_training,
-    logged,
     loss_alone,
     tokenizer,
 )
 from tests.support import pages
+from tests.support.trained import losses_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = ["llama", "bloom", "mamba", "gpt_neo"]
@@ -241,7 +241,7 @@ def test_trainers(there, make, steps):
     first = documents_in(next(iter(trainer.get_train_dataloader())))
     if not trainer.state.global_step:
         trainer.train()
-    assert logged(trainer)[0] == alone(there, first)
+    assert losses_of(trainer)[0] == alone(there, first)
     assert trainer.state.global_step == steps
     autopack.disable(trainer)
 
@@ -252,8 +252,8 @@ def test_weights_of_documents(there):
     trainer = run(there, "weights")["trainer"]
     trainer.train()
     assert trainer.state.global_step == 1
-    assert logged(trainer)[0] == alone(there, there["documents"], by_document=True)
-    assert logged(trainer)[0] != alone(there, there["documents"]), "control"
+    assert losses_of(trainer)[0] == alone(there, there["documents"], by_document=True)
+    assert losses_of(trainer)[0] != alone(there, there["documents"]), "control"
     autopack.disable(trainer)
 
 

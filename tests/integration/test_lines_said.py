@@ -6,7 +6,7 @@ import pytest
 
 import autopack
 from autopack import tiny
-from tests.support.dpo import tiny_tokenizer
+from tests.packing.batches import tokenizer
 from tests.support.trained import QUIET
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -37,7 +37,7 @@ def packing(path, strategy, **settings):
     )
     data = datasets.Dataset.from_dict({"text": texts})
     return trl.SFTTrainer(
-        tiny.build("llama"), args=args, train_dataset=data, processing_class=tiny_tokenizer()
+        tiny.build("llama"), args=args, train_dataset=data, processing_class=tokenizer()
     )
 
 

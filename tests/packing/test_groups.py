@@ -133,24 +133,14 @@ class TestRows:
         assert sorted(documents_of(rows)) == sorted(each["input_ids"] for each in given)
         assert len(rows) < len(apart)
         assert max(len(row["input_ids"]) for row in rows) > 200
-
-    @pytest.mark.parametrize("options", [{}, {"drop_columns": ("number",)}])
-    def test_they_leave_the_column_of_groups_out(self, kind, options):
-        data = of_kind(
-            [{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)],
-            kind,
-        )
-        rows = list(pack(data, 8, groups="number", **options))
-        assert {len({token % 2 for token in row["input_ids"][3::4]}) for row in rows} == {1}
-        assert all("number" not in row for row in rows)
-        assert PackingCollator()(rows)["input_ids"].shape == (1, 32)
+        assert not any("prompt" in row for row in rows), "the column of groups is left out"
 
 
 class TestPackedData:
     def test_a_model_computes_as_many_as_planned(self):
         stock, model = twins(build("llama").eval())
         rows = pack(completions(12), 200, groups="prompt", drop_columns=())
-        collator = PackingCollator(drop_keys=("prompt",))
+        collator = PackingCollator()
         with autopack.enable(model) as handle:
             for row in rows:
                 before = handle.tally.training.columns

@@ -13,7 +13,6 @@ from transformers import LlamaConfig
 
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan
-from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused
@@ -98,7 +97,6 @@ def test_sequential_is_next_fit(given, limit):
         row = lengths[wanted[-1] : index + 1]
         if len(row) > limit or sum(row) > max_length:
             wanted.append(index)
-    assert next_fit(np.array(lengths), max_length, limit).tolist() == [*wanted, len(lengths)]
     found = plan(lengths, max_length, "sequential", max_documents=limit)
     assert (found.bounds.tolist(), found.documents.tolist()) == (
         [*wanted, len(lengths)],

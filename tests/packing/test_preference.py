@@ -16,10 +16,11 @@ import autopack
 from autopack import PackedBatchSampler, tiny
 from autopack.packing import PackingCollator
 from tests.engine import in_rows
-from tests.packing.batches import WORDS, arguments, logged, tokenizer
+from tests.packing.batches import WORDS, arguments, tokenizer
 from tests.support import pages
 from tests.support.dpo import preferences
 from tests.support.refusals import refused
+from tests.support.trained import losses_of
 
 CAPACITY = 150
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
@@ -120,7 +121,7 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
     ):
         trainer.train()
     stock.train()
-    assert np.isfinite(logged(stock)).all(), (
+    assert np.isfinite(losses_of(stock)).all(), (
         "control: it is trained on, as if each row were one sequence"
     )
 
@@ -152,4 +153,4 @@ def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     trainer = _run(model_type, tmp_path, learning_rate=0.0)
     policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
     alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)
-    assert logged(trainer) == pytest.approx(expected(trainer, alone), **CLOSE)
+    assert losses_of(trainer) == pytest.approx(expected(trainer, alone), **CLOSE)
