@@ -1,4 +1,4 @@
-"""Pairs in trainers of TRL: every step is that of every pair alone; and what is refused in them.
+"""Pairs in trainers of TRL: the recipe of the page, and what is refused in them.
 
 That trainers of pairs are as stock has them, tests/integration/test_prefixes_of_trainers.py and
 compat/programs say."""
@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 import trl
-from torch.nn.functional import logsigmoid
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 import autopack
-from autopack import PackedBatchSampler, tiny
+from autopack import tiny
 from autopack.packing import PackingCollator
 from tests.engine import in_rows
 from tests.packing.batches import WORDS, arguments, tokenizer
@@ -21,13 +20,6 @@ from tests.support import pages
 from tests.support.dpo import preferences
 from tests.support.refusals import refused
 from tests.support.trained import losses_of
-
-CAPACITY = 150
-CLOSE = {"rel": 1e-5, "abs": 1e-5}
-"""Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits
-each."""
-BETA = 0.1
-"""That of DPOConfig."""
 
 
 def pairs(count=12, seed=0):
@@ -50,43 +42,6 @@ def moved(model, by=0.02):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
             parameter.add_(by * noise.to(parameter.dtype))
     return model
-
-
-def score(model, example, answer):
-    """Sum of the log-probabilities of an answer's tokens, its sequence alone."""
-    prompt, ids = (
-        len(example["prompt_ids"]),
-        torch.tensor([example["prompt_ids"] + example[answer]]),
-    )
-    with torch.no_grad():
-        logits = model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
-    return float(logits.log_softmax(-1).gather(1, ids[0, prompt:, None]).sum())
-
-
-def losses_alone(policy, reference, data):
-    """DPO's loss of each pair, of its four sequences each run alone by stock models."""
-    scores = [
-        [
-            score(policy, example, answer) - score(reference, example, answer)
-            for answer in ("chosen_ids", "rejected_ids")
-        ]
-        for example in data
-    ]
-    chosen, rejected = torch.tensor(scores, dtype=torch.float64).T
-    return -logsigmoid(BETA * (chosen - rejected)).numpy()
-
-
-def expected(trainer, losses):
-    """The means over the pairs of each step of three epochs, by the plan."""
-    made = (trainer.data_collator([pair]) for pair in trainer.train_dataset)
-    lengths = [int(batch["attention_mask"].sum()) for batch in made]
-    sampler = PackedBatchSampler(lengths, CAPACITY, seed=trainer.args.seed)
-    found = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        found += [losses[batch].mean() for batch in sampler]
-    assert np.std(found) > 1e-3, "losses must differ"
-    return found
 
 
 # Rows of several documents in a trainer of pairs
@@ -129,28 +84,28 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
 # The recipe
 
 
-def _run(model_type, folder, **options):
-    """The trainer of the recipe, whose reference is the model as it was saved."""
+def _run(model_type, folder, **instead):
+    """Train as the recipe says, with a reference that is the model as it was saved; its losses."""
     tiny.build(model_type).save_pretrained(folder / "model")
     names = {
         "autopack": autopack,
         "DataLoader": DataLoader,
         "DPOTrainer": trl.DPOTrainer,
-        "DPOConfig": lambda: arguments(folder, trl.DPOConfig, **options),
+        "DPOConfig": lambda: arguments(folder, trl.DPOConfig, learning_rate=0.0),
         "model": moved(AutoModelForCausalLM.from_pretrained(folder / "model")),
         "dataset": pairs(),
         "tokenizer": tokenizer(),
     }
     (block,) = pages.blocks("packing.md#pairs")
     assert block.code.count("max_length=8192") == 1
-    pages.run(block, names, {"max_length=8192": f"max_length={CAPACITY}"})
-    return names["trainer"]
+    pages.run(block, names, {"max_length=8192": "max_length=150", **instead})
+    assert autopack.is_enabled(names["trainer"]) is not bool(instead)
+    return losses_of(names["trainer"])
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba"])
-def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
-    trainer = _run(model_type, tmp_path, learning_rate=0.0)
-    policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
-    alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)
-    assert losses_of(trainer) == pytest.approx(expected(trainer, alone), **CLOSE)
+def test_the_recipe_trains_as_stock_does(model_type, tmp_path):
+    stock = _run(model_type, tmp_path, **{"autopack.enable(trainer)": ""})
+    assert np.std(stock) > 1e-3, "losses must differ"
+    assert _run(model_type, tmp_path) == pytest.approx(stock, rel=1e-5, abs=1e-5)
