@@ -209,16 +209,6 @@ def test_datasets_that_format_pictures_as_arrays(form, pictured):
         PackingCollator()(documents)
 
 
-def test_pictures_without_what_reads_them_are_refused():
-    for given in (picture(1), [picture(1)], [[picture(1)], None]):
-        with refused(
-            "unusable-data", match=r"example 0, 'images': found pictures.*image_processor=processor"
-        ):
-            PackingCollator()([{"input_ids": [1, 2], "images": given}])
-    found = PackingCollator(drop_keys=["images"])([{"input_ids": [1, 2], "images": picture(1)}])
-    assert "images" not in found
-
-
 @pytest.mark.parametrize("overflow", ["split", "truncate"])
 def test_documents_that_are_cut_keep_no_pictures(overflow):
     examples = [{"input_ids": [1] * n, "images": [picture(n)]} for n in (3, 9)]
