@@ -208,20 +208,8 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
 
 def test_the_command_gives_json(tmp_path, capsys):
     (tmp_path / "l.json").write_text(json.dumps(LENGTHS))
-    assert (
-        main(
-            [
-                "estimate",
-                str(tmp_path / "l.json"),
-                "--json",
-                "--max-length",
-                "10",
-                "--batch-size",
-                "6",
-            ]
-        )
-        == 0
-    )
+    asked = f"estimate {tmp_path / 'l.json'} --json --max-length 10 --batch-size 6"
+    assert main(asked.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["baseline"]["tokens"] == 54
     assert {arm["name"] for arm in found["packed"]} >= {"mini-batch", "best_fit", "sequential"}
