@@ -52,7 +52,7 @@ IN_FLOAT32 = Limits(1e-5)
 """For types whose own code computes a part in float32; rounding leaves about 1e-7."""
 FLOAT32 = Limits(1e-4)
 """As in the auditor: rounding leaves about 1e-6."""
-FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
+FLOAT32_TYPES = "mamba2 bamba mpt gptj codegen gpt_neo llama4_text".split()
 
 WHEN = ("before", "after")
 """Times at which a model is changed: before it is enabled, or after that (and after one call)."""

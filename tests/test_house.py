@@ -31,7 +31,7 @@ BOUNDS = {
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls;
 0 of the rest."""
-QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
+QUESTIONS = "What Whether How Why Where Which Who When".split()
 LAYOUT = {getattr(tokenize, name) for name in "COMMENT NL NEWLINE INDENT DEDENT ENCODING".split()}
 SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -122,7 +122,7 @@ def test_lengths_are_like_those_of_the_paper(name, ratio):
 
 
 def test_the_model_of_1b():
-    chosen = paper.parse(["--device", "meta", "--model", "1b", "--dtype", "bfloat16"])
+    chosen = paper.parse("--device meta --model 1b --dtype bfloat16".split())
     with torch.device("meta"):
         model = paper_arms.build(chosen)
     assert model.num_parameters() == 1_235_814_400

@@ -27,20 +27,7 @@ SHAPE = {"max_length": 24, "rows": 3}
 )
 @pytest.mark.parametrize(
     "model_type",
-    [
-        "llama",
-        "gpt2",
-        "bloom",
-        "mamba",
-        "lfm2",
-        "qwen2_moe",
-        "xlnet",
-        "cpmant",
-        "xlm",
-        "bart",
-        "whisper",
-        *MASKED,
-    ],
+    [*"llama gpt2 bloom mamba lfm2 qwen2_moe xlnet cpmant xlm bart whisper".split(), *MASKED],
 )
 def test_batches_of_for_model_are_their_documents(model_type, options):
     """Padded inside a row or not; losses shift labels, or compare each with the logits of its own

@@ -139,18 +139,7 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
     "model_type",
-    [
-        "qwen2_vl",
-        "llava",
-        "llava_next",
-        "gemma3",
-        "gemma4",
-        "paligemma",
-        "idefics3",
-        "smolvlm",
-        "mistral3",
-        "molmo2",
-    ],
+    "qwen2_vl llava llava_next gemma3 gemma4 paligemma idefics3 smolvlm mistral3 molmo2".split(),
 )
 def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
     """Every form in which types take pixels: patches, squares, tiles, by row, beside sizes and

@@ -149,10 +149,8 @@ def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch)
 REFUSED = [
     ({"shard": 0}, "shard=0: wanted one below num_shards=None"),
     ({"shard": 3, "num_shards": 3}, "shard=3: wanted one below num_shards=3"),
-    ({"shard": True, "num_shards": 3}, "shard=True"),
     ({"num_shards": 0}, "num_shards=0"),
     ({"num_shards": 1000}, "num_shards=1000: wanted at most as many as there are rows"),
-    ({"overflow": "best"}, "overflow='best'"),
     ({"path": ""}, "wanted a folder"),
     ({"path": "nothing://here"}, "wanted a folder"),
 ]
