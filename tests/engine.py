@@ -26,14 +26,12 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
-from tests.conftest import weights_like
+from tests.conftest import LEAK, positions, weights_like
 from tests.subjects import build
 
 LENGTHS = (5, 7, 4)
 """The documents of every call: longer, in part, than the windows (4) of tiny models."""
 IGNORED = -100
-LEAK = 1e-2
-"""Least error that a negative control must show."""
 
 
 class Limits(NamedTuple):
@@ -45,18 +43,16 @@ class Limits(NamedTuple):
     gradients: float = 1e-4
     """They come through that loss, and sums over all tokens cancel in them."""
     least: float = 1e-2
-    """Scale of the smallest gradients, of the largest of all: some are zero but for rounding, as a
-    key's bias."""
+    """Scale of the smallest gradients, of the largest: some are zero but for rounding."""
 
 
 FLOAT64 = Limits(1e-9)
 """Rounding leaves about 1e-14, and leaks start near 1e-2."""
 IN_FLOAT32 = Limits(1e-5)
-"""For types whose own code computes a part in float32 whatever its inputs are; rounding leaves
-about 1e-7."""
+"""For types whose own code computes a part in float32; rounding leaves about 1e-7."""
 FLOAT32 = Limits(1e-4)
 """As in the auditor: rounding leaves about 1e-6."""
-FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
+FLOAT32_TYPES = "mamba2 bamba mpt gptj codegen gpt_neo llama4_text".split()
 
 WHEN = ("before", "after")
 """Times at which a model is changed: before it is enabled, or after that (and after one call)."""
@@ -97,9 +93,9 @@ def gradients(model):
 
 def mean_loss(losses, counts, reduction="mean"):
     """Return the loss over all documents: `sum`, `mean` by tokens, or mean over `documents`."""
-    weights = {"sum": [1.0] * len(counts), "mean": [n / sum(counts) for n in counts]}.get(reduction)
-    weights = weights or [1 / len(counts)] * len(counts)
-    return sum(one * weight for one, weight in zip(losses, weights, strict=True))
+    weights = counts if reduction == "mean" else [1] * len(counts)
+    total = sum(one * weight for one, weight in zip(losses, weights, strict=True))
+    return total if reduction == "sum" else total / sum(weights)
 
 
 def next_token_loss(logits, labels, **options):
@@ -160,12 +156,12 @@ def ids(seed=0, lengths=LENGTHS):
 
 def counted(lengths=LENGTHS, first=0):
     """Return positions (1, T) that begin anew with each document."""
-    return torch.cat([torch.arange(first, first + n) for n in lengths])[None]
+    return positions(lengths, start=first)
 
 
 def numbered(lengths=LENGTHS):
     """Return the number of each token's document, from 1, as (1, T)."""
-    return torch.cat([torch.full((n,), i + 1) for i, n in enumerate(lengths)])[None]
+    return torch.arange(1, 1 + len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
 
 
 def in_rows(parts, side="right", value=0):
@@ -215,8 +211,7 @@ def states_of(output):
     for name in ("logits", "last_hidden_state"):
         if getattr(output, name, None) is not None:
             return getattr(output, name)
-    first = output[0]
-    return first if first.dim() > 0 else output[1]
+    return output[0] if output[0].dim() > 0 else output[1]
 
 
 def loss_of(output):
@@ -227,8 +222,7 @@ def loss_of(output):
 
 
 Calls = tuple[tuple[Callable[[Any], Result], ...], ...]
-"""Calls of an enabled model, each with the reference that stock gives, and the control, where there
-is one."""
+"""Calls of an enabled model, each with the reference of stock, and the control, if there is one."""
 Change = Callable[[Any], Any]
 """Makes a model unfamiliar, in place, or returns another one with the same parameters."""
 

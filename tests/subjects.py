@@ -11,44 +11,13 @@ from transformers import LlamaForCausalLM
 from autopack import tiny
 
 DECODERS = (
-    "llama",
-    "gemma3_text",
-    "qwen2_moe",
-    "gpt2",
-    "gpt_neox",
-    "opt",
-    "bloom",
-    "falcon",
-    "mamba",
-    "mamba2",
-    "bamba",
-    "mpt",
+    "llama gemma3_text qwen2_moe gpt2 gpt_neox opt bloom falcon mamba mamba2 bamba mpt".split()
 )
 """Decoders with rotary, learned and no positions, distance biases, windows, experts, recurrences,
 and both."""
-ATTENDING = (
-    "llama",
-    "gemma3_text",
-    "qwen2_moe",
-    "gpt2",
-    "gpt_neox",
-    "opt",
-    "phi",
-    "olmo2",
-    "starcoder2",
-    "stablelm",
-)
+ATTENDING = "llama gemma3_text qwen2_moe gpt2 gpt_neox opt phi olmo2 starcoder2 stablelm".split()
 """Decoders that attend through transformers' attention interface."""
-ENCODERS = (
-    "bert",
-    "roberta",
-    "distilbert",
-    "electra",
-    "albert",
-    "deberta-v2",
-    "mpnet",
-    "modernbert",
-)
+ENCODERS = "bert roberta distilbert electra albert deberta-v2 mpnet modernbert".split()
 """Masked language models."""
 
 

@@ -31,7 +31,7 @@ BOUNDS = {
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls;
 0 of the rest."""
-QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
+QUESTIONS = "What Whether How Why Where Which Who When".split()
 LAYOUT = {getattr(tokenize, name) for name in "COMMENT NL NEWLINE INDENT DEDENT ENCODING".split()}
 SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -63,6 +63,23 @@ def size_of(texts):
     return count
 
 
+def visits(call):
+    """Return how many functions of each file of the package a call of a function runs."""
+    found, inside = Counter(), str(ROOT) + os.sep
+
+    def note(frame, event, _):
+        if event == "call" and (path := frame.f_code.co_filename).startswith(inside):
+            found[path.removeprefix(inside)] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
 def walk_of_a_call():
     """Return how many files of the package a packed call of a Llama on SDPA visits, and how many
     calls it makes."""
@@ -76,22 +93,10 @@ def walk_of_a_call():
         "input_ids": torch.arange(5, 25)[None],
         "position_ids": torch.tensor([[*range(8), *range(12)]]),
     }
-    visited = Counter()
-    inside = str(ROOT) + os.sep
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(inside):
-            visited[frame.f_code.co_filename] += 1
-
     with autopack.enable(model), torch.no_grad():
         for _ in range(9):  # what is done in the first calls alone is no part of the walk
             model(**row)
-        before = sys.getprofile()
-        sys.setprofile(note)
-        try:
-            model(**row)
-        finally:
-            sys.setprofile(before)
+        visited = visits(lambda: model(**row))
     return Counter({
         "files that a packed call visits": len(visited),
         "calls of the package in it": visited.total(),

@@ -38,18 +38,7 @@ __main__
 own."""
 HIDDEN = {"calls": {"family", "attention", "mixers", "architectures", "registry", "integrations"}}
 """Rooms that another one, although it stands above them, does not know."""
-TOP = {
-    "__init__",
-    "__main__",
-    "cli",
-    "demo",
-    "errors",
-    "options",
-    "version",
-    "patching",
-    "family",
-    "registry",
-}
+TOP = set("__init__ __main__ cli demo errors options version patching family registry".split())
 
 
 def sources():

@@ -1,5 +1,5 @@
-"""An architecture costs one family: two toys, each known by what one new file in
-autopack/architectures says of it, or a package from elsewhere by a call."""
+"""An architecture costs one family: a toy, known by what one new file in autopack/architectures
+says of it, or a package from elsewhere by a call; docs/families.md has toys of other mixers."""
 
 import shutil
 import sys
@@ -45,21 +45,6 @@ FAMILY = Family(
 )
 '''
 
-FADING = '''
-"""Toys with a recurrence that fades, which goes on from one document into the next."""
-
-from autopack.family import Family, Tiny
-from autopack.mixers import ROWS
-
-FAMILY = Family(
-    name="fading",
-    model_types=frozenset({"fading"}),
-    how="recurrence on documents as rows",
-    mixers={"FadingMixer": ROWS},
-    tiny=Tiny(configs={"fading": {"fading": 0.5}}),
-)
-'''
-
 
 class WarmingConfig(PretrainedConfig):
     model_type = "warming"
@@ -68,13 +53,6 @@ class WarmingConfig(PretrainedConfig):
     num_attention_heads: int = 16
     max_position_embeddings: int = 2048
     columns_per_degree: int = 1000
-
-
-class FadingConfig(PretrainedConfig):
-    model_type = "fading"
-    vocab_size: int = 32000
-    hidden_size: int = 1024
-    fading: float = 0.99
 
 
 class WarmingAttention(nn.Module):
@@ -101,19 +79,6 @@ class WarmingAttention(nn.Module):
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **options
         )
         return self.out(mixed.reshape(hidden.shape))
-
-
-class FadingMixer(nn.Linear):
-    def __init__(self, config):
-        super().__init__(config.hidden_size, config.hidden_size)
-        self.fading = config.fading
-
-    def forward(self, hidden):
-        state, states = torch.zeros_like(hidden[:, 0]), []
-        for token in super().forward(hidden).unbind(1):
-            state = self.fading * state + token
-            states.append(state)
-        return torch.stack(states, dim=1)
 
 
 class WarmingForCausalLM(PreTrainedModel):
@@ -143,116 +108,65 @@ class WarmingForCausalLM(PreTrainedModel):
         return CausalLMOutput(logits=self.head(hidden + self.attention(hidden, mask, **options)))
 
 
-class FadingForCausalLM(PreTrainedModel):
-    config_class = FadingConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.tokens, self.mixer = (
-            nn.Embedding(config.vocab_size, config.hidden_size),
-            FadingMixer(config),
-        )
-        self.head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-    def get_input_embeddings(self):
-        return self.tokens
-
-    def forward(self, input_ids, attention_mask=None, use_cache=None):
-        hidden = self.tokens(input_ids)
-        return CausalLMOutput(logits=self.head(hidden + self.mixer(hidden)))
-
-
-TOYS = {"warming": (WARMING, WarmingForCausalLM), "fading": (FADING, FadingForCausalLM)}
-every_toy = pytest.mark.parametrize("model_type", TOYS)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A copy of autopack/architectures in its place, with one more file per toy; transformers knows
-    their types."""
+    """A copy of autopack/architectures in its place, with one more file, of a type that
+    transformers knows."""
     copy = tmp_path / "architectures"
     shutil.copytree(
         Path(architectures.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__")
     )
     monkeypatch.setattr(architectures, "__path__", [str(copy)])
-    for name, (text, model_class) in TOYS.items():
-        (copy / f"{name}.py").write_text(text)
-        AutoConfig.register(name, model_class.config_class)
-        AutoModelForCausalLM.register(model_class.config_class, model_class)
+    (copy / "warming.py").write_text(WARMING)
+    AutoConfig.register("warming", WarmingConfig)
+    AutoModelForCausalLM.register(WarmingConfig, WarmingForCausalLM)
     registry._own.cache_clear()
     yield copy
     registry._own.cache_clear()
-    for name, (_, model_class) in TOYS.items():
-        sys.modules.pop(f"autopack.architectures.{name}", None)
-        transformers.CONFIG_MAPPING._extra_content.pop(name)
-        transformers.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.pop(model_class.config_class)
+    sys.modules.pop("autopack.architectures.warming", None)
+    transformers.CONFIG_MAPPING._extra_content.pop("warming")
+    transformers.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.pop(WarmingConfig)
 
 
-@every_toy
-def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
-    assert model_type in tiny.types_for("causal-lm")
-    config = tiny.build(model_type).config
-    assert (config.hidden_size, config.vocab_size) == (64, 128)
-    own = next(
-        family.tiny.configs for family in autopack.registry.families() if family.name == model_type
-    )[model_type]
-    assert own == {name: getattr(config, name) for name in own}
+def test_it_is_built_tiny_by_the_facts_of_its_file(folder):
+    assert "warming" in tiny.types_for("causal-lm")
+    config = tiny.build("warming").config
+    assert (config.hidden_size, config.vocab_size, config.columns_per_degree) == (64, 128, 3)
     start = tiny.first_position(config)
-    assert (
-        start
-        == autopack.PackingCollator.for_model(config).first_position
-        == {"warming": 2}.get(model_type, 0)
-    )
+    assert start == autopack.PackingCollator.for_model(config).first_position == 2
 
 
-def register(text):
-    names = {}
-    exec(text, names)
-    autopack.registry.register(names["FAMILY"])
-
-
-def is_exact(make, forms):
+def is_exact():
     """Exact in all call modes, after an audit on enable; what stock gives leaks."""
-    for form in forms:
-        must_be_exact(make, Call(labels=None, form=form).row)
+    make = partial(tiny.build, "warming", dtype=torch.float64)
+    must_be_exact(make, Call(labels=None, form="position_ids").row)
     with autopack.enable(make()) as handle:
         assert "on a tiny copy of " in str(handle)
         report = autopack.audit(handle.model)
         assert report.exact, str(report)
 
 
-@pytest.fixture
-def without_its_file(folder, model_type, monkeypatch):
-    """What makes a toy of which no file says anything."""
+def test_packed_equals_alone_and_without_autopack_it_leaks(folder):
+    is_exact()
+
+
+def test_without_its_file_it_is_refused_until_a_call_registers_it(folder, monkeypatch):
     monkeypatch.setattr(registry, "_registered", [])
-    (folder / f"{model_type}.py").unlink()
+    (folder / "warming.py").unlink()
     registry._own.cache_clear()
-    return partial(tiny.build, model_type, dtype=torch.float64)
-
-
-FORMS = {"warming": ["position_ids"], "fading": ["segments", "position_ids"]}
-
-
-@every_toy
-def test_packed_equals_alone_and_without_autopack_it_leaks(folder, model_type):
-    is_exact(partial(tiny.build, model_type, dtype=torch.float64), FORMS[model_type])
-
-
-@every_toy
-def test_without_its_file_it_is_refused_until_a_call_registers_it(without_its_file, model_type):
     with pytest.raises(autopack.UnsupportedModel):
-        autopack.enable(without_its_file())
-    register(TOYS[model_type][0])
-    is_exact(without_its_file, FORMS[model_type])
+        autopack.enable(tiny.build("warming"))
+    exec(WARMING, names := {})
+    autopack.registry.register(names["FAMILY"])
+    is_exact()
 
 
-@pytest.mark.parametrize("model_type", ["warming"])
-def test_a_way_too_little_is_found_by_the_audit(without_its_file, model_type):
+def test_a_way_too_little_is_found_by_the_audit(folder):
     """Without its adjustment the family leaks, and enable says so instead of training on it."""
-    register(WARMING.replace('adjustments={"WarmingAttention": _warmth_of_position},', ""))
+    lacking = WARMING.replace('adjustments={"WarmingAttention": _warmth_of_position},', "")
+    (folder / "warming.py").write_text(lacking)
     with refused("not-exact"):
-        autopack.enable(without_its_file())
+        autopack.enable(tiny.build("warming"))
 
 
 def test_what_is_registered_by_a_call_is_a_family():

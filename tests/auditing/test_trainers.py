@@ -15,8 +15,9 @@ import autopack
 from autopack import tiny
 from compat.museum import exhibit
 from compat.museum.data import _trainer
+from tests.packing.batches import tokenizer
 from tests.steps import steps_of
-from tests.support.dpo import preferences, tiny_tokenizer
+from tests.support.dpo import preferences
 
 FOUND = {
     "answers_of_others": ("handed: documents", "no example has"),
@@ -84,7 +85,7 @@ def of_trl(kind, columns, net=None, **settings):
     options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "report_to": []}
     options |= {"use_cpu": True, "bf16": False, "disable_tqdm": True, **settings}
     args = getattr(trl, f"{kind}Config")(tempfile.mkdtemp(), **options)
-    given = {"train_dataset": data, "eval_dataset": data, "processing_class": tiny_tokenizer()}
+    given = {"train_dataset": data, "eval_dataset": data, "processing_class": tokenizer()}
     return getattr(trl, f"{kind}Trainer")(net or _trainer.model(), args=args, **given)
 
 

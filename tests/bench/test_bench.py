@@ -18,7 +18,7 @@ from autopack.bench.race import Entrant, Spread, race, verdict
 from autopack.cli import main
 from tests.support.refusals import refused
 
-QUICK = ["--size", "tiny", "--max-length", "40", "--batch-size", "3", "--seconds", "1"]
+QUICK = "--size tiny --max-length 40 --batch-size 3 --seconds 1".split()
 MEASURED = st.lists(st.floats(1e-3, 1e6), min_size=6, max_size=40)
 NAMES = [arm.name for arm in ARMS]
 
@@ -41,9 +41,7 @@ def test_an_interval_is_of_measured_values(values):
     ("values", "shown", "noisy"),
     [
         ([2.31, 2.374, 2.42], "2.37 (2.31..2.42)", False),
-        ([1.18, 5.93, 9.9], "5.93 (1.18..9.90)", False),
         ([0.98, 1.3, 1.4], "1.30 (0.98..1.40)", True),
-        ([0.7, 0.72, 0.74], "0.72 (0.70..0.74)", False),
         ([1.0012, 1.0015, 1.002], "1.00 (1.00..1.00)", True),
         ([23.41, 24.0, 25.06], "24.0 (23.4..25.1)", False),
         ([12340.0, 12500.0, 13900.0], "12,500 (12,340..13,900)", False),
@@ -54,7 +52,7 @@ def test_digits_and_verdicts(values, shown, noisy):
     assert (str(spread), verdict(spread)) == (shown, "too noisy to tell" if noisy else shown)
 
 
-@pytest.mark.parametrize("count", [6, 9, 15, 40])
+@pytest.mark.parametrize("count", [6, 40])
 def test_from_six_values_on_the_interval_holds_the_true_median_in_95_of_100_cases(count):
     drawn = np.random.default_rng(count).lognormal(0, 1, (4000, count))
     spreads = [Spread.of(values.tolist()) for values in drawn]
@@ -138,14 +136,7 @@ def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):
     lengths = tmp_path / "lengths.npy"
     np.save(lengths, np.array([7, 11, 7, 90, 11, 7]))
     data = found(capsys, "llama", *QUICK, "--lengths", str(lengths), "--forward")
-    assert sorted(length for batch in data["documents"] for length in batch) == [
-        7,
-        7,
-        7,
-        11,
-        11,
-        40,
-    ]
+    assert sorted(np.concatenate(data["documents"])) == [7, 7, 7, 11, 11, 40]
     assert data["about"]["source"] == f"{lengths}: 6 documents, 1 cut to 40 tokens"
 
 

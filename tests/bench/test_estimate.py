@@ -121,7 +121,6 @@ BOTH = ("prompt", "completion")
         (lambda n: {"input_ids": [1] * 9, "attention_mask": [0] * (9 - n) + [1] * n}, None, 0),
         (lambda n: {"text": "a " * n}, None, 1),
         (lambda n: {"messages": chat(n)}, None, 3),
-        (lambda n: {"messages": chat(n)}, "messages", 3),
         (lambda n: {"prompt": "a " * n, "completion": "d"}, BOTH, 3),
         (lambda n: {"prompt": [4] * n, "completion": [6]}, [*BOTH], 1),
         (lambda n: {"prompt": [4] * n, "completion": 7}, [*BOTH], 7),
@@ -154,7 +153,6 @@ def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
         ("l.json", "[1, 0, 3]", "lengths[1] is 0"),
         ("l.json", "[]", "found none"),
         ("l.json", '{"length": 17}', "make no columns"),
-        ("l.json", '[{"length": 17}, 3]', "make no columns"),
         (
             "l.jsonl",
             '{"tokens": 3}',
@@ -170,13 +168,7 @@ def test_bare_lengths_and_a_part_of_a_dataset_are_read(tmp_path):
             '[{"length": ["a", "b"]}]',
             "wanted lengths, lists of token ids, text, or messages",
         ),
-        (
-            "l.json",
-            '[{"length": {"role": "user", "content": "a"}}]',
-            "wanted lengths, lists of token ids",
-        ),
         ("l.json", '[{"length": [1, null]}]', "values are missing"),
-        ("l.json", '[{"length": [1]}, {"length": "a"}]', "make no columns"),
         ("l.json", '[{"text": [{"role": "user", "content": "a"}]}]', "name a tokenizer"),
         (
             "l.json",
@@ -196,9 +188,7 @@ def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_pat
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "value", [[0.5], [[1], [2]], {"bytes": b"", "path": "a.png"}, ["a"], 0.5, [True]]
-)
+@pytest.mark.parametrize("value", [[0.5], [[1], [2]], [True]])
 def test_columns_that_hold_no_tokens_are_refused(value):
     with pytest.raises(InvalidPacking, match="wanted"):
         autopack.estimate(datasets.Dataset.from_list([{"x": value}] * 2), column="x")
@@ -218,20 +208,8 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
 
 def test_the_command_gives_json(tmp_path, capsys):
     (tmp_path / "l.json").write_text(json.dumps(LENGTHS))
-    assert (
-        main(
-            [
-                "estimate",
-                str(tmp_path / "l.json"),
-                "--json",
-                "--max-length",
-                "10",
-                "--batch-size",
-                "6",
-            ]
-        )
-        == 0
-    )
+    asked = f"estimate {tmp_path / 'l.json'} --json --max-length 10 --batch-size 6"
+    assert main(asked.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["baseline"]["tokens"] == 54
     assert {arm["name"] for arm in found["packed"]} >= {"mini-batch", "best_fit", "sequential"}

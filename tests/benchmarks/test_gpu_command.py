@@ -2,7 +2,6 @@
 left out."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -12,10 +11,11 @@ from autopack.inspection import torches
 from benchmarks.gpu import parts, speed
 from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.job import Job, Part, carry_out
-from benchmarks.gpu.machine import ROOT, Machine
+from benchmarks.gpu.job import Part
+from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
+from tests.support.processes import python
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 
@@ -23,10 +23,6 @@ pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch 
 def _raise(job):
     job.record(before="it was recorded")
     raise ZeroDivisionError("a part that raises")
-
-
-def _carried_out(measure):
-    return carry_out(Part("measured", measure, 1), Job(Machine("cpu"), True, 60))
 
 
 def _run(folder, *arguments):
@@ -100,18 +96,7 @@ main(sys.argv[1:])
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     asked = ["--parts", "environment", "dies in the middle", "live checks"]
-    command = [
-        sys.executable,
-        "-c",
-        _KILLED,
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--small",
-        *asked,
-    ]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
+    python("-c", _KILLED, "--out", tmp_path, "--device", "cpu", "--small", *asked, status=-9)
     left = tmp_path / "dies-in-the-middle.unfinished.json"
     assert json.loads(left.read_text())["result"] == {"half": "of it"}
     before = json.loads((tmp_path / "gpu.json").read_text())["parts"]

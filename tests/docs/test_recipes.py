@@ -18,11 +18,11 @@ from tests.packing.batches import (
     arguments,
     documents_in,
     in_training,
-    logged,
     loss_alone,
     tokenizer,
 )
 from tests.support import pages
+from tests.support.trained import losses_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = ["llama", "bloom", "mamba", "gpt_neo"]
@@ -91,6 +91,8 @@ def _there(request, tmp_path):
         "stock": copy.deepcopy(model),
         "documents": documents,
         "lengths": [len(d) for d in documents],
+        "groups": np.repeat(np.arange(6), 4),
+        "prefixes": [4] * 24,
         "dataset": Dataset.from_list([{"input_ids": d} for d in documents]),
         "collate": autopack.PackingCollator(),
         "output_dir": str(tmp_path),
@@ -125,6 +127,7 @@ TOGETHER = {
     "resumed": (("loop", "resume"), {"...": "break"}),
     "shapes": (("shapes",), {}),
     "stream": (("stream",), {"= dataset.": "= dataset.to_iterable_dataset()."}),
+    "groups": (("groups",), {}),
     "shards": (("shards", "files of shards"), {"]), 64": "]), 2"}),
 }
 """Recipes that are run one after the other, and what stands for some of their words."""
@@ -147,25 +150,6 @@ def test_recipes_run(there, names, tmp_path, monkeypatch):
         made["collate"](batch)
     for row in made.get("rows", ()):
         made["collate"]([row])
-
-
-@only_llama
-def test_groups(there):
-    draw = np.random.default_rng(1)
-    prompts = [draw.integers(3, 90, size=20).tolist() for _ in range(6)]
-    documents = [
-        prompt + draw.integers(3, 90, size=5).tolist() for prompt in prompts for _ in range(4)
-    ]
-    there["dataset"] = Dataset.from_list([{"input_ids": document} for document in documents])
-    there = run(
-        there | {"lengths": [25] * 24, "groups": np.repeat(np.arange(6), 4), "prefixes": [20] * 24},
-        "groups",
-    )
-    # four documents of 25 tokens each, 40 of them to compute
-    assert len(there["rows"]) == len(there["plan"]) == 6
-    assert sorted(number for batch in there["sampler"] for number in batch) == list(range(24))
-    batch = there["collator"]([{"prompt_ids": prompts[0], "completion_ids": [[5], [6]]}])
-    assert batch["input_ids"].shape == (1, 42)
 
 
 def test_a_loop_over_a_loader(there):
@@ -241,7 +225,7 @@ def test_trainers(there, make, steps):
     first = documents_in(next(iter(trainer.get_train_dataloader())))
     if not trainer.state.global_step:
         trainer.train()
-    assert logged(trainer)[0] == alone(there, first)
+    assert losses_of(trainer)[0] == alone(there, first)
     assert trainer.state.global_step == steps
     autopack.disable(trainer)
 
@@ -252,8 +236,8 @@ def test_weights_of_documents(there):
     trainer = run(there, "weights")["trainer"]
     trainer.train()
     assert trainer.state.global_step == 1
-    assert logged(trainer)[0] == alone(there, there["documents"], by_document=True)
-    assert logged(trainer)[0] != alone(there, there["documents"]), "control"
+    assert losses_of(trainer)[0] == alone(there, there["documents"], by_document=True)
+    assert losses_of(trainer)[0] != alone(there, there["documents"]), "control"
     autopack.disable(trainer)
 
 

@@ -15,27 +15,15 @@ from tests.engine import counted, ids
 DEVICE = "cuda"
 LONG = (7, 130, 1, 62)
 CASES = [
-    ("varlen", "sdpa", "llama"),
-    ("varlen", "sdpa", "mistral"),
-    ("varlen", "sdpa", "qwen3"),
-    ("varlen", "sdpa", "gpt2"),
-    ("varlen", "sdpa", "deepseek_v3"),
-    ("varlen", "sdpa", "llama4_text"),
-    ("varlen", "sdpa", "gemma3_text"),
-    ("varlen", "sdpa", "bert"),
-    ("sdpa", "sdpa", "llama"),
-    ("sdpa", "sdpa", "mistral"),
-    ("eager", "eager", "gemma2"),
-    ("eager", "eager", "gpt_oss"),
-    ("flex", "flex_attention", "llama"),
-    ("flex", "flex_attention", "gemma2"),
-    ("flex", "flex_attention", "gpt_oss"),
-    ("flex", "flex_attention", "llama4_text"),
-    ("flash", "flash_attention_2", "llama"),
-    ("flash", "flash_attention_2", "mistral"),
-    ("flash", "flash_attention_2", "qwen3"),
-    ("flash", "flash_attention_2", "gpt2"),
-    ("flash", "flash_attention_2", "deepseek_v3"),
+    (backend, implementation, model_type)
+    for backend, implementation, types in (
+        ("varlen", "sdpa", "llama mistral qwen3 gpt2 deepseek_v3 llama4_text gemma3_text bert"),
+        ("sdpa", "sdpa", "llama mistral"),
+        ("eager", "eager", "gemma2 gpt_oss"),
+        ("flex", "flex_attention", "llama gemma2 gpt_oss llama4_text"),
+        ("flash", "flash_attention_2", "llama mistral qwen3 gpt2 deepseek_v3"),
+    )
+    for model_type in types.split()
 ]
 
 
@@ -83,27 +71,6 @@ def packed(*lengths):
         "input_ids": ids(lengths=lengths).to(DEVICE),
         "position_ids": counted(lengths).to(DEVICE),
     }
-
-
-@pytest.mark.parametrize("backend", ["varlen", "sdpa"])
-def test_float32_reference_bounds_the_error(backend, dtype):
-    """Packed in half precision is no further from the float32 model than alone in half precision,
-    times two."""
-    exact = tiny.build("llama", attn_implementation="sdpa", device=DEVICE)
-    half = tiny.build("llama", attn_implementation="sdpa", dtype=dtype, device=DEVICE)
-    row = packed(*LONG)
-    reference, alone = (
-        torch.cat(
-            [model(input_ids=d, use_cache=False).logits for d in row["input_ids"].split(LONG, 1)],
-            dim=1,
-        )
-        for model in (exact, half)
-    )
-    autopack.enable(half, backend=backend)
-    error_alone, error_packed = (
-        (x.float() - reference).abs().max() for x in (alone, half(**row).logits)
-    )
-    assert error_packed <= 2 * error_alone
 
 
 def test_stock_leaks_on_the_same_rows(dtype):

@@ -2,44 +2,17 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
+from tests.attention.written_out import PATTERNS, reference
 
 DEVICE = "cuda"
 ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
 # One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P
 # and dS inside.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
-
-
-def reference(layout, query, key, value, pattern, scale):
-    """Dense attention in float32 or float64, one document at a time."""
-    parts = []
-    for row, first, end in layout.spans:
-        exact = torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (t[row, :, first:end].to(exact) for t in (query, key, value))
-        index = torch.arange(end - first, device=q.device)
-        distance = index[:, None] - index[None, :]
-        hidden = torch.zeros_like(distance, dtype=torch.bool)
-        if pattern.causal:
-            hidden |= distance < 0
-        if pattern.before is not None:
-            hidden |= distance > pattern.before
-        if pattern.after is not None:
-            hidden |= -distance > pattern.after
-        if pattern.chunk is not None:
-            hidden |= index[:, None] // pattern.chunk != index[None, :] // pattern.chunk
-        bias = torch.zeros(len(q), *hidden.shape, device=q.device, dtype=exact).masked_fill(
-            hidden, float("-inf")
-        )
-        found = F.scaled_dot_product_attention(
-            *(t[None] for t in (q, k, v, bias)), scale=scale, enable_gqa=True
-        )
-        parts.append(found[0].transpose(0, 1))
-    return torch.cat(parts).unflatten(0, (layout.rows, layout.columns))
 
 
 def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
@@ -68,15 +41,6 @@ def _compare(layout, states, pattern, scale, dtype):
         assert error <= TOLERANCE[dtype], f"{name} is off by {error:.1e} of its largest value"
 
 
-PATTERNS = {
-    "causal": Pattern(causal=True),
-    "bidirectional": Pattern(causal=False),
-    "window": Pattern(causal=True, before=31),
-    "two-sided window": Pattern(causal=False, before=16, after=16),
-    "chunks": Pattern(causal=True, chunk=48),
-}
-
-
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_equals_each_document_alone(pattern, dtype):
     layout, *states = _states(dtype)
@@ -87,17 +51,3 @@ def test_equals_each_document_alone(pattern, dtype):
 def test_head_sizes_of_query_and_value_may_differ(sizes, dtype):
     layout, *states = _states(dtype, size=sizes[0], value_size=sizes[1])
     _compare(layout, states, Pattern(causal=True), sizes[0] ** -0.5, dtype)
-
-
-def test_one_document_does_not_move_another(dtype):
-    layout, query, key, value = _states(dtype)
-    before = attend_varlen(layout, query, key, value, Pattern(causal=True), None)
-    row, first, end = layout.spans[1]
-    with torch.no_grad():
-        for states in (query, key, value):
-            states[row, :, first:end] = torch.randn_like(states[row, :, first:end])
-    after = attend_varlen(layout, query, key, value, Pattern(causal=True), None)
-    moved = (before != after).flatten(2).any(-1)
-    assert moved[row, first:end].all()
-    moved[row, first:end] = False
-    assert not moved.any()

@@ -23,7 +23,6 @@ from tests.support.older_code import (
     ByTable,
     Forgetful,
     HandingOnToTheLoss,
-    InAKernel,
     PairsForAll,
     QueriesFirst,
     Rotating,
@@ -37,7 +36,6 @@ FORMS = [
     ByTable,
     HandingOnToTheLoss,
     ByColumns,
-    InAKernel,
     PairsForAll,
     QueriesFirst,
     Rotating,
@@ -92,7 +90,7 @@ def test_padded_batches_are_those_of_stock(kind):
     must_be_exact(partial(build, kind), (*call.batch, (call.padded_left, call.padded_left)))
 
 
-@pytest.mark.parametrize("kind", [ByTable, InAKernel, Rotating])
+@pytest.mark.parametrize("kind", [ByTable, Rotating])
 def test_without_looking_at_the_code_the_model_is_refused(kind, monkeypatch):
     monkeypatch.setattr("autopack.inspection.modules.attends_by_itself", lambda cls: False)
     with refused("cannot-be-packed", match="no place to keep documents apart"):

@@ -190,19 +190,6 @@ def test_what_mixes_none_is_served(name):
             assert own == (name == "a softmax over the tokens"), handle.verified
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_mixes_none_is_served_after(name):
-    model = tiny.build("llama")
-    with autopack.enable(model):
-        CALL.packed(model)
-        with in_place(name, model, mixes=False):
-            during = CALL.packed(model)
-        afterwards = CALL.packed(model)
-    check(afterwards, CALL.alone(model))
-    with in_place(name, model, mixes=False):
-        check(during, CALL.alone(model))
-
-
 def test_a_method_that_its_class_calls_by_name_counts_and_any_other_does_not():
     model = tiny.build("bert", task="masked-lm")
     layer = model.bert.encoder.layer[0]

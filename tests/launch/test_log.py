@@ -1,11 +1,9 @@
 """What autopack logs is written once, by whoever writes logs in the program, and leaves progress
 bars whole."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.processes import python
 
 WARNING = (
     "import autopack, logging; logging.getLogger('autopack.enabling').warning('something %s', "
@@ -14,12 +12,8 @@ WARNING = (
 INFO = "import autopack, logging; logging.getLogger('autopack.enabling').info('something stays')"
 
 
-def ran(code, level=None):
-    environment = {name: value for name, value in os.environ.items() if name != "AUTOPACK_LOG"}
-    environment |= {} if level is None else {"AUTOPACK_LOG": level}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
+def ran(code, level=""):
+    ended = python("-c", code, AUTOPACK_LOG=level)
     assert not ended.stdout
     return ended.stderr
 
@@ -31,8 +25,8 @@ OWN = "import autopack, logging; logging.getLogger('autopack').addHandler(loggin
 @pytest.mark.parametrize(
     ("code", "level", "said"),
     [
-        (WARNING, None, "autopack: something stays\n"),
-        (INFO, None, ""),
+        (WARNING, "", "autopack: something stays\n"),
+        (INFO, "", ""),
         (INFO, "warning", ""),
         (INFO, "info", "autopack: something stays\n"),
         (INFO, "DEBUG", "autopack: something stays\n"),
@@ -46,11 +40,11 @@ OWN = "import autopack, logging; logging.getLogger('autopack').addHandler(loggin
         ),
         # A program with logging of its own gets each line once, also where it is set up after the
         # import.
-        (SETUP + WARNING, None, "MINE something stays\n"),
-        (f"import autopack; {SETUP}{WARNING}", None, "MINE something stays\n"),
-        (OWN + WARNING, None, "something stays\n"),
+        (SETUP + WARNING, "", "MINE something stays\n"),
+        (f"import autopack; {SETUP}{WARNING}", "", "MINE something stays\n"),
+        (OWN + WARNING, "", "something stays\n"),
         # A program without stderr goes on.
-        ("import sys; sys.stderr.close(); sys.stderr = None; " + WARNING, None, ""),
+        ("import sys; sys.stderr.close(); sys.stderr = None; " + WARNING, "", ""),
     ],
 )
 def test_a_line_is_written_once_by_whoever_writes(code, level, said):

@@ -33,11 +33,9 @@ LENGTHS = (4, 9, 4)
         ("labels", torch.zeros(5), Of.DOCUMENT, None),
         ("labels", torch.zeros(2, 7), Of.UNKNOWN, None),
         ("scale", torch.zeros(()), Of.CALL, None),
-        ("scale", torch.zeros(1), Of.CALL, None),
         ("return_dict", True, Of.CALL, None),
         ("names", ["a", "b"], Of.CALL, None),
         ("states", [torch.zeros(2, 7)], Of.UNKNOWN, None),
-        ("states", {"of": torch.zeros(2, 7)}, Of.UNKNOWN, None),
     ],
     ids=str,
 )  # fmt: skip

@@ -95,7 +95,7 @@ def test_rows_of_different_lengths_are_refused():
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, 1, 6, 6), (2, 1, 6, 7), (1, 1, 9, 9), (1, 1, 1, 9), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)],
+    [(2, 1, 6, 7), (1, 1, 9, 9), (3, 1, 7, 7), (2, 6)],
 )
 def test_a_mask_of_other_rows_is_not_cut(shape):
     """Such as that of the padded batch that the rows were: an index beyond it would be taken from

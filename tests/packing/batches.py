@@ -13,6 +13,8 @@ from autopack import tiny
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
 from tests.engine import IGNORED, mean_loss
+from tests.subjects import without_dropout
+from tests.support.trained import QUIET
 
 ABC = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 9]}]
 WORDS = [f"w{number}" for number in range(78)]
@@ -87,23 +89,13 @@ def tokenizer():
 
 def arguments(folder, kind=TrainingArguments, **options):
     """The defaults of a trainer, but on the CPU, in float32 and quiet; it logs each step."""
-    quiet = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
-    quiet |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "dataloader_pin_memory": False}
-    return kind(**quiet | options)
-
-
-def logged(trainer):
-    """The losses that a trainer has logged."""
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    quiet = {**QUIET, "logging_steps": 1, "bf16": False, "dataloader_pin_memory": False}
+    return kind(str(folder), **quiet | options)
 
 
 def in_training(model_type):
     """A tiny model that is trained, and draws no dropout."""
-    model = tiny.build(model_type).train()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
+    return without_dropout(tiny.build(model_type).train())
 
 
 def loss_alone(model, documents, weights=None):

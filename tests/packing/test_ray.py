@@ -2,6 +2,7 @@
 die."""
 
 import os
+import signal
 
 import datasets
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import autopack
 from autopack.packing import pack_shards, shard_files, shards
-from tests.packing.engines import LENGTHS, dataset_of, load
+from tests.packing.engines import LENGTHS, blocks_of, dataset_of, load, visible
 from tests.packing.test_pack import examples
 from tests.support.processes import python
 from tests.support.refusals import refused
@@ -80,6 +81,46 @@ def test_a_block_that_ray_made_again_is_what_it_was(tmp_path):
     with refused("other-data", match="^example 3 has 1 tokens, of which the plan has 3"):
         on_ray.write_shard(*about, plan, numbers, np.array([3, 3]), *tables)
     assert not os.listdir(tmp_path)
+
+
+def dying(stage, flag):
+    """A folder that kills the first process that comes to a stage of writing a file."""
+
+    class Dying(shards.Folder):
+        def die(self, here):
+            if here == stage and not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def write(self, rows, name, metadata):
+            first, *others = rows.tables()
+
+            def tables():
+                yield first
+                self.die("within")
+                yield from others
+
+            rows.tables = tables
+            super().write(rows, name, metadata)
+
+        def publish(self, hidden, name):
+            self.die("whole")
+            super().publish(hidden, name)
+            self.die("named")
+
+    return Dying
+
+
+@pytest.mark.parametrize("stage", ["within", "whole", "named"])
+def test_who_writes_a_shard_may_be_killed(ray, stage, tmp_path, monkeypatch):
+    """Nothing is lost or there twice: Ray runs a task again."""
+    flag, folder = tmp_path / "killed", tmp_path / "rows"
+    monkeypatch.setattr(shards, "Folder", dying(stage, flag))
+    made = examples(LENGTHS)
+    pack_shards(blocks_of(ray)(made, 20), 32, folder, num_shards=3)
+    assert flag.exists()
+    assert visible(folder) == [f"rows-{shard:05d}-of-00003.parquet" for shard in range(3)]
+    assert load(shard_files(folder))[:] == autopack.pack(dataset_of(made), 32)[:]
 
 
 def test_the_example_runs(tmp_path):

@@ -2,9 +2,7 @@
 is noticed."""
 
 import logging
-import multiprocessing
 import os
-import signal
 from pathlib import Path
 
 import datasets
@@ -49,7 +47,6 @@ def dataset():
             22,
             tuple(range(0, 60, 3)),
         ),
-        ({"max_documents": 3}, 2, (7,)),
     ],
 )
 def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp_path):
@@ -152,10 +149,8 @@ def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch)
 REFUSED = [
     ({"shard": 0}, "shard=0: wanted one below num_shards=None"),
     ({"shard": 3, "num_shards": 3}, "shard=3: wanted one below num_shards=3"),
-    ({"shard": True, "num_shards": 3}, "shard=True"),
     ({"num_shards": 0}, "num_shards=0"),
     ({"num_shards": 1000}, "num_shards=1000: wanted at most as many as there are rows"),
-    ({"overflow": "best"}, "overflow='best'"),
     ({"path": ""}, "wanted a folder"),
     ({"path": "nothing://here"}, "wanted a folder"),
 ]
@@ -272,58 +267,3 @@ def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog
         made = pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
     assert "truncated=" in caplog.text
     assert repr(made).startswith(f"Shards({made.rows:,} rows of 16 tokens in 2 files, fill 0.")
-
-
-def dying(stage, flag):
-    """A folder that kills the first process that comes to a stage of writing a file."""
-
-    class Dying(shards.Folder):
-        def die(self, here):
-            if here == stage and not flag.exists():
-                flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def write(self, rows, name, metadata):
-            first, *others = rows.tables()
-
-            def tables():
-                yield first
-                self.die("within")
-                yield from others
-
-            rows.tables = tables
-            super().write(rows, name, metadata)
-
-        def publish(self, hidden, name):
-            self.die("whole")
-            super().publish(hidden, name)
-            self.die("named")
-
-    return Dying
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("stage", ["within", "whole", "named"])
-def test_who_writes_a_shard_may_be_killed(engine, stage, dataset, tmp_path, monkeypatch):
-    """Nothing is lost or there twice: Ray runs a task again, and the user a job of an array."""
-    flag, names = tmp_path / "killed", [f"rows-{shard:05d}-of-00003.parquet" for shard in range(3)]
-    monkeypatch.setattr(shards, "Folder", dying(stage, flag))
-
-    def write(**options):
-        data = engine(examples(LENGTHS), 20)
-        pack_shards(data, 32, tmp_path / "rows", num_shards=3, **options)
-
-    if engine is dataset_of:
-        job = multiprocessing.get_context("fork").Process(target=write, kwargs={"shard": 1})
-        job.start()
-        job.join()
-        assert job.exitcode == -signal.SIGKILL
-        assert visible(tmp_path / "rows") == names[1:2] * (stage == "named")
-        assert len(os.listdir(tmp_path / "rows")) == 1
-        for shard in (0, 1, 2) if stage != "named" else (0, 2):
-            write(shard=shard)
-    else:
-        write()
-    assert flag.exists()
-    assert visible(tmp_path / "rows") == names
-    assert load(shard_files(tmp_path / "rows"))[:] == autopack.pack(dataset, 32)[:]

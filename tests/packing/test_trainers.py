@@ -17,13 +17,12 @@ from tests.packing.batches import (
     KINDS,
     arguments,
     in_training,
-    logged,
     loss_alone,
     of_kind,
     pieces,
-    tokenizer,
 )
 from tests.support.refusals import refused
+from tests.support.trained import losses_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 CAPACITY = 40
@@ -53,21 +52,9 @@ def _trainer(model, tmp_path, rows, kind=Trainer, keep=False, **given):
     return kind(model, args, train_dataset=rows, **({"data_collator": PackingCollator()} | given))
 
 
-def _sft_trainer(folder, **given):
-    """TRL's trainer, which takes rows that are tokenized and packed as they are."""
-    trl = pytest.importorskip("trl")
-    options = {
-        name: given.pop(name)
-        for name in [*given]
-        if name not in ("model", "train_dataset", "data_collator")
-    }
-    args = arguments(folder, trl.SFTConfig, max_length=None, **options)
-    return trl.SFTTrainer(args=args, processing_class=tokenizer(), **given)
-
-
 def _first_loss(trainer):
     trainer.train()
-    return logged(trainer)[0]
+    return losses_of(trainer)[0]
 
 
 def _alone(model, trainer, rows):
@@ -158,27 +145,6 @@ def test_a_collator_that_takes_no_row_alone(tmp_path):
 
     trainer = _trainer(in_training("bloom"), tmp_path, _rows(), data_collator=pairs)
     assert "Trainer drops" in what_is_lost(trainer)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("model_type", ["llama", "bloom"])
-def test_trls_collator_takes_rows_for_documents(model_type, tmp_path):
-    model, rows = in_training(model_type), _rows()
-    trainer = _sft_trainer(tmp_path, model=model, train_dataset=rows, **STEP)
-    with refused("trainer-loses-documents", match="makes one document of a row of"):
-        autopack.enable(trainer)
-    with (
-        autopack.enable(model),
-        refused("trainer-loses-documents", match="makes one document of a row of"),
-    ):
-        trainer.train()
-    expected = _alone(model, _trainer(model, tmp_path, rows, keep=True), rows)
-    collator = PackingCollator()
-    trainer = _sft_trainer(
-        tmp_path, model=model, train_dataset=rows, data_collator=collator, **STEP
-    )
-    with autopack.enable(trainer):
-        assert _first_loss(trainer) == pytest.approx(expected, rel=ROUNDING)
 
 
 def test_what_enable_has_kept_is_given_back(tmp_path):

@@ -2,7 +2,6 @@
 each step."""
 
 import tempfile
-from itertools import chain
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 import autopack
 from autopack import tiny
+from tests.engine import in_rows, padded_batch
 from tests.support.trained import QUIET
 from tests.support.training_calls import noisy
 
@@ -19,38 +19,24 @@ DOCUMENTS = [{"input_ids": _DRAW.integers(5, 90, length).tolist()} for length in
 MOST = 64
 
 
-def padded(rows, fill, left=False):
-    longest = max(map(len, rows))
-    return torch.tensor(
-        [(fill * (longest - len(r)) + r) if left else (r + fill * (longest - len(r))) for r in rows]
-    )
+def rows_of(examples):
+    return [torch.tensor(each["input_ids"]) for each in examples]
 
 
-def texts(examples, left=False):
-    rows = [each["input_ids"] for each in examples]
-    mask = padded([[1] * len(row) for row in rows], [0], left)
-    return {
-        "input_ids": padded(rows, [0], left),
-        "labels": padded(rows, [-100], left),
-        "attention_mask": mask,
-    }
+def texts(examples, side="right"):
+    batch = padded_batch(rows_of(examples), side)
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
 
 
 def on_the_left(examples):
-    batch = texts(examples, left=True)
+    batch = texts(examples, "left")
     starts = batch["attention_mask"].argmax(1)
     # what stock predicts at padding is no target
     batch["labels"][torch.arange(len(starts)), starts] = -100
     return batch
 
 
-def packed(examples):
-    rows = [each["input_ids"] for each in examples]
-    positions, labels = [list(range(len(row))) for row in rows], [[-100, *row[1:]] for row in rows]
-    found = {"input_ids": rows, "labels": labels, "position_ids": positions}
-    return {
-        name: torch.tensor([list(chain.from_iterable(values))]) for name, values in found.items()
-    }
+packed = autopack.PackingCollator()
 
 
 def classes(examples):
@@ -60,8 +46,8 @@ def classes(examples):
 
 def pairs(examples):
     """Return sources, and targets of half their lengths."""
-    batch, rows = texts(examples), [each["input_ids"] for each in examples]
-    return {**batch, "labels": padded([row[: 1 + len(row) // 2] for row in rows], [-100])}
+    targets = [row[: 1 + len(row) // 2] for row in rows_of(examples)]
+    return {**texts(examples), "labels": in_rows(targets, value=-100)}
 
 
 def trainer(

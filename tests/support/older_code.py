@@ -89,19 +89,6 @@ class OldAttention(nn.Module):
         return nn.functional.softmax(scores, -1) @ value
 
 
-class OldKernelAttention(OldAttention):
-    """Attention by sdpa, which without a mask falls back to the class above it, as old ones did."""
-
-    def forward(self, hidden, attention_mask=None, position_ids=None):
-        if attention_mask is None:
-            return super().forward(hidden, attention_mask, position_ids)
-        query, key, value = by_heads(self.qkv(hidden))
-        made = nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask
-        )
-        return (self.out(together(made)),)
-
-
 class OldBiasAttention(nn.Module):
     """Attention as in T5: the first layer makes a bias with the mask in it, and hands both on."""
 
@@ -213,12 +200,6 @@ class ByColumns(OldForCausalLM):
     """Model that numbers columns inside of its embeddings."""
 
     positions = OldEmbeddings
-
-
-class InAKernel(OldForCausalLM):
-    """Model whose attention is sdpa in the calls with a mask."""
-
-    kind = OldKernelAttention
 
 
 class PairsForAll(OldForCausalLM):

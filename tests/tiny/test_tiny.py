@@ -107,22 +107,6 @@ def test_leaks_show(model_type):
     assert leaks(call.undeclared(built(model_type)), call.alone(built(model_type)))
 
 
-@pytest.mark.parametrize(
-    "model_type", ["llama", "gpt2", "mixtral", "mamba", "deepseek_v3", "xlstm"]
-)
-def test_the_seed_alone_decides(model_type):
-    torch.manual_seed(3)
-    first = built(model_type, seed=1)
-    torch.manual_seed(4)
-    second, other = built(model_type, seed=1), built(model_type, seed=2)
-    for name, value in first.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
-    for (name, parameter), changed in zip(
-        first.named_parameters(), other.parameters(), strict=True
-    ):
-        assert not torch.equal(parameter, changed), name
-
-
 @pytest.mark.parametrize("model_type", ["llama", "gemma4_assistant", "rwkv"])
 def test_global_state_is_left_alone(model_type):
     torch.manual_seed(5)
@@ -156,16 +140,8 @@ def test_dtype_rounds_the_same_parameters():
 def test_every_kind_of_layer_occurs():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    for model_type in (
-        "gemma2",
-        "gemma3_text",
-        "llama4_text",
-        "qwen3_next",
-        "nemotron_h",
-        "gpt_oss",
-        "minimax",
-        "zamba2",
-    ):
+    types = "gemma2 gemma3_text llama4_text qwen3_next nemotron_h gpt_oss minimax zamba2"
+    for model_type in types.split():
         if model_type not in TYPES:
             continue
         small = tiny.config(model_type)
