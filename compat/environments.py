@@ -27,7 +27,7 @@ _NEEDS = ("tqdm", "packaging", "tomli; python_version < '3.11'")
 
 
 def cache_directory() -> Path:
-    """Where directories, finished cells and logs are kept: $AUTOPACK_COMPAT_CACHE, or
+    """Where directories and logs are kept: $AUTOPACK_COMPAT_CACHE, or
     compat/.envs."""
     chosen = os.environ.get("AUTOPACK_COMPAT_CACHE")
     cache = Path(chosen).expanduser().resolve() if chosen else COMPAT / ".envs"
