@@ -170,7 +170,7 @@ def run(matrix: Matrix, asked: argparse.Namespace) -> int:
         for number, reason in result.get("reasons", {}).items():
             say(f"{number}  {reason}")
     rows = tables.counts_rows(chosen.tasks, results, results)
-    say("exact / refused / leaking / crashing cells:\n" + tables.plain_table(rows))
+    say("\n".join(["exact / refused / leaking / crashing cells:", *tables.markdown_table(rows)]))
     problems = [f"{name}: {line}" for name, result in results.items() for line in bad(result)]
     for problem in problems:
         say(f"FAILED transformers {problem}")

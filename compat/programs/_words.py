@@ -25,15 +25,15 @@ _TOKENS: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id":
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def save_tokenizer(folder: Path, framed: int | None = None) -> None:
-    """Write a tokenizer with one token for each word.
+def tokenizer_of(words: list[str] = WORDS, framed: int | None = None) -> Any:
+    """A tokenizer with one token for each word.
 
     A `framed` one makes `<s> text </s>`, and `<s> one </s> other </s>` of a pair; of texts of so
     many tokens, unless 0."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     if framed is not None:
@@ -51,7 +51,7 @@ def save_tokenizer(folder: Path, framed: int | None = None) -> None:
     names |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
     if framed:
         names["model_max_length"] = framed
-    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 def save_model(
@@ -79,7 +79,7 @@ def save_model(
     config = transformers.AutoConfig.for_model(type, **sizes)
     model = getattr(transformers, auto).from_config(config)
     model.to(getattr(torch, os.environ.get(DTYPE, "float32"))).save_pretrained(folder)
-    save_tokenizer(folder, framed)
+    tokenizer_of(framed=framed).save_pretrained(folder)
 
 
 def text(draw: random.Random, most: int) -> str:

@@ -207,7 +207,7 @@ def offline(environment, recorded, monkeypatch):
 def test_a_whole_run_is_recorded_and_goes_on(offline, recorded, capsys):
     """All cells and scenarios; what this code has recorded is not measured again."""
     assert of_new("--jobs", "2") == 0
-    assert "5.0.0         3 / 1 / 0 / 0" in capsys.readouterr().out
+    assert "| 5.0.0 | 3 / 1 / 0 / 0 |" in capsys.readouterr().out
     result = json.loads((recorded / "releases" / "5.0.0.json").read_text())
     assert result["cells"]["causal-lm"]["llama"] == ["exact", "exact"]
     assert result["scenarios"]["passed"] == 5
