@@ -65,15 +65,8 @@ def environ_of(*directories: Path, **more: str) -> dict[str, str]:
 
 def pip(python: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
     """Install packages; raises `CompatError` with the end of what pip says where it fails."""
-    command = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--no-compile",
-        *arguments,
-    ]
+    options = "-m pip install --disable-pip-version-check --no-compile"
+    command = [python, *options.split(), *arguments]
     done = subprocess.run(
         command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

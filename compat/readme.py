@@ -20,7 +20,7 @@ from autopack.mixers import OneByOne
 from compat import study
 from compat.exactness import has, page_of, recorded
 from compat.matrix import ROOT, load_matrix
-from compat.tables import Result, cells_of, counts, load_results, markdown_table, proofs, share
+from compat.tables import cells_of, counts, load_results, markdown_table, proofs, share
 from compat.words import SOURCES
 
 README = ROOT / "README.md"
@@ -139,18 +139,12 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _of_releases() -> tuple[list[Result], Counter[str], str, str]:
-    """The results of all releases, what they count, and the first and the last release."""
-    matrix = load_matrix()
-    results = list(load_results(matrix).values())
-    found: Counter[str] = sum(map(counts, results), Counter())
-    return results, found, matrix.releases[0].minor, matrix.releases[-1].minor
-
-
 def versions() -> str:
     """The releases of transformers that are recorded, what came out, and by what exact cells were
     proven."""
-    results, found, first, last = _of_releases()
+    matrix = load_matrix()
+    results = list(load_results(matrix).values())
+    found: Counter[str] = sum(map(counts, results), Counter())
     cells = [cell for result in results for cell in cells_of(result)]
     by_source = proofs(cells)
     known = ", ".join(
@@ -160,6 +154,7 @@ def versions() -> str:
         name: sum(cell["status"] == "exact" and name in cell for cell in cells)
         for name in ("padded", "labels")
     }
+    first, last = matrix.releases[0].minor, matrix.releases[-1].minor
     text = f"""Tested with every minor release of transformers {first} to {last}, with all model types of each in eager,
     sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call, {share(found)} of what stock runs
     ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
@@ -171,14 +166,16 @@ def versions() -> str:
 def summary() -> str:
     """What is served, in a few lines: types by task, and cells of all releases."""
     counted = []
-    for task, types in recorded().items():
-        pictures = sum(has(cells, "exact", "images") for cells in types.values())
+    for task, results in recorded().items():
+        pictures = sum(has(cells, "exact", "images") for cells in results.values())
         also = f", {pictures} with images" if pictures else ""
-        counted.append(f"{len(_exact(types))} of {len(types)} ({TASKS.get(task, task)}{also})")
-    results, found, first, last = _of_releases()
+        counted.append(f"{len(_exact(results))} of {len(results)} ({TASKS.get(task, task)}{also})")
+    matrix = load_matrix()
+    releases = list(load_results(matrix).values())
+    found: Counter[str] = sum(map(counts, releases), Counter())
     text = f"""With transformers {_release()} {_listed(counted)} model types are exact, and none leaks
-    ([tables](docs/reliability.md#model-types-and-releases)); with {len(results)} releases from
-    {first} to {last} it is so of {found["exact"]:,} pairs of a type
+    ([tables](docs/reliability.md#model-types-and-releases)); with {len(releases)} releases from
+    {matrix.releases[0].minor} to {matrix.releases[-1].minor} it is so of {found["exact"]:,} pairs of a type
     and a backend, {found["LEAK"] + found["crash"]} are wrong, and the rest are refused
     ([releases](compat/results/README.md)). `enable` tests a tiny random copy of your model first, in about a
     second; some of its later calls are tested too ([how](docs/trust.md))."""
