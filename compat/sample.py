@@ -67,11 +67,9 @@ def differences(drawn: Drawn, jobs: int, limit: float) -> Iterator[str]:
         units = [
             Unit(*unit, tuple(c["mode"] for c in cells)) for unit, cells in groupby(recorded, _unit)
         ]
-        found = {
-            (*_unit(cell), cell["mode"]): cell
-            for cell in workers.measure(environment, units, limit)
-        }
-        pairs = [(cell, found[(*_unit(cell), cell["mode"])]) for cell in recorded]
+        measured = list(workers.measure(environment, units, limit))
+        found = {(_unit(cell), cell["mode"]): cell for cell in measured}
+        pairs = [(cell, found[_unit(cell), cell["mode"]]) for cell in recorded]
         return [
             f"transformers {environment.name}: {now['type']}/{now['task']}/{now['mode']} is "
             f"recorded as {_said(cell)}, and is {_said(now)}"

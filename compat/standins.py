@@ -43,10 +43,11 @@ def attend_densely(
     (rows, tokens, heads, head size) where no bounds are given."""
     if cu_seqlens_q is None or cu_seqlens_k is None:
         (rows, length), other = q.shape[:2], k.shape[1]
-        flat = [t.flatten(0, 1) for t in (q, k, v)]
-        bounds = [torch.arange(rows + 1, dtype=torch.int32) * n for n in (length, other)]
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        of_q, of_k = (torch.arange(rows + 1, dtype=torch.int32) * n for n in (length, other))
         settings = (softmax_scale, causal, window_size, softcap, learnable_sink)
-        return attend_densely(*flat, *bounds, length, other, *settings).unflatten(0, (rows, length))
+        found = attend_densely(q, k, v, of_q, of_k, length, other, *settings)
+        return found.unflatten(0, (rows, length))
     check_bounds("q", cu_seqlens_q, len(q), max_seqlen_q)
     check_bounds("k", cu_seqlens_k, len(k), max_seqlen_k)
     if not q.shape[-1] == k.shape[-1] == v.shape[-1]:

@@ -53,10 +53,10 @@ def _computed(
         assert len(q) == len(k), "one set of documents for queries and keys"
         assert cu_seqlens_q.shape == cu_seqlens_k.shape
         return _attend(q, k, v, cu_seqlens_q, max_seqlen_q, *settings)
-    rows, length = q.shape[:2]
+    rows, length = shape = q.shape[:2]
     bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device)
-    flat = (t.flatten(0, 1) for t in (q, k, v))
-    return _attend(*flat, bounds, length, *settings).reshape(q.shape)
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    return _attend(q, k, v, bounds, length, *settings).unflatten(0, shape)
 
 
 @contextlib.contextmanager
