@@ -183,7 +183,9 @@ def compare(
     def off(rows: list[list[Document]], wanted: Callable[[Document], torch.Tensor]) -> None:
         logits = model(**packed(model, rows)).logits
         errors = (logits[row, a:b] - wanted(d) for d, row, a, b in spans(rows))
-        result["worst"] = max(result["worst"], *(float(e.abs().max()) / scale for e in errors))
+        result["worst"] = max(
+            result["worst"], *(float(e.detach().abs().max()) / scale for e in errors)
+        )
 
     for rows in ([found], [found, found[::-1]]):
         off(rows, lambda document: reference[id(document)])
