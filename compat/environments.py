@@ -27,7 +27,7 @@ _NEEDS = ("tqdm", "packaging", "tomli; python_version < '3.11'")
 
 
 def cache_directory() -> Path:
-    """Where directories, finished cells and logs are kept: $AUTOPACK_COMPAT_CACHE, or
+    """Where directories and logs are kept: $AUTOPACK_COMPAT_CACHE, or
     compat/.envs."""
     chosen = os.environ.get("AUTOPACK_COMPAT_CACHE")
     cache = Path(chosen).expanduser().resolve() if chosen else COMPAT / ".envs"
@@ -65,15 +65,8 @@ def environ_of(*directories: Path, **more: str) -> dict[str, str]:
 
 def pip(python: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
     """Install packages; raises `CompatError` with the end of what pip says where it fails."""
-    command = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--no-compile",
-        *arguments,
-    ]
+    options = "-m pip install --disable-pip-version-check --no-compile"
+    command = [python, *options.split(), *arguments]
     done = subprocess.run(
         command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -179,25 +179,23 @@ def compare(
     # precision
     scale = float(logits[logits.abs() < torch.finfo(logits.dtype).max / 2].std())
     result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}
-    for rows in ([found], [found, found[::-1]]):
+
+    def off(rows: list[list[Document]], wanted: Callable[[Document], torch.Tensor]) -> None:
         logits = model(**packed(model, rows)).logits
-        errors = [
-            float((logits[row, a:b] - reference[id(d)]).detach().abs().max())
-            for d, row, a, b in spans(rows)
-        ]
-        result["worst"] = max(result["worst"], *(e / scale for e in errors))
+        errors = (logits[row, a:b] - wanted(d) for d, row, a, b in spans(rows))
+        result["worst"] = max(
+            result["worst"], *(float(e.detach().abs().max()) / scale for e in errors)
+        )
+
+    for rows in ([found], [found, found[::-1]]):
+        off(rows, lambda document: reference[id(document)])
         labels = torch.cat([torch.cat([labels_of(d) for d in each], dim=1) for each in rows])
         with torch.no_grad():
             expected = float(alone_loss(stock, rows))
             loss = float(model(**packed(model, rows), labels=labels).loss)
         result["loss"] = max(result["loss"], abs(loss - expected) / abs(expected))
     with torch.no_grad(), training(model), training(stock):
-        logits = model(**packed(model, [found])).logits
-        errors = [
-            float((logits[row, a:b] - alone(stock, d).logits[0]).abs().max())
-            for d, row, a, b in spans([found])
-        ]
-        result["worst"] = max(result["worst"], *(e / scale for e in errors))
+        off([found], lambda document: alone(stock, document).logits[0])
     with torch.no_grad():
         result["influence"] = max(
             influence(model, found, number, image=image) / scale

@@ -26,6 +26,7 @@ from compat.common import said
 from compat.exactness import BACKENDS, Undeclared, built, stand_in
 from compat.standins import taken_for_kernels
 from compat.study import Study
+from tests.engine import in_rows, padded_batch
 
 TOLERANCE = {"logits": 1e-4, "hidden": 1e-4, "loss": 1e-5, "gradients": 1e-3}
 """Of float32, relative to the largest value: those of `autopack.audit`, and of losses a tenth of
@@ -50,9 +51,7 @@ def rows_of_tree(
         level = [torch.cat([above, draw(_PREFIX)]) for above in level for _ in range(2)]
     rows = [torch.cat([above, draw(5 + 3 * n)]) for above in level for n in range(2)]
     rows += [draw(9), rows[0].clone()]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=int(vocabulary[0]))
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    return in_rows(rows, value=int(vocabulary[0])), padded_batch(rows)["attention_mask"]
 
 
 def results_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:

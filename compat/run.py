@@ -7,8 +7,8 @@ came out.
     python -m compat.run --types llama t5 --modes sdpa    some cells, printed only; with --record also merged
     python -m compat.run --sample 60                  some recorded cells anew: whether they are as they were recorded
 
-A run that is stopped goes on where it was: cells are kept in the cache, by the code that measured
-them. The exit status is 1 where a cell leaks or crashes or a scenario fails. Results go to
+A run of whole releases that is stopped goes on with those that this code has not measured. The exit
+status is 1 where a cell leaks or crashes or a scenario fails. Results go to
 compat/results/releases, a file for each release."""
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +28,8 @@ from tqdm import tqdm
 
 from compat import sample, scenarios, study, tables, torches, workers
 from compat.cells import STATUSES
+from compat.common import code_digest
 from compat.environments import Environment, check_interpreter
-from compat.finished import Finished, code_digest, key_of
 from compat.matrix import CompatError, Matrix, Selection, load_matrix
 from compat.tables import BAD, Result, bad, counts, merged, record
 
@@ -42,38 +41,28 @@ def say(text: str) -> None:
 
 
 def measure(environment: Environment, chosen: Selection, jobs: int, limit: float) -> Result:
-    """Measure all cells of a release that are not finished: what is recorded of it."""
-    digest, lock = code_digest(), threading.Lock()
-    finished = Finished(environment.name, digest)
-    about, cells = workers.introduction(environment), finished.load()
-    wanted = [
-        (task, name, mode)
+    """Measure cells of a release: what is recorded of it."""
+    about, cells = workers.introduction(environment), []
+    units = [
+        workers.Unit(task, name, chosen.modes)
         for task in chosen.tasks
         for name in about.get("types", {}).get(task, ())
         if chosen.types is None or name in chosen.types
-        for mode in chosen.modes
     ]
-    left: dict[tuple[str, str], list[str]] = {}
-    for task, name, mode in wanted:
-        if (task, name, mode) not in cells:
-            left.setdefault((task, name), []).append(mode)
-    units = [workers.Unit(task, name, tuple(modes)) for (task, name), modes in left.items()]
-    total = sum(map(len, left.values()))
+    total = len(units) * len(chosen.modes)
     with tqdm(total=total, unit="cell", desc=environment.name, disable=None) as bar:
 
         def part(units: Sequence[workers.Unit]) -> None:
             for cell in workers.measure(environment, units, limit):
-                with lock:
-                    finished.add([cell])
-                    cells[key_of(cell)] = cell
-                    bar.update()
-                    if cell["status"] in BAD:
-                        name = f"{cell['type']}/{cell['task']}/{cell['mode']}"
-                        say(f"{environment.name}: {cell['status']}: {name}: {cell['reason']}")
+                cells.append(cell)
+                bar.update()
+                if cell["status"] in BAD:
+                    name = f"{cell['type']}/{cell['task']}/{cell['mode']}"
+                    say(f"{environment.name}: {cell['status']}: {name}: {cell['reason']}")
 
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(part, [units[start::jobs] for start in range(jobs)]))
-    result = tables.compact(environment.release, about, [cells[key] for key in wanted], digest)
+    result = tables.compact(environment.release, about, cells, code_digest())
     found = counts(result)
     said = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
     say(f"{environment.name}: {said or about.get('refused') or about.get('crash')}")
@@ -152,8 +141,11 @@ def run(matrix: Matrix, asked: argparse.Namespace) -> int:
         return check_sample(environments, asked)
     results: dict[str, Result] = {each.name: {} for each in environments}
     for each in environments if not asked.scenarios else ():
-        result = results[each.name] = measure(each, chosen, asked.jobs, asked.limit)
-        if records:
+        result = tables.load(each.release) if whole else {}
+        known = result.get("code") == [code_digest()]
+        result = result if known else measure(each, chosen, asked.jobs, asked.limit)
+        results[each.name] = result
+        if records and not known:
             record(each.release, result if whole else merged(each.release, result))
     if asked.scenarios or asked.ci or whole:
         deep = matrix.deep[:1] if asked.ci else matrix.deep
@@ -178,7 +170,7 @@ def run(matrix: Matrix, asked: argparse.Namespace) -> int:
         for number, reason in result.get("reasons", {}).items():
             say(f"{number}  {reason}")
     rows = tables.counts_rows(chosen.tasks, results, results)
-    say("exact / refused / leaking / crashing cells:\n" + tables.plain_table(rows))
+    say("\n".join(["exact / refused / leaking / crashing cells:", *tables.markdown_table(rows)]))
     problems = [f"{name}: {line}" for name, result in results.items() for line in bad(result)]
     for problem in problems:
         say(f"FAILED transformers {problem}")
@@ -195,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        say("stopped; the same command goes on where this one was")
+        say("stopped; the same command goes on with the release where this one was")
         # Threads wait for workers, which end when their input does.
         os._exit(130)
 

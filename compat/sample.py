@@ -21,7 +21,6 @@ from typing import Any
 
 from compat import workers
 from compat.environments import Environment
-from compat.finished import key_of
 from compat.matrix import CompatError
 from compat.tables import cells_of, load
 from compat.words import REMARKS, Cell, source_of
@@ -68,8 +67,9 @@ def differences(drawn: Drawn, jobs: int, limit: float) -> Iterator[str]:
         units = [
             Unit(*unit, tuple(c["mode"] for c in cells)) for unit, cells in groupby(recorded, _unit)
         ]
-        found = {key_of(cell): cell for cell in workers.measure(environment, units, limit)}
-        pairs = [(cell, found[key_of(cell)]) for cell in recorded]
+        measured = list(workers.measure(environment, units, limit))
+        found = {(_unit(cell), cell["mode"]): cell for cell in measured}
+        pairs = [(cell, found[_unit(cell), cell["mode"]]) for cell in recorded]
         return [
             f"transformers {environment.name}: {now['type']}/{now['task']}/{now['mode']} is "
             f"recorded as {_said(cell)}, and is {_said(now)}"

@@ -12,32 +12,28 @@ of its own."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import sys
 from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.nn.functional import normalize, rms_norm, silu, softplus
+from torch.nn.functional import linear, normalize, rms_norm, silu, softplus
 
+from compat import study
 from compat.kernels.compiled import convolved, scan
+from compat.standins import of_signature
 
-INFINITY = float("inf")
+_PACKAGES = {"causal_conv1d": "causal-conv1d 1.5", "mamba_ssm": "mamba-ssm 2.2", "fla": "fla 0.4"}
 BOUNDS = {"seq_idx", "cu_seqlens"}
 
 
-class Arrived:
-    """What the stand-ins were called with."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, list[int] | None]] = []
-
-    def note(self, name: str, bounds: list[int] | None) -> None:
-        """Keep the name of a kernel and the documents that it was told of, as their lengths."""
-        self.calls.append((name, bounds))
+ARRIVED: list[tuple[str, list[int] | None]] = []
+"""Calls of the stand-ins: the name of each kernel, and the documents that it was told of, as their
+lengths."""
 
 
 def _lengths(seq_idx: torch.Tensor) -> list[int]:
@@ -48,12 +44,7 @@ def _lengths(seq_idx: torch.Tensor) -> list[int]:
     ]
 
 
-def _fresh(seq_idx: torch.Tensor | None, t: int) -> Any:
-    """Factor (rows,) that is 0 where token `t` starts a document."""
-    return 1.0 if seq_idx is None else (seq_idx[:, t] == seq_idx[:, t - 1]).float()
-
-
-def _convolve(
+def causal_conv1d_fn(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: Any,
@@ -71,48 +62,28 @@ def _convolve(
     return out if activation is None else silu(out)
 
 
-def _chunk_scan(
-    x: Any,
-    dt: Any,
-    A: Any,
-    B: Any,
-    C: Any,
-    D: Any,
-    z: Any,
-    dt_bias: Any,
-    seq_idx: Any,
-    dt_softplus: bool,
-    limit: Any,
-) -> torch.Tensor:
-    rows, length, heads, _ = x.shape
-    if seq_idx is not None:
-        assert seq_idx.shape == (rows, length)
+def mamba_chunk_scan_combined(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, seq_idx: Any, dt_softplus: bool,
+    dt_limit: Any,
+) -> torch.Tensor:  # fmt: skip
+    assert seq_idx is None or seq_idx.shape == x.shape[:2]
     dt = dt if dt_bias is None else dt + dt_bias
-    dt = (softplus(dt) if dt_softplus else dt).clamp(*limit)
-    B, C = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (B, C))
-    state = x.new_zeros(rows, heads, x.shape[3], B.shape[3])
-    tokens = []
-    for t in range(length):
-        if t:
-            state = state * (_fresh(seq_idx, t) * torch.ones(rows))[:, None, None, None]
-        update = torch.einsum("bh,bhp,bhn->bhpn", dt[:, t], x[:, t], B[:, t])
-        state = state * torch.exp(dt[:, t] * A)[:, :, None, None] + update
-        tokens.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]))
-    out = torch.stack(tokens, dim=1)
-    if D is not None:
-        out = out + x * D[:, None]
+    dt = (softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
+    # `scan` has a number of each head for each of its channels
+    dt, A, D = (t if t is None else t.repeat_interleave(x.shape[3], -1) for t in (dt, A, D))
+    A, B, C = A[:, None].expand(-1, B.shape[3]), B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1)
+    out, _ = scan(x.flatten(2).mT, dt.mT, A, B, C, D, None, None, False, seq_idx)
+    out = out.mT.reshape(x.shape)
     return out if z is None else out * silu(z)
 
 
-def _delta_rule(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, normal: bool, cu_seqlens: Any
-) -> torch.Tensor:
+def chunk_gated_delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, cu_seqlens):
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(
             f"The batch size is expected to be 1 rather than {q.shape[0]} when using `cu_seqlens`."
         )
     q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
-    if normal:
+    if use_qk_l2norm_in_kernel:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
     decay = g.exp() if g.dim() == 4 else g.exp()[..., None]
@@ -126,121 +97,80 @@ def _delta_rule(
             "bhk,bhv->bhkv", k[:, t], (v[:, t] - seen) * beta[:, t][..., None]
         )
         tokens.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    return torch.stack(tokens, dim=1)
+    return torch.stack(tokens, dim=1), None
 
 
-def _kernels(arrived: Arrived) -> dict[str, Callable[..., Any]]:
-    def causal_conv1d_fn(
-        x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None,
-        activation=None,
-    ):  # fmt: skip
-        arrived.note("causal_conv1d_fn", None if seq_idx is None else _lengths(seq_idx))
-        return _convolve(x, weight, bias, seq_idx, activation)
+def mamba_split_conv1d_scan_combined(
+    zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, seq_idx, dt_limit, activation, rmsnorm_weight,
+    rmsnorm_eps, outproj_weight, outproj_bias, headdim, ngroups, norm_before_gate,
+):  # fmt: skip
+    heads = D.shape[0]
+    inner = heads * headdim
+    z, channels, dt = zxbcdt.split([inner, conv1d_weight.shape[0], heads], dim=-1)
+    channels = causal_conv1d_fn(channels.mT, conv1d_weight, conv1d_bias, seq_idx, activation).mT
+    states = (channels.shape[-1] - inner) // 2
+    x, B, C = channels.split([inner, states, states], dim=-1)
+    x, z = x.unflatten(-1, (heads, headdim)), z.unflatten(-1, (heads, headdim))
+    B, C = B.unflatten(-1, (ngroups, -1)), C.unflatten(-1, (ngroups, -1))
+    gated = z if rmsnorm_weight is None else None
+    out = mamba_chunk_scan_combined(
+        x, dt, A, B, C, D, gated, dt_bias, seq_idx, True, dt_limit
+    ).flatten(-2)
+    if rmsnorm_weight is not None:
+        gate = silu(z.flatten(-2))
+        out = (out if norm_before_gate else out * gate).unflatten(-1, (ngroups, -1))
+        out = rms_norm(out, out.shape[-1:], eps=rmsnorm_eps).flatten(-2) * rmsnorm_weight
+        out = out * gate if norm_before_gate else out
+    return out if outproj_weight is None else linear(out, outproj_weight, outproj_bias)
 
-    def mamba_chunk_scan_combined(
-        x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
-        dt_softplus=False, dt_limit=(0.0, INFINITY), return_final_states=False, return_varlen_states=False,
-    ):  # fmt: skip
-        assert cu_seqlens is None or return_varlen_states, "cu_seqlens keeps nothing apart here"
-        arrived.note("mamba_chunk_scan_combined", None if seq_idx is None else _lengths(seq_idx))
-        return _chunk_scan(x, dt, A, B, C, D, z, dt_bias, seq_idx, dt_softplus, dt_limit)
 
-    def mamba_split_conv1d_scan_combined(
-        zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, seq_idx=None,
-        dt_limit=(0.0, INFINITY), return_final_states=False, activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6,
-        outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True,
-    ):  # fmt: skip
-        arrived.note(
-            "mamba_split_conv1d_scan_combined", None if seq_idx is None else _lengths(seq_idx)
-        )
-        heads = D.shape[0]
-        inner = heads * headdim
-        z, channels, dt = zxbcdt.split([inner, conv1d_weight.shape[0], heads], dim=-1)
-        channels = channels.transpose(1, 2)
-        channels = _convolve(channels, conv1d_weight, conv1d_bias, seq_idx, activation).transpose(
-            1, 2
-        )
-        states = (channels.shape[-1] - inner) // 2
-        x, B, C = channels.split([inner, states, states], dim=-1)
-        x, z = x.unflatten(-1, (heads, headdim)), z.unflatten(-1, (heads, headdim))
-        B, C = B.unflatten(-1, (ngroups, -1)), C.unflatten(-1, (ngroups, -1))
-        gated = z if rmsnorm_weight is None else None
-        out = _chunk_scan(x, dt, A, B, C, D, gated, dt_bias, seq_idx, True, dt_limit).flatten(-2)
-        if rmsnorm_weight is not None:
-            out = out if norm_before_gate else out * silu(z.flatten(-2))
-            grouped = out.unflatten(-1, (ngroups, -1))
-            out = (
-                rms_norm(grouped, grouped.shape[-1:], eps=rmsnorm_eps).flatten(-2) * rmsnorm_weight
-            )
-            out = out * silu(z.flatten(-2)) if norm_before_gate else out
-        return (
-            out
-            if outproj_weight is None
-            else torch.nn.functional.linear(out, outproj_weight, outproj_bias)
-        )
+def selective_scan_fn(u, delta, A, B, C, D, z, delta_bias, delta_softplus):
+    out, _ = scan(u, delta, A, B[:, None], C[:, None], D, z, delta_bias, delta_softplus)
+    return out if z is None else out * silu(z)
 
-    def selective_scan_fn(
-        u,
-        delta,
-        A,
-        B,
-        C,
-        D=None,
-        z=None,
-        delta_bias=None,
-        delta_softplus=False,
-        return_last_state=False,
-    ):
-        arrived.note("selective_scan_fn", None)
-        out, _ = scan(u, delta, A, B[:, None], C[:, None], D, z, delta_bias, delta_softplus)
-        return out if z is None else out * silu(z)
 
-    def mamba_inner_fn(
-        xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
-        C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1,
-        b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6,
-    ):  # fmt: skip
-        arrived.note("mamba_inner_fn", None)
-        x, z = xz.chunk(2, dim=1)
-        x = _convolve(x, conv1d_weight.squeeze(1), conv1d_bias, None, "silu")
-        projected = x_proj_weight @ x
-        dt, B, C = projected.split([delta_proj_weight.shape[1], A.shape[1], A.shape[1]], dim=1)
-        dt = delta_proj_weight @ dt
-        # The time step is normed after its projection, other than in the model.
-        dt, B, C = (
-            part
-            if weight is None
-            else rms_norm(part.mT, part.shape[1:2], weight.to(part.dtype), b_c_dt_rms_eps).mT
-            for part, weight in ((dt, dt_rms_weight), (B, b_rms_weight), (C, c_rms_weight))
-        )
-        out = selective_scan_fn(x, dt, A, B, C, D, z, delta_bias, delta_softplus)
-        return torch.nn.functional.linear(out.mT, out_proj_weight, out_proj_bias)
+def mamba_inner_fn(
+    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, D,
+    delta_bias, delta_softplus, b_rms_weight, c_rms_weight, dt_rms_weight, b_c_dt_rms_eps,
+):  # fmt: skip
+    x, z = xz.chunk(2, dim=1)
+    x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, None, "silu")
+    projected = x_proj_weight @ x
+    dt, B, C = projected.split([delta_proj_weight.shape[1], A.shape[1], A.shape[1]], dim=1)
+    dt = delta_proj_weight @ dt
+    # The time step is normed after its projection, other than in the model.
+    dt, B, C = (
+        part
+        if weight is None
+        else rms_norm(part.mT, part.shape[1:2], weight.to(part.dtype), b_c_dt_rms_eps).mT
+        for part, weight in ((dt, dt_rms_weight), (B, b_rms_weight), (C, c_rms_weight))
+    )
+    out = _noted("selective_scan_fn", selective_scan_fn)(
+        x, dt, A, B, C, D, z, delta_bias, delta_softplus
+    )
+    return linear(out.mT, out_proj_weight, out_proj_bias)
 
-    def chunk_gated_delta_rule(
-        q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-        cu_seqlens=None, **kwargs,
-    ):  # fmt: skip
-        arrived.note(
-            "chunk_gated_delta_rule", None if cu_seqlens is None else cu_seqlens.diff().tolist()
-        )
-        return _delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, cu_seqlens), None
 
-    def chunk_kda(
-        q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-        use_gate_in_kernel=False, cu_seqlens=None, **kwargs,
-    ):  # fmt: skip
-        arrived.note("chunk_kda", None if cu_seqlens is None else cu_seqlens.diff().tolist())
-        return _delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, cu_seqlens), None
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d.causal_conv1d_fn": causal_conv1d_fn,
+    "mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined": mamba_chunk_scan_combined,
+    "mamba_ssm.ops.triton.ssd_combined.mamba_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
+    "mamba_ssm.ops.selective_scan_interface.selective_scan_fn": selective_scan_fn,
+    "mamba_ssm.ops.selective_scan_interface.mamba_inner_fn": mamba_inner_fn,
+    "fla.ops.gated_delta_rule.chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "fla.ops.kda.chunk_kda": chunk_gated_delta_rule,
+}
 
-    return {
-        "causal_conv1d.causal_conv1d_fn": causal_conv1d_fn,
-        "mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined": mamba_chunk_scan_combined,
-        "mamba_ssm.ops.triton.ssd_combined.mamba_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
-        "mamba_ssm.ops.selective_scan_interface.selective_scan_fn": selective_scan_fn,
-        "mamba_ssm.ops.selective_scan_interface.mamba_inner_fn": mamba_inner_fn,
-        "fla.ops.gated_delta_rule.chunk_gated_delta_rule": chunk_gated_delta_rule,
-        "fla.ops.kda.chunk_kda": chunk_kda,
-    }
+
+def _noted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(kernel)
+    def stand_in(*args: Any, **given: Any) -> Any:
+        seq_idx, cu_seqlens = given.get("seq_idx"), given.get("cu_seqlens")
+        told = cu_seqlens.diff().tolist() if cu_seqlens is not None else None
+        ARRIVED.append((name, told if seq_idx is None else _lengths(seq_idx)))
+        return kernel(*args, **given)
+
+    return stand_in
 
 
 def _without_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,23 +186,21 @@ def _without_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return older
 
 
-def install(bounds: bool = True) -> Arrived:
+def install(bounds: bool = True) -> None:
     """Make the stand-ins importable for the rest of the process; must come before any modeling file
     is imported."""
-    arrived = Arrived()
-    for path, kernel in _kernels(arrived).items():
-        home, name = path.rsplit(".", 1)
-        parts = home.split(".")
+    for path, compute in _KERNELS.items():
+        *parts, name = path.split(".")
+        kernel = of_signature(_PACKAGES[parts[0]], name, _noted(name, compute))
         for i in range(1, len(parts) + 1):
             module = sys.modules.setdefault(".".join(parts[:i]), ModuleType(".".join(parts[:i])))
             module.__path__ = []
             if i > 1:
                 setattr(sys.modules[".".join(parts[: i - 1])], parts[i - 1], module)
-        setattr(sys.modules[home], name, kernel if bounds else _without_bounds(kernel))
-    return arrived
+        setattr(module, name, kernel if bounds else _without_bounds(kernel))
 
 
-def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
+def measure(model_type: str) -> dict[str, Any]:
     """Errors of an enabled tiny model on two packed rows, in training, and what arrived at the
     kernels."""
     import autopack
@@ -286,10 +214,10 @@ def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
     weights = weights_like(expected)
     (expected * weights).sum().backward()
     wanted = gradients(model)
-    arrived.calls.clear()
+    ARRIVED.clear()
     with autopack.enable(model, verify=False) as handle:
         logits = model(input_ids=ids, position_ids=positions(*rows)).logits
-        calls = list(arrived.calls)
+        calls = list(ARRIVED)
         (logits * weights).sum().backward()
     return {
         "type": model_type,
@@ -302,17 +230,15 @@ def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study.parser_of(__doc__)
     parser.add_argument(
         "--types", nargs="+", default=["mamba", "mamba2", "qwen3_next", "kimi_linear"]
     )
     parser.add_argument("--without-bounds", action="store_true")
     options = parser.parse_args()
-    arrived = install(bounds=not options.without_bounds)
+    install(bounds=not options.without_bounds)
     for model_type in options.types:
-        print(json.dumps(measure(model_type, arrived)), flush=True)
+        print(json.dumps(measure(model_type)), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,18 +25,9 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
     """Run the scenarios of some model types in a release; returns what is recorded of them."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *FILES,
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-        ]
-        command += ["-o", "junit_family=xunit1", f"--junitxml={report}", "--rootdir", str(ROOT)]
+        options = "-m pytest -q -p no:cacheprovider -p no:xdist -o junit_family=xunit1"
+        command = [sys.executable, *options.split(), *FILES, f"--junitxml={report}"]
+        command += ["--rootdir", str(ROOT)]
         environ = {
             **environment.environ(),
             TYPES_VARIABLE: ",".join(types),

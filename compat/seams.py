@@ -24,7 +24,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from compat import study
 from compat.matrix import ROOT
 from compat.seam_breaks import Break, Seam, unchanged
 from compat.seam_table import SEAMS
-from compat.study import Study
+from compat.study import Study, Verdict
 
 _BROKEN = "AUTOPACK_COMPAT_SEAM"
 """The environment variable that names the seam to processes which tests spawn."""
@@ -168,20 +167,11 @@ def _in_a_new_process(context: Any, *given: Any) -> tuple[set[str], set[str]]:
         process.join()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A seam, True if all of its tests failed by its break, and one of them or the reason why
-    not."""
-
-    seam: Seam
-    caught: bool
-    by: str
-
-
 def run(
     seams: Sequence[Seam], jobs: int = 1, root: Path = ROOT, table: str = "compat.seam_table"
-) -> Iterator[Outcome]:
-    """Try seams of a table, a module with `SEAMS`, `jobs` at a time; yield what became of each."""
+) -> Iterator[tuple[str, Verdict]]:
+    """Try seams of a table, a module with `SEAMS`, `jobs` at a time; yield the name of each, its
+    `status`, and `by` which test it is caught or why not."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers.modeling_utils", "pytest"])
     names = [seam.name for seam in seams]
@@ -197,11 +187,12 @@ def run(
             missed = [test for test in seam.tests if not _of(test, failed)]
             if unfit:
                 why = "does not pass without it" if _of(unfit[0], wrong) else "does not run"
-                yield Outcome(seam, False, f"{unfit[0]} {why}")
+                found = {"status": "SURVIVES", "by": f"{unfit[0]} {why}"}
             elif missed:
-                yield Outcome(seam, False, f"SURVIVES {' '.join(missed)}")
+                found = {"status": "SURVIVES", "by": f"SURVIVES {' '.join(missed)}"}
             else:
-                yield Outcome(seam, True, seam.tests[0])
+                found = {"status": "caught", "by": seam.tests[0]}
+            yield seam.name, found
 
 
 def _of(test: str, names: set[str]) -> list[str]:
@@ -223,12 +214,11 @@ def problems(seams: Iterable[Seam]) -> list[str]:
     return found
 
 
-def _measured(names: list[str], asked: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _measured(names: list[str], asked: Any) -> Iterator[tuple[str, Verdict]]:
     seams = [seam for seam in SEAMS if seam.name in names]
     if wrong := problems(seams):
         raise SystemExit("\n".join(wrong))
-    for each in run(seams, asked.jobs):
-        yield each.seam.name, {"status": "caught" if each.caught else "SURVIVES", "by": each.by}
+    yield from run(seams, asked.jobs)
 
 
 STUDY = Study(

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 import autopack
@@ -27,6 +26,7 @@ from autopack import tiny
 from autopack.layout import IGNORED_LABEL
 from compat import study
 from compat.study import Study
+from tests.engine import counted, numbered, padded_batch
 
 KINDS = {
     "llama": ("llama", "causal-lm"),
@@ -54,23 +54,21 @@ def calls(model: PreTrainedModel, classifies: bool, drawn: random.Random) -> lis
     lengths = [drawn.randint(1, LONGEST) for _ in range(drawn.randint(2, MOST))]
     lengths[drawn.randrange(len(lengths))] += 1  # somebody predicts something
     ids = tiny.tokens(model.config, 1, sum(lengths), seed=drawn.getrandbits(30))
-    classes = torch.tensor([drawn.randrange(model.config.num_labels or 1) for _ in lengths])
-    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
-    where = torch.cat([torch.arange(length) for length in lengths])[None]
+    classes = [drawn.randrange(model.config.num_labels or 1) for _ in lengths]
+    number, where = numbered(lengths), counted(lengths)
     declared: dict[str, Any] = drawn.choice([
         {"position_ids": where},
         {"position_ids": where, "attention_mask": torch.ones_like(ids)},
-        {"attention_mask": number + 1},
+        {"attention_mask": number},
         {"seq_idx": number},
     ])  # fmt: skip
-    found = [{"input_ids": ids, "labels": classes if classifies else ids, **declared}]
+    found = [{"input_ids": ids, "labels": torch.tensor(classes) if classifies else ids, **declared}]
     for step in (1, -1):
-        documents = list(ids[0].split(lengths))[::step]
-        mask = pad_sequence([torch.ones_like(each) for each in documents], batch_first=True)
-        padded = pad_sequence(documents, batch_first=True)
-        of_tokens = padded.masked_fill(mask == 0, IGNORED_LABEL)
-        labels = torch.tensor(classes.tolist()[::step]) if classifies else of_tokens
-        found.append({"input_ids": padded, "attention_mask": mask, "labels": labels})
+        padded = padded_batch(ids[0].split(lengths)[::step])
+        of_tokens = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, IGNORED_LABEL)
+        found.append(
+            {**padded, "labels": torch.tensor(classes[::step]) if classifies else of_tokens}
+        )
     return found
 
 

@@ -7,13 +7,13 @@ its arguments say."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from inspect import Parameter
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -25,45 +25,64 @@ from compat.old_releases import bound_at_import
 
 
 def attend_densely(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    scale: float | None,
-    causal: bool,
-    window: tuple[int | None, int | None],
-    softcap: float,
-    sink: torch.Tensor | None = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    softcap: float | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor:
-    """Attention over (tokens, heads, head size), dense, with one mask for all documents."""
-    for name, bounds, total, longest in (
-        ("q", cu_seqlens_q, len(query), max_seqlen_q),
-        ("k", cu_seqlens_k, len(key), max_seqlen_k),
-    ):
-        if bounds.dtype != torch.int32:
-            raise RuntimeError(f"cu_seqlens_{name} must have dtype int32, found {bounds.dtype}")
-        if not isinstance(longest, int):
-            raise TypeError(f"max_seqlen_{name} must be an int, found {type(longest).__name__}")
-        if int(bounds[0]) != 0 or int(bounds[-1]) != total:
-            raise RuntimeError(
-                f"cu_seqlens_{name} must cover the {total} tokens, found {bounds.tolist()}"
-            )
-        if longest < int(bounds.diff().max()):
-            raise RuntimeError(f"max_seqlen_{name}={longest} is less than the longest sequence")
-    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+    """Attention over (tokens, heads, head size), dense, with one mask for all documents; or over
+    (rows, tokens, heads, head size) where no bounds are given."""
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        (rows, length), other = q.shape[:2], k.shape[1]
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        of_q, of_k = (torch.arange(rows + 1, dtype=torch.int32) * n for n in (length, other))
+        settings = (softmax_scale, causal, window_size, softcap, learnable_sink)
+        found = attend_densely(q, k, v, of_q, of_k, length, other, *settings)
+        return found.unflatten(0, (rows, length))
+    check_bounds("q", cu_seqlens_q, len(q), max_seqlen_q)
+    check_bounds("k", cu_seqlens_k, len(k), max_seqlen_k)
+    if not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         raise RuntimeError("query, key and value must have the same head dimension")
-    if query.shape[1] % key.shape[1]:
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    k, v = (by_head(q, t) for t in (k, v))
+    scores = scores_within(
+        q, k, cu_seqlens_q, cu_seqlens_k, scale, causal, window_size, softcap or 0.0
+    )
+    if learnable_sink is not None:
+        sink = learnable_sink[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1)[..., : len(k)]
+    return torch.einsum("hqk,khd->qhd", weights, v).contiguous()
+
+
+def check_bounds(name: str, bounds: torch.Tensor, total: int, longest: Any) -> None:
+    """Raise where a kernel does not take the bounds of documents in so many tokens."""
+    if bounds.dtype != torch.int32 or not bounds.is_contiguous():
+        raise RuntimeError(f"cu_seqlens_{name} must have dtype int32, found {bounds.dtype}")
+    if not isinstance(longest, int):
+        raise TypeError(f"max_seqlen_{name} must be an int, found {type(longest).__name__}")
+    if int(bounds[0]) != 0 or int(bounds[-1]) != total:
+        raise RuntimeError(
+            f"cu_seqlens_{name} must cover the {total} tokens, found {bounds.tolist()}"
+        )
+    if longest < int(bounds.diff().max()):
+        raise RuntimeError(f"max_seqlen_{name}={longest} is less than the longest sequence")
+
+
+def by_head(query: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Keys or values (tokens, heads, head size), repeated for every head of the query."""
+    if query.shape[1] % states.shape[1]:
         raise RuntimeError("number of heads in key/value must divide number of heads in query")
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
-    scores = scores_within(query, key, cu_seqlens_q, cu_seqlens_k, scale, causal, window, softcap)
-    if sink is not None:
-        scores = torch.cat([scores, sink[:, None, None].expand(-1, len(query), 1)], dim=-1)
-    weights = scores.softmax(-1)[..., : len(key)]
-    return torch.einsum("hqk,khd->qhd", weights, value).contiguous()
+    return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
 def scores_within(
@@ -104,26 +123,6 @@ def _places(bounds: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tenso
     return number, torch.arange(total) - bounds.long()[number]
 
 
-def _batch(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float | None,
-    causal: bool,
-    window: tuple[int | None, int | None],
-    softcap: float,
-    sink: torch.Tensor | None = None,
-) -> torch.Tensor:
-    rows, length = query.shape[:2]
-    bounds_q = torch.arange(0, rows * length + 1, length, dtype=torch.int32)
-    bounds_k = torch.arange(0, rows * key.shape[1] + 1, key.shape[1], dtype=torch.int32)
-    q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (query, key, value))
-    out = attend_densely(
-        q, k, v, bounds_q, bounds_k, length, key.shape[1], scale, causal, window, softcap, sink
-    )
-    return out.view(rows, length, *out.shape[1:])
-
-
 def pad_input(hidden: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
     """flash-attn's function of this name."""
     whole = hidden.new_zeros(batch * seqlen, *hidden.shape[1:])
@@ -139,92 +138,64 @@ def unpad_input(hidden: torch.Tensor, attention_mask: torch.Tensor, unused_mask:
     return hidden.flatten(0, 1)[indices], indices, bounds, int(lengths.max()), lengths
 
 
-def of_signature(
-    package: str, name: str, compute: Callable[[Mapping[str, Any]], Any]
-) -> Callable[..., Any]:
-    """A function with the signature that a published package gives it. `compute` gets all arguments
-    by their names."""
-    signature = signatures.signature(package, name)
+def of_signature(package: str, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the signature that a published package gives it. `compute` gets the arguments
+    that it takes, by their names; the others must have their defaults."""
+    signature, heeded = signatures.signature(package, name), inspect.signature(compute).parameters
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         for argument, value in given.arguments.items():
             default = signature.parameters[argument].default
             if (
-                default is not Parameter.empty
-                and argument not in _COMPUTED
+                default is not inspect.Parameter.empty
+                and argument not in heeded
                 and value not in (default, None)
             ):
                 raise NotImplementedError(
                     f"the stand-in of {name} computes nothing for {argument}={value!r}"
                 )
         given.apply_defaults()
-        return compute(given.arguments)
+        return compute(**{name: v for name, v in given.arguments.items() if name in heeded})
 
     stand_in.__name__ = name
     vars(stand_in)["__signature__"] = signature  # transformers asks what a function takes
     return stand_in
 
 
-_COMPUTED = frozenset(
-    "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k softmax_scale causal window_size softcap "
-    "learnable_sink deterministic".split()
-)
-"""Arguments with defaults that a stand-in heeds, or that change nothing of what it computes."""
-
-
-def _computed(given: Mapping[str, Any]) -> torch.Tensor:
-    settings = {
-        "scale": given["softmax_scale"],
-        "causal": given["causal"],
-        "window": given["window_size"],
-        "softcap": given["softcap"] or 0.0,
-        "sink": given.get("learnable_sink"),
-    }
-    attend = attend_densely if "cu_seqlens_q" in given else _batch
-    bounds = {name: given[name] for name in _BOUNDS if name in given}
-    return attend(given["q"], given["k"], given["v"], **bounds, **settings)
-
-
-_BOUNDS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-
-
 def _paged(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("the stand-in has no paged cache")
 
 
-def flash_2_of(compute: Callable[[Mapping[str, Any]], Any]) -> dict[str, ModuleType]:
+def _module(name: str, **contents: Any) -> dict[str, Any]:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    return {name: module}
+
+
+def _functions(package: str, compute: Callable[..., Any]) -> dict[str, Any]:
+    made = {name: of_signature(package, name, compute) for name in signatures.OF_FLASH}
+    return {**made, "flash_attn_with_kvcache": _paged}
+
+
+def flash_2_of(compute: Callable[..., Any]) -> dict[str, ModuleType]:
     """The modules of flash-attn 2, whose functions hand their arguments to `compute`."""
-    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
-    package.__version__ = "2.8.3"  # type: ignore[attr-defined]
-    _fill(package, signatures.FLASH_2, compute)
-    padding.pad_input, padding.unpad_input = pad_input, unpad_input  # type: ignore[attr-defined]
-    package.bert_padding = padding  # type: ignore[attr-defined]
-    return {"flash_attn": package, "flash_attn.bert_padding": padding}
-
-
-def _flash_3() -> dict[str, ModuleType]:
-    package = ModuleType("flash_attn_interface")
-    _fill(package, signatures.FLASH_3, _computed)
-    return {"flash_attn_interface": package}
+    padding = _module("flash_attn.bert_padding", pad_input=pad_input, unpad_input=unpad_input)
+    own = {"__version__": "2.8.3", "bert_padding": padding["flash_attn.bert_padding"]}
+    return _module("flash_attn", **own, **_functions(signatures.FLASH_2, compute)) | padding
 
 
 def _flash_4() -> dict[str, ModuleType]:
-    package, cute = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
-    _fill(cute, signatures.FLASH_4, lambda given: (_computed(given), None))
-    package.cute = cute  # type: ignore[attr-defined]
-    return {"flash_attn": package, "flash_attn.cute": cute}
-
-
-def _fill(module: ModuleType, package: str, compute: Callable[[Mapping[str, Any]], Any]) -> None:
-    for name in signatures.OF_FLASH:
-        setattr(module, name, of_signature(package, name, compute))
-    vars(module)["flash_attn_with_kvcache"] = _paged
+    with_nothing = wraps(attend_densely)(lambda **given: (attend_densely(**given), None))
+    cute = _module("flash_attn.cute", **_functions(signatures.FLASH_4, with_nothing))
+    return _module("flash_attn", cute=cute["flash_attn.cute"]) | cute
 
 
 _FLASH: dict[str, Callable[[], dict[str, ModuleType]]] = {
-    "flash_attention_2": partial(flash_2_of, _computed),
-    "flash_attention_3": _flash_3,
+    "flash_attention_2": lambda: flash_2_of(attend_densely),
+    "flash_attention_3": lambda: _module(
+        "flash_attn_interface", **_functions(signatures.FLASH_3, attend_densely)
+    ),
     "flash_attention_4": _flash_4,
 }
 

@@ -162,15 +162,6 @@ def record(release: Release, result: Result) -> None:
     write_json(path_of(release), {**whole, **last}, depth=3)
 
 
-def plain_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
 def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown, header first."""
     head, *rest = (f"| {' | '.join(row)} |" for row in rows)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from autopack.attention import choose
 from autopack.attention.backends import varlen
 from autopack.inspection.torches import attend_varlen
-from compat.standins import flash_2_of, loadable, scores_within
+from compat.standins import by_head, check_bounds, flash_2_of, loadable, scores_within
 
 
 def _attend(
@@ -41,23 +41,22 @@ def _attend(
     return attend_varlen(q, k, v, bounds, longest, scale, (window[0], after))[..., :size]
 
 
-def _computed(given: Mapping[str, Any]) -> torch.Tensor:
-    assert not given["softcap"], "torch's kernels have no softcap"
-    q, k, v = states = given["q"], given["k"], given["v"]
-    settings = given["softmax_scale"], given["causal"], given["window_size"]
-    if "cu_seqlens_q" in given:
+def _computed(
+    q: Any, k: Any, v: Any, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any,
+    deterministic: Any, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    assert not softcap, "torch's kernels have no softcap"
+    settings = softmax_scale, causal, window_size
+    if cu_seqlens_q is not None:
         # Not by value: that would make the host wait, in code whose waits are counted and timed.
         assert len(q) == len(k), "one set of documents for queries and keys"
-        assert given["cu_seqlens_q"].shape == given["cu_seqlens_k"].shape
-        return _attend(*states, given["cu_seqlens_q"], given["max_seqlen_q"], *settings)
-    rows, length = q.shape[:2]
+        assert cu_seqlens_q.shape == cu_seqlens_k.shape
+        return _attend(q, k, v, cu_seqlens_q, max_seqlen_q, *settings)
+    rows, length = shape = q.shape[:2]
     bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device)
-    flat_q, flat_k, flat_v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
-    return _attend(flat_q, flat_k, flat_v, bounds, length, *settings).reshape(q.shape)
-
-
-def _module() -> dict[str, ModuleType]:
-    return flash_2_of(_computed)
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    return _attend(q, k, v, bounds, length, *settings).unflatten(0, shape)
 
 
 @contextlib.contextmanager
@@ -66,7 +65,7 @@ def torch_kernels_as_flash_attn() -> Iterator[None]:
     from transformers import modeling_flash_attention_utils as flash
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(loadable(_module()))
+        stack.enter_context(loadable(flash_2_of(_computed)))
         stack.enter_context(
             mock.patch.object(flash, "is_flash_attn_2_available", return_value=True)
         )
@@ -76,100 +75,74 @@ def torch_kernels_as_flash_attn() -> Iterator[None]:
         yield
 
 
-@torch.autocast("cpu", enabled=False)  # a kernel computes in what it is given
-def forward_on_cpu(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cum_seq_q: torch.Tensor | None,
-    cum_seq_k: torch.Tensor | None, max_q: int, max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool,
-    *, scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
-    seqused_k: Any = None, alibi_slopes: Any = None, block_table: Any = None, num_splits: int | None = None,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """`aten::_flash_attention_forward` of documents in a row: the output, its log-sum-exp (heads, tokens), and more."""
-    assert seqused_k is alibi_slopes is block_table is None, "they are not for training"
-    window = window_size_left, window_size_right
-    scores, spread = _checked(
-        query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale, window
-    )
-    output = torch.einsum("hqk,khd->qhd", scores.softmax(-1), spread).to(query.dtype)
+def _forward(given: Any) -> tuple[torch.Tensor, ...]:
+    """`aten::_flash_attention_forward` of documents in a row: the output, its log-sum-exp (heads,
+    tokens), and more."""
+    unused = given.seqused_k, given.alibi_slopes
+    assert unused == (None, None), "they are not for training"
+    scores, _, spread = _checked(given)
+    output = torch.einsum("hqk,khd->qhd", scores.softmax(-1), spread).to(given.query.dtype)
     state, nothing = torch.zeros(2, dtype=torch.uint64), torch.empty(0)
     return output, scores.logsumexp(-1), state, nothing, nothing.clone()
 
 
-@torch.autocast("cpu", enabled=False)
-def backward_on_cpu(
-    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-    logsumexp: torch.Tensor, cum_seq_q: torch.Tensor, cum_seq_k: torch.Tensor, max_q: int, max_k: int, dropout_p: float,
-    is_causal: bool, rng_state: torch.Tensor, unused: torch.Tensor, *, scale: float | None = None,
-    window_size_left: int | None = None, window_size_right: int | None = None,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """`aten::_flash_attention_backward`: it recomputes P = exp(S - lse) from the log-sum-exp that it is given."""
-    window = window_size_left, window_size_right
-    scores, spread = _checked(
-        query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale, window
-    )
+def _backward(given: Any) -> tuple[torch.Tensor, ...]:
+    """`aten::_flash_attention_backward`: it recomputes P = exp(S - lse) from the log-sum-exp that
+    it is given."""
+    query, key, logsumexp = given.query, given.key, given.logsumexp
+    scores, scale, spread = _checked(given)
     assert logsumexp.dtype == torch.float32
     assert logsumexp.shape == (query.shape[1], len(query))
-    assert grad_out.dtype == out.dtype == query.dtype
-    groups, scale = (
-        query.shape[1] // key.shape[1],
-        query.shape[-1] ** -0.5 if scale is None else scale,
-    )
-    grad, weights = grad_out.float(), torch.exp(scores - logsumexp.unsqueeze(-1))
+    assert given.grad_out.dtype == given.out.dtype == query.dtype
+    grad, weights = given.grad_out.float(), torch.exp(scores - logsumexp.unsqueeze(-1))
     d_value = torch.einsum("hqk,qhd->khd", weights, grad)
     d_weights = torch.einsum("qhd,khd->hqk", grad, spread)
-    d_scores = (
-        weights * (d_weights - (grad * out.float()).sum(-1).transpose(0, 1).unsqueeze(-1)) * scale
-    )
-    d_query = torch.einsum("hqk,khd->qhd", d_scores, key.float().repeat_interleave(groups, dim=1))
+    moved = (grad * given.out.float()).sum(-1).transpose(0, 1).unsqueeze(-1)
+    d_scores = weights * (d_weights - moved) * scale
+    d_query = torch.einsum("hqk,khd->qhd", d_scores, by_head(query, key).float())
     d_key = torch.einsum("hqk,qhd->khd", d_scores, query.float())
-    d_key, d_value = (t.unflatten(1, (-1, groups)).sum(2) for t in (d_key, d_value))
-    return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype)
+    d_key, d_value = (t.unflatten(1, (key.shape[1], -1)).sum(2) for t in (d_key, d_value))
+    return tuple(each.to(query.dtype) for each in (d_query, d_key, d_value))
 
 
-def _checked(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds_q: torch.Tensor | None,
-    bounds_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    window: tuple[int | None, int | None],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (heads, queries, keys) and values of every query head, in float32, of what the kernels
-    do not refuse."""
+def _checked(given: Any) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """Logits (heads, queries, keys), their scale, and values of every query head, in float32, of
+    what the kernels do not refuse."""
+    query, key, value = states = given.query, given.key, given.value
     size = query.shape[-1]
-    for name, states in (("query", query), ("key", key), ("value", value)):
-        if states.dtype not in (torch.float16, torch.bfloat16) or states.dtype != query.dtype:
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError(f"FlashAttention only supports fp16 and bf16, not {query.dtype}")
+    for each in states:
+        if each.dtype != query.dtype or each.shape[2:] != (size,) or each.stride(-1) != 1:
             raise RuntimeError(
-                f"FlashAttention only supports fp16 and bf16 data type; {name} is {states.dtype}"
-            )
-        if states.dim() != 3 or states.stride(-1) != 1 or states.shape[-1] != size:
-            raise RuntimeError(
-                f"{name} must be (tokens, heads, {size}), contiguous in the last dimension"
+                f"states must be (tokens, heads, {size}) of {query.dtype}, contiguous in the last "
+                "dimension"
             )
     if size % 8 or size > 256:
         raise RuntimeError(f"head sizes are multiples of 8, up to 256; found {size}")
-    if query.shape[1] % key.shape[1]:
-        raise RuntimeError("number of heads in key/value must divide number of heads in query")
-    if dropout:
+    if given.dropout_p:
         raise RuntimeError("dropout is not for this stand-in")
-    for bounds, states, longest in ((bounds_q, query, max_q), (bounds_k, key, max_k)):
-        if bounds is None or bounds.dtype != torch.int32 or not bounds.is_contiguous():
-            raise RuntimeError("cumulative lengths must be int32 and contiguous")
-        if int(bounds[0]) or int(bounds[-1]) != len(states) or longest < int(bounds.diff().max()):
-            raise RuntimeError(
-                f"{bounds.tolist()} with a maximum of {longest} are not {len(states)} tokens"
-            )
-    assert bounds_q is not None
-    assert bounds_k is not None
-    q, k, v = (t.float() for t in (query, key, value))
-    k, v = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (k, v))
-    return scores_within(
-        q, k, bounds_q, bounds_k, size**-0.5 if scale is None else scale, causal, window
-    ), v
+    check_bounds("q", given.cum_seq_q, len(query), given.max_q)
+    check_bounds("k", given.cum_seq_k, len(key), given.max_k)
+    q, k, v = query.float(), by_head(query, key).float(), by_head(query, value).float()
+    scale = size**-0.5 if given.scale is None else given.scale
+    window = given.window_size_left, given.window_size_right
+    bounds = given.cum_seq_q, given.cum_seq_k
+    return scores_within(q, k, *bounds, scale, given.is_causal, window), scale, v
+
+
+def _below(name: str, compute: Callable[[Any], Any]) -> Callable[..., Any]:
+    """An implementation of an operator of aten; `compute` gets its arguments, by their names."""
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    defaults = {each.name: each.default_value for each in arguments}
+
+    @torch.autocast("cpu", enabled=False)  # a kernel computes in what it is given
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return compute(
+            SimpleNamespace(**defaults | dict(zip(defaults, args, strict=False)) | kwargs)
+        )
+
+    return run
 
 
 @contextlib.contextmanager
@@ -185,8 +158,9 @@ def aten_on_cpu() -> Iterator[None]:
     backend = replace(varlen.BACKEND, availability=availability, devices=None)
     with contextlib.ExitStack() as stack:
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
-        library.impl("_flash_attention_forward", forward_on_cpu, "CPU")
-        library.impl("_flash_attention_backward", backward_on_cpu, "CPU")
+        for name, compute in (("forward", _forward), ("backward", _backward)):
+            operator_name = f"_flash_attention_{name}"
+            library.impl(operator_name, _below(operator_name, compute), "CPU")
         stack.enter_context(mock.patch.object(varlen, "refused_device", return_value=None))
         stack.enter_context(mock.patch.object(varlen, "availability", availability))
         stack.enter_context(mock.patch.dict(choose.BACKENDS, varlen=backend))

@@ -15,8 +15,8 @@ import textwrap
 from pathlib import Path
 
 from compat import matrix, study, workers
+from compat.common import code_digest
 from compat.environments import TorchEnvironment
-from compat.finished import code_digest
 from compat.matrix import CompatError, Line, load_matrix
 from compat.study import Cells, Study
 from compat.tables import (

@@ -51,24 +51,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--types", nargs="+", default=TYPES, help="model types, as their test folders are named"
     )
-    parser.add_argument("--unpad", choices=("yes", "no"), default="yes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of pytest")
-    parser.add_argument("--keyword", "-k", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--record", action="store_true", help="write docs/upstream.md")
     parser.add_argument(
         "--note", default="", help="a sentence of that page on where the tests come from"
     )
     args = parser.parse_args(arguments)
     files = [find(args.directory, model_type) for model_type in args.types]
-    enabled = run(args, files, args.unpad)
+    enabled = run(args, files)
     suspects = [name for name, found in enabled.items() if found["outcome"] == "failed"]
     stock: Outcomes = {}
     if suspects:
-        args.jobs, args.keyword = 0, ""
-        stock = run(args, suspects, None)
+        args.jobs = 0
+        stock = run(args, suspects, enabled=False)
         suspects = [name for name in suspects if stock.get(name, {}).get("outcome") == "passed"]
     if suspects:
-        enabled |= run(args, suspects, args.unpad)
+        enabled |= run(args, suspects)
     failures = [name for name in suspects if enabled[name]["outcome"] == "failed"]
     reasons = documented()
     named = {
@@ -95,8 +93,8 @@ def find(directory: Path, model_type: str) -> str:
     return str(path)
 
 
-def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcomes:
-    """Run tests in one form: stock where `unpad` is None."""
+def run(args: argparse.Namespace, what: list[str], enabled: bool = True) -> Outcomes:
+    """Run tests in one form."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder, "outcomes.json")
         options = (
@@ -104,12 +102,11 @@ def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcome
             f"--disable-warnings -n {args.jobs} --outcomes"
         )
         command = [sys.executable, "-m", "pytest", *options.split(), str(outcomes)]
-        command += ["-k", args.keyword] if args.keyword else []
-        command += ["--unpad", unpad] if unpad else []
+        command += ["--enabled"] if enabled else []
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         same = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environ = {**os.environ, **same, "PYTHONPATH": paths}
-        print(f"\n{'enabled, unpad=' + repr(unpad) if unpad else 'stock'}", flush=True)
+        print(f"\n{'enabled' if enabled else 'stock'}", flush=True)
         done = subprocess.run([*command, *what], cwd=args.directory, env=environ, check=False)
         if done.returncode > 1:  # 1 says that tests failed
             raise SystemExit(

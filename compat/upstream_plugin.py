@@ -27,14 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--outcomes", type=Path, required=True, help="file that gets the outcome of every test"
     )
-    group.addoption(
-        "--unpad", help="enable every model with this value; without it models stay stock"
-    )
+    group.addoption("--enabled", action="store_true", help="without it models stay stock")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (unpad := config.getoption("--unpad")) is not None:
-        _enable_models(config, unpad)
+    if config.getoption("--enabled"):
+        _enable_models(config)
     if not hasattr(config, "workerinput"):  # the process that all reports reach
         config.pluginmanager.register(_Outcomes(config.getoption("--outcomes")))
 
@@ -61,8 +59,8 @@ class _Outcomes:
         self.path.write_text(json.dumps(self.found, indent=1))
 
 
-def _enable_models(config: pytest.Config, unpad: str) -> None:
-    here = _Session(RunSettings.read({"AUTOPACK_UNPAD": unpad}), started=False)
+def _enable_models(config: pytest.Config) -> None:
+    here = _Session(RunSettings.read({"AUTOPACK_UNPAD": "yes"}), started=False)
     session.current = here
     first_call.prepare(PreTrainedModel)
     first_call.FirstCall.in_evaluation = True

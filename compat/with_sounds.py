@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,16 +36,7 @@ ABOUT_SOUNDS = (
 
 
 # Whole dictionaries: these types have no such part by default, so nothing shrinks it.
-_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_WITH_SOUNDS: dict[str, dict[str, Any]] = {
-    "gemma4": _SMALL
-    | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64},
-    "gemma4_unified": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16},
-    "nemotron_h_omni": _SMALL
-    | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
-    | {"num_mel_bins": 16, "projection_hidden_size": 64, "projection_bias": True}
-    | dict.fromkeys("dropout layerdrop activation_dropout attention_dropout".split(), 0.0),
-}
+_WITH_SOUNDS = json.loads(Path(__file__).with_name("sounds.json").read_text())
 
 
 def overrides(model_type: str) -> dict[str, Any]:

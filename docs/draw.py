@@ -1,10 +1,11 @@
-"""Draw the pictures of README and docs, light and dark: python docs/draw.py
+"""Draw the pictures of README and docs, light and dark: python -m docs.draw
 
 `packing` shows four documents padded and packed, and the measured change of every token's
 logits when another token is replaced, in a tiny random Llama, stock and enabled. `plan` shows
 documents with lengths like instructions', in padded batches and in the rows of
 `autopack.packing.plan`. `prefixes` shows rows that begin alike, the row that runs, and the
-measured influence of its tokens. Needs matplotlib.
+measured influence of its tokens. `museum` shows the influence of tokens in six mistaken
+models, as they are and enabled. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from transformers import set_seed
 
 import autopack
 from autopack import tiny
+from compat.museum.exhibit import load
 
 IMAGES = Path(__file__).parent / "images"
 LENGTHS = (7, 12, 5, 9)
@@ -46,6 +49,16 @@ THEMES = {
         "empty": "#161b22",
     },
 }
+MISTAKEN = {
+    "positions_restart_alone": "positions restart,\nthe mask does not",
+    "window_over_the_stream": "a window over\nthe whole stream",
+    "images_that_see_each_other": "images see the images\nof other documents",
+    "short_convolution": "LFM2: a convolution\nover boundaries",
+    "state_of_a_linear_attention": "Qwen3.5: a state\nthat goes on",
+    "experts_choose_among_the_row": "experts choose tokens\nby the row's mean",
+}
+"""Exhibits of models that are exact once they are enabled, with their captions. All are
+called without a cache."""
 Theme = dict[str, str]
 
 
@@ -331,12 +344,27 @@ def influence_of_tree() -> np.ndarray:
     return torch.stack(columns, dim=1).numpy()
 
 
+def museum(theme: Theme) -> Figure:
+    """Who changes whom in mistaken models, and below in the same ones enabled."""
+    figure = Figure(figsize=(13, 5.2), layout="constrained", facecolor=theme["paper"])
+    above, below = figure.subplots(2, len(MISTAKEN))
+    for (name, caption), stock, enabled in zip(MISTAKEN.items(), above, below, strict=True):
+        set_seed(0)
+        model = load(f"models.{name}").mistaken().eval()
+        map_of(stock, influence(model, use_cache=False), theme)
+        stock.set_title(caption, color=theme["ink"], loc="left", fontsize=11)
+        with autopack.enable(model):
+            map_of(enabled, influence(model, use_cache=False), theme)
+    below[0].set_title("the same, enabled", color=theme["ink"], loc="left", fontsize=11)
+    return figure
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    for name, draw in (("packing", packing), ("plan", plan), ("prefixes", prefixes)):
+    for draw in (packing, plan, prefixes, museum):
         for theme, colors in THEMES.items():
             with matplotlib.rc_context({"font.family": "DejaVu Sans"}):
-                path = IMAGES / f"{name}-{theme}.png"
+                path = IMAGES / f"{draw.__name__}-{theme}.png"
                 draw(colors).savefig(path, dpi=110, metadata={"Software": None})
                 print(path.relative_to(IMAGES.parent.parent))
 

@@ -16,7 +16,7 @@ from benchmarks.gpu import report
 from benchmarks.gpu.job import FAILED, LEFT_OUT, NO_TIME, OK, Job, Part, carry_out
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
-from compat.finished import code_digest
+from compat.common import code_digest
 
 GRACE = 45
 """Seconds after its time in which a part may still end by itself: it looks at the clock between

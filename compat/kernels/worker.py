@@ -22,7 +22,7 @@ import torch  # noqa: E402
 import autopack  # noqa: E402
 from autopack import tiny  # noqa: E402
 from compat.standins import set_implementation  # noqa: E402
-from tests.conftest import positions  # noqa: E402
+from tests.conftest import alone_loss, positions, weights_like  # noqa: E402
 
 Parts = list[torch.Tensor]
 
@@ -42,29 +42,9 @@ def _alone(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
     return found
 
 
-def _loss_of_all(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
-    """The mean over the labels of all documents, each run by itself; one of a single token has
-    none."""
-    losses = [
-        (model(input_ids=each, labels=each).loss, each.shape[1] - 1)
-        for each in documents
-        if each.shape[1] > 1
-    ]
-    return [
-        torch.stack([loss * labels for loss, labels in losses]).sum()
-        / sum(labels for _, labels in losses)
-    ]
-
-
 def _gradients(model: Any, parts: Parts) -> torch.Tensor:
     """Of all parameters, one after the other, by a sum with fixed weights."""
-    weights = [
-        torch.randn(part.shape, generator=torch.Generator().manual_seed(i))
-        for i, part in enumerate(parts)
-    ]
-    total = torch.stack(
-        [(part.float() * weight).sum() for part, weight in zip(parts, weights, strict=True)]
-    ).sum()
+    total = torch.stack([(part.float() * weights_like(part)).sum() for part in parts]).sum()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.flatten() for gradient in found])
@@ -94,11 +74,7 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     if cell.liger == "before":
         _apply_liger(model)
     rows = cell.rows(short)
-    documents = [
-        [tiny.tokens(model.config, 1, tokens, seed=100 * r + i) for i, tokens in enumerate(row)]
-        for r, row in enumerate(rows)
-    ]
-    packed = torch.cat([torch.cat(row, 1) for row in documents])
+    packed = tiny.tokens(model.config, len(rows), sum(rows[0]))
 
     def packed_call(**declared: torch.Tensor) -> Parts:
         if cell.loss:
@@ -113,8 +89,12 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     def worst(found: Parts) -> float:
         return max(_error(part, wanted) for part, wanted in zip(found, alone, strict=True))
 
-    every = [document for row in documents for document in row]
-    alone = _loss_of_all(model, every) if cell.loss else _alone(model, every)
+    every = [
+        document
+        for row, lengths in zip(packed, rows, strict=True)
+        for document in row[None].split(lengths, 1)
+    ]
+    alone = [alone_loss(model, packed, *rows)] if cell.loss else _alone(model, every)
     wanted = _gradients(model, alone)
     as_one = packed_call()
     control = _error(_gradients(model, as_one), wanted) if cell.loss else worst(as_one)

@@ -2,7 +2,7 @@
 
     python -m compat.museum [NAME ...]    print a line for each exhibit, or for those named
     python -m compat.museum --record      also write compat/results/museum.json and the table of docs/leaks.md
-    python -m compat.museum.picture       draw its picture
+    python -m docs.draw                   draw its picture, among others
 
 It is wrong where a mistake is not found, a sound twin raises an alarm, or an enabled model is not
 exact."""

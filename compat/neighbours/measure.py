@@ -19,12 +19,13 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.errors import AutopackError
+from autopack.layout import IGNORED_LABEL
 from compat.common import gradients_apart, said, short
+from tests.engine import counted, padded_batch
 
 BEFORE, AFTER = "before", "after"
 """When `autopack.enable` is called: before the neighbour has done its thing, or after it."""
 LENGTHS = (7, 12, 5, 9)
-IGNORED = -100
 TOLERANCE = {"logits": 1e-4, "loss": 1e-4, "gradients": 1e-3, "results": 1e-4}
 """Float32: logits, of their standard deviation; losses, relative; gradients, of the norm of their
 parameter's; other results, of their standard deviation."""
@@ -225,14 +226,10 @@ def calls_of(form: str, texts: list[torch.Tensor]) -> list[Call]:
         return [{"input_ids": text, "labels": text} for text in texts]
     if form == "packed":
         ids = torch.cat(texts, dim=1)
-        where = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
-        return [{"input_ids": ids, "position_ids": where, "labels": ids}]
-    columns = max(text.shape[1] for text in texts)
-    ids = torch.cat([torch.nn.functional.pad(text, (0, columns - text.shape[1])) for text in texts])
-    mask = torch.tensor([[1] * text.shape[1] + [0] * (columns - text.shape[1]) for text in texts])
-    return [
-        {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
-    ]
+        return [{"input_ids": ids, "position_ids": counted(LENGTHS), "labels": ids}]
+    batch = padded_batch([text[0] for text in texts])
+    real = batch["attention_mask"].bool()
+    return [{**batch, "labels": batch["input_ids"].masked_fill(~real, IGNORED_LABEL)}]
 
 
 def _run(model: Any, scenario: Scenario, form: str) -> Answers:

@@ -12,9 +12,9 @@ import torch
 
 from autopack import tiny
 from compat.neighbours.measure import Call, Door, Enable, Scenario, llama, wrapping
+from compat.programs._words import WORDS, tokenizer_of
 
-_WORDS = [f"word{number}" for number in range(40)]
-_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+_WORDS = WORDS[:40]
 
 
 def _per_sample(model: Any) -> Any:
@@ -112,26 +112,8 @@ def _kernelized(model: Any) -> Any:
 @contextlib.contextmanager
 def _folder(model: Any) -> Iterator[str]:
     """A tiny model and a tokenizer of words, as a folder to load."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(_SPECIAL + _WORDS)}, unk_token="[UNK]")
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    names = {
-        name: f"[{name[:-6].upper()}]"
-        for name in ("pad_token", "unk_token", "cls_token", "sep_token")
-    }
     with tempfile.TemporaryDirectory() as folder:
-        PreTrainedTokenizerFast(
-            tokenizer_object=words, eos_token="[SEP]", **names, model_max_length=48
-        ).save_pretrained(folder)
+        tokenizer_of(_WORDS, 48).save_pretrained(folder)
         model.save_pretrained(folder)
         yield folder
 
@@ -176,7 +158,7 @@ def _log_likelihoods(enable: Enable) -> torch.Tensor:
             pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=4
         )
         requests = [
-            Instance("loglikelihood", {}, ("word1 word2", f" {text}"), number)
+            Instance("loglikelihood", {}, ("w1 w2", f" {text}"), number)
             for number, text in enumerate(_texts())
         ]
         return torch.tensor(

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compat.programs._words import save_model, text
+from compat.programs._words import save_model, text, write_rows
 
 Steps = list[dict[str, float]]
 _TIMES = re.compile(r"runtime|per_second|step_time|flos|epoch$|_mem_")
@@ -30,7 +30,8 @@ def programs() -> dict[str, dict[str, Any]]:
 
     Of each its `name`, the `package` whose version counts, what to `install` (pip's arguments, one
     command each), `stand_ins` for packages that nothing calls, runs that differ where stock lets
-    documents see each other (`apart`), its `models`, and what each of its `runs` says. Where
+    documents see each other (`apart`), its `models`, the rows of its `files` (`write_rows`), and what each of its
+    `runs` says. Where
     `settings` are there, runs are commands of the program's own; otherwise its `module`, if it is
     another one, drives them, and they say the `same` beside their own. One that is `watched` logs
     nothing: its steps are taken from torch."""
@@ -41,14 +42,13 @@ def programs() -> dict[str, dict[str, Any]]:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """Write the models of a program, and what else its module writes."""
-    for model, fields in programs()[name]["models"].items():
-        save_model(
-            folder / model,
-            fields["type"],
-            **{key: each for key, each in fields.items() if key != "type"},
-        )
-    home = f"compat.programs.{programs()[name].get('module', name)}"
+    """Write the models and files of a program, and what else its module writes."""
+    program = programs()[name]
+    for model, fields in program["models"].items():
+        save_model(folder / model, **fields)
+    for file, rows in program.get("files", {}).items():
+        write_rows(folder / file, *rows)
+    home = f"compat.programs.{program.get('module', name)}"
     if importlib.util.find_spec(home) is not None:
         module = importlib.import_module(home)
         if hasattr(module, "prepare"):

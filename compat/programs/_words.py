@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +25,15 @@ _TOKENS: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id":
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def save_tokenizer(folder: Path, framed: int | None = None) -> None:
-    """Write a tokenizer with one token for each word.
+def tokenizer_of(words: list[str] = WORDS, framed: int | None = None) -> Any:
+    """A tokenizer with one token for each word.
 
     A `framed` one makes `<s> text </s>`, and `<s> one </s> other </s>` of a pair; of texts of so
     many tokens, unless 0."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     if framed is not None:
@@ -48,12 +51,12 @@ def save_tokenizer(folder: Path, framed: int | None = None) -> None:
     names |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
     if framed:
         names["model_max_length"] = framed
-    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 def save_model(
     folder: Path,
-    model_type: str,
+    type: str,
     auto: str = "AutoModelForCausalLM",
     framed: int | None = None,
     **fields: Any,
@@ -73,12 +76,47 @@ def save_model(
         else {**_NO_DROPOUT, **({"max_position_embeddings": framed} if framed else {})}
     )
     sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **own, **fields}
-    config = transformers.AutoConfig.for_model(model_type, **sizes)
+    config = transformers.AutoConfig.for_model(type, **sizes)
     model = getattr(transformers, auto).from_config(config)
     model.to(getattr(torch, os.environ.get(DTYPE, "float32"))).save_pretrained(folder)
-    save_tokenizer(folder, framed)
+    tokenizer_of(framed=framed).save_pretrained(folder)
 
 
 def text(draw: random.Random, most: int) -> str:
     """Between 3 and `most` words."""
     return " ".join(draw.choices(WORDS, k=draw.randrange(3, most)))
+
+
+def write_rows(file: Path, count: int, *templates: Any) -> None:
+    """Write so many rows, by templates in turn: lines of JSON or of text, or CSV by the name of the
+    file.
+
+    `{20}` in a template stands for a text of at most so many words.
+    """
+    draw = random.Random(0)
+
+    def filled(template: Any) -> Any:
+        if isinstance(template, dict):
+            return {name: filled(value) for name, value in template.items()}
+        if isinstance(template, list):
+            return [filled(value) for value in template]
+        if isinstance(template, str):
+            return re.sub(r"\{(\d+)\}", lambda most: text(draw, int(most[1])), template)
+        return template
+
+    rows = [filled(templates[number % len(templates)]) for number in range(count)]
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w", newline="") as opened:
+        if file.suffix == ".csv":
+            writer = csv.DictWriter(opened, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            opened.writelines(
+                f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows
+            )
+
+
+def rows_of(file: Path) -> list[Any]:
+    """The rows of a file that has a line of JSON for each."""
+    return [json.loads(line) for line in file.read_text().splitlines()]

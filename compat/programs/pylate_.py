@@ -6,12 +6,11 @@ PyLate's prefixes need: new ones would not be drawn the same in every process.""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 from compat.programs._drivers import arguments
-from compat.programs._words import text
+from compat.programs._words import rows_of
 
 
 def prepare(folder: Path) -> None:
@@ -32,32 +31,18 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         SentenceTransformerTrainingArguments,
     )
 
-    draw, name = random.Random(0), told.get("loss", "Contrastive")
-    options = told.get("options", {})
+    name, options = told.get("loss", "Contrastive"), told.get("options", {})
     model = models.ColBERT(
         str(folder / "bert"), query_length=24, document_length=64, device="cpu", **options
     )
     loss = getattr(losses, name)(
         model=model, **({"mini_batch_size": 2} if "Cached" in name else {})
     )
-    columns = {"query": 20, "positive": 60, "negative": 60}
-    data = Dataset.from_list(
-        [{name: text(draw, most) for name, most in columns.items()} for _ in range(16)]
+    data, queries, documents = (
+        Dataset.from_list(rows_of(folder / f"{file}.jsonl"))
+        for file in ("scores" if name == "Distillation" else "triples", "queries", "documents")
     )
     if name == "Distillation":
-        queries = Dataset.from_list([{"query_id": n, "text": text(draw, 20)} for n in range(16)])
-        documents = Dataset.from_list(
-            [{"document_id": n, "text": text(draw, 60)} for n in range(32)]
-        )
-        rows = [
-            {
-                "query_id": n,
-                "document_ids": draw.sample(range(32), 4),
-                "scores": [draw.random() for _ in range(4)],
-            }
-            for n in range(16)
-        ]
-        data = Dataset.from_list(rows)
         data.set_transform(
             utils.KDProcessing(queries=queries, documents=documents, n_ways=4).transform
         )

@@ -4,12 +4,11 @@ in its guides."""
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import Any
 
 from compat.programs._drivers import logged, stepped, write_steps
-from compat.programs._words import text
+from compat.programs._words import rows_of
 from compat.programs.transformers_trainer import data_of, model_of, trainer_of
 
 _STEPS, _ROWS = 8, 4
@@ -30,10 +29,7 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     )
     datasets: Any = {}
     if told["loop"] == "data":
-        draw = random.Random(0)
-        items = [
-            {"text": text(draw, 40), "label": draw.randrange(2)} for _ in range(_STEPS * _ROWS)
-        ]
+        items = rows_of(folder / "classes.jsonl")
         datasets = {"train": ray.data.from_items(items, override_num_blocks=1)}
     TorchTrainer(
         {"trainer": with_trainer, "own": own_loop, "data": on_ray_data}[told["loop"]],

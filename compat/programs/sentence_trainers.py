@@ -7,14 +7,12 @@ defaults."""
 from __future__ import annotations
 
 import importlib
-import random
 from pathlib import Path
 from typing import Any
 
 from compat.programs._drivers import Steps, arguments, logged
-from compat.programs._words import text
+from compat.programs._words import rows_of
 
-_ROWS = 80
 _KINDS = {
     "SentenceTransformer": ("AutoModel", ""),
     "CrossEncoder": ("AutoModelForSequenceClassification", "cross_encoder."),
@@ -28,9 +26,12 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     """Train a kind of model by a loss, as a run says."""
     import sentence_transformers
     import transformers
+    from datasets import Dataset
 
     told = {"kind": "SentenceTransformer", **told}
-    kind, data, loss_name = told.pop("kind"), _data(told.pop("data")), told.pop("loss")
+    kind, names, loss_name = told.pop("kind"), told.pop("data"), told.pop("loss")
+    sets = [Dataset.from_list(rows_of(folder / f"{name}.jsonl")) for name in names.split(", ")]
+    data: Any = sets[0]
     around, options, adapted = (
         told.pop("around", None),
         told.pop("options", {}),
@@ -51,7 +52,8 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
         loss = losses.SpladeLoss(
             model, loss=loss, query_regularizer_weight=5e-5, document_regularizer_weight=3e-5
         )
-    if isinstance(data, dict):
+    if len(sets) == 2:
+        data = dict(zip(("first", "second"), sets, strict=True))
         told["prompts"] = {"first": {"anchor": "w1 w2 "}, "second": {"anchor": "w3 "}}
     made = arguments(output, per_device_train_batch_size=8, max_steps=9, **told)
     trainer = getattr(sentence_transformers, f"{kind}Trainer")(
@@ -74,38 +76,3 @@ def _model(kind: str, where: Path) -> Any:
 
     pooling = Pooling(64, pooling_mode="lasttoken" if where.name == "qwen3" else "mean")
     return made(modules=[Transformer(str(where)), pooling], device="cpu")
-
-
-def _data(kind: str) -> Any:
-    from datasets import Dataset
-
-    draw = random.Random(0)
-
-    def texts(most: int = 30) -> list[str]:
-        return [text(draw, most) for _ in range(_ROWS)]
-
-    pairs = {"anchor": texts(12), "positive": texts()}
-    if kind == "both":
-        return {
-            name: Dataset.from_dict({"anchor": texts(12), "positive": texts()})
-            for name in ("first", "second")
-        }
-    added: dict[str, dict[str, Any]] = {
-        "pairs": {},
-        "triples": {"negative": texts()},
-        "scores": {"label": [draw.random() for _ in range(_ROWS)]},
-        "entailment": {"label": [draw.randrange(3) for _ in range(_ROWS)]},
-    }
-    if kind in added:
-        return Dataset.from_dict({**pairs, **added[kind]})
-    if kind == "classes":
-        return Dataset.from_dict(
-            {"sentence": texts(), "label": [number % 3 for number in range(_ROWS)]}
-        )
-    counts = [2 + number % 3 for number in range(_ROWS)]
-    found = {
-        "query": texts(10),
-        "docs": [[text(draw, 20) for _ in range(count)] for count in counts],
-        "labels": [[1.0, *[0.0] * (count - 1)] for count in counts],
-    }
-    return Dataset.from_dict(found)

@@ -3,11 +3,10 @@ random words."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-from compat.programs._words import text
+from compat.programs._words import rows_of
 
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> None:
@@ -16,15 +15,9 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
     from datasets import Dataset
     from setfit import DistillationTrainer, SetFitModel, Trainer, TrainingArguments
 
-    said, draw, where = dict(told), random.Random(0), str(folder / "bert")
+    said, where = dict(told), str(folder / "bert")
     several = "multi_target_strategy" in said
-    rows = [
-        {
-            "text": text(draw, 60),
-            "label": [draw.randrange(2) for _ in range(3)] if several else number % 2,
-        }
-        for number in range(16)
-    ]
+    rows = rows_of(folder / ("several.jsonl" if several else "classes.jsonl"))
     end_to_end, loss, distilled = (
         said.pop(name, None) for name in ("end_to_end", "loss", "distilled")
     )

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from compat.programs._words import WORDS, text
+from compat.programs._words import WORDS, rows_of, text
 
 _ARGS = {
     **dict.fromkeys(("use_multiprocessing", "use_multiprocessing_for_evaluation", "fp16"), False),
@@ -16,7 +16,6 @@ _ARGS = {
     "manual_seed": 4,
     "learning_rate": 1e-3,
 }
-_ROWS = range(32)
 
 
 def prepare(folder: Path) -> None:
@@ -49,47 +48,25 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> None:
         model = getattr(module, told["class"])(
             kind, where, use_cuda=False, args=settings, **options
         )
-    model.train_model(_data(told, output, random.Random(0)))
+    model.train_model(_data(told, folder))
 
 
-def _data(told: dict[str, Any], output: Path, draw: random.Random) -> Any:
+def _data(told: dict[str, Any], folder: Path) -> Any:
     import pandas
 
-    data, labels = told["data"], range(told.get("options", {}).get("num_labels", 1))
+    data, draw = told["data"], random.Random(0)
     if data == "lines":
-        file = output / "texts.txt"
-        file.write_text("\n".join(text(draw, 60) for _ in _ROWS) + "\n")
-        return str(file)
+        return str(folder / "lines.txt")
     if data == "questions":
         return [_question(number, draw) for number in range(16)]
-    rows: dict[str, tuple[list[str], Any]] = {
-        "classes": (["text", "labels"], lambda: [text(draw, 60), draw.choice(labels)]),
-        "pairs": (
-            ["text_a", "text_b", "labels"],
-            lambda: [text(draw, 40), text(draw, 40), draw.choice(labels)],
-        ),
-        "numbers": (["text", "labels"], lambda: [text(draw, 60), draw.random()]),
-        "several": (
-            ["text", "labels"],
-            lambda: [text(draw, 60), [draw.randrange(2) for _ in labels]],
-        ),
-        "tasks": (
-            ["prefix", "input_text", "target_text"],
-            lambda: ["task", text(draw, 30), text(draw, 10)],
-        ),
-        "summaries": (["input_text", "target_text"], lambda: [text(draw, 60), text(draw, 20)]),
-    }
-    if data == "words":
-        known = told["options"]["labels"]
-        each = (draw.choices(WORDS, k=draw.randrange(3, 60)) for _ in _ROWS)
-        listed = [
-            [number, word, draw.choice(known)]
-            for number, words in enumerate(each)
-            for word in words
-        ]
-        return pandas.DataFrame(listed, columns=["sentence_id", "words", "labels"])
-    columns, row = rows[data]
-    return pandas.DataFrame([row() for _ in _ROWS], columns=columns)
+    if data != "words":
+        return pandas.DataFrame(rows_of(folder / f"{data}.jsonl"))
+    known = told["options"]["labels"]
+    each = (draw.choices(WORDS, k=draw.randrange(3, 60)) for _ in range(32))
+    listed = [
+        [number, word, draw.choice(known)] for number, words in enumerate(each) for word in words
+    ]
+    return pandas.DataFrame(listed, columns=["sentence_id", "words", "labels"])
 
 
 def _question(number: int, draw: random.Random) -> dict[str, Any]:

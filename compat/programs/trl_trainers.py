@@ -10,12 +10,11 @@ first step but for rounding."""
 from __future__ import annotations
 
 import importlib
-import random
 from pathlib import Path
 from typing import Any
 
 from compat.programs._drivers import Steps, arguments, logged
-from compat.programs._words import text
+from compat.programs._words import rows_of
 
 _OF_ALL_COLUMNS = {
     **dict.fromkeys(("ORPO", "CPO"), ("logits/",)),
@@ -35,22 +34,21 @@ _TEMPLATE = (
 
 
 def prepare(folder: Path) -> None:
-    """Give the tokenizers a template for messages, and write the data of TRL's own scripts."""
+    """Give the tokenizers a template for messages."""
     from transformers import AutoTokenizer
 
     for name in ("model", "teacher"):
         tokenizer = AutoTokenizer.from_pretrained(folder / name)
         tokenizer.chat_template = _TEMPLATE
         tokenizer.save_pretrained(folder / name)
-    for kind in ("texts", "pairs"):
-        (folder / kind).mkdir()
-        _data(kind).to_json(folder / kind / "train.jsonl")
 
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     """Train by the trainer that a run names, on its data."""
+    from datasets import Dataset
+
     told = dict(told)
-    place, data = told.pop("trainer"), _data(told.pop("data"))
+    place, data = told.pop("trainer"), rows_of(folder / told.pop("data") / "train.jsonl")
     adapted, taught = told.pop("peft", False), told.pop("teacher", False)
     module, _, name = place.rpartition(".")
     at = importlib.import_module(f"trl.{module}" if module else "trl")
@@ -58,7 +56,7 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     # as it is saved: TRL makes float32 of it where nothing is said
     if hasattr(made, "model_init_kwargs"):
         made.model_init_kwargs = {**(made.model_init_kwargs or {}), "dtype": "auto"}
-    more: dict[str, Any] = {"reward_funcs": _reward} if data.column_names == ["prompt"] else {}
+    more: dict[str, Any] = {"reward_funcs": _reward} if [*data[0]] == ["prompt"] else {}
     if adapted:
         import peft
 
@@ -75,36 +73,11 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(model)
-    trainer = getattr(at, f"{name}Trainer")(model=model, args=made, train_dataset=data, **more)
+    more["train_dataset"] = Dataset.from_list(data)
+    trainer = getattr(at, f"{name}Trainer")(model=model, args=made, **more)
     return logged(
         trainer, () if name == "Reward" else ("accuracies", *_OF_ALL_COLUMNS.get(name, ()))
     )
-
-
-def _data(kind: str) -> Any:
-    from datasets import Dataset
-
-    draw = random.Random(0)
-    rows: list[dict[str, Any]] = []
-    for number in range(32):
-        asked, good, bad, other = (
-            text(draw, 12) + " ",
-            text(draw, 24),
-            text(draw, 24),
-            text(draw, 24),
-        )
-        said = [{"role": "user", "content": asked}, {"role": "assistant", "content": good}]
-        made: dict[str, dict[str, Any]] = {
-            "texts": {"text": asked + good},
-            "completions": {"prompt": asked, "completion": good},
-            "messages": {"messages": said},
-            "pairs": {"prompt": asked, "chosen": good, "rejected": bad},
-            "triples": {"prompt": asked, "chosen": good, "rejected": bad, "reference": other},
-            "wishes": {"prompt": asked, "completion": good, "label": number % 2 == 0},
-            "prompts": {"prompt": asked},
-        }
-        rows.append(made[kind])
-    return Dataset.from_list(rows)
 
 
 def _reward(completions: list[str], **_: Any) -> list[float]:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 from packaging.requirements import Requirement
 
-from compat import environments, finished, run, sample, scenarios, study, tables, torches, workers
+from compat import common, environments, run, sample, scenarios, study, tables, torches, workers
 from compat.environments import Environment
-from compat.finished import Finished
 from compat.matrix import ROOT, CompatError, Release, load_matrix, number, tomllib
 from compat.workers import Unit
 from tests.support.matrix import ABOUT, MATRIX, MODES, NEW, OLD, cell, result_of
@@ -175,25 +174,11 @@ def test_a_worker_that_does_not_start_shows_its_log(tmp_path):
         workers.Worker({}, log, [sys.executable, "-c", "raise SystemExit('no such module')"])
 
 
-def test_finished_cells():
-    """The last line of a cell counts, of this code alone; a line cut short is no cell."""
-    old, new = Finished("5.0.0", "before"), Finished("5.0.0", "now")
-    old.add([cell("gpt2", "eager")])
-    new.add([cell("llama", "eager"), cell("llama", "eager", "refused", reason="why")])
-    with new.path.open("a") as file:
-        file.write('\n{"task": "causal')
-    new.add([cell("llama", "sdpa")])
-    assert {key[1:]: found["status"] for key, found in new.load().items()} == {
-        ("llama", "eager"): "refused",
-        ("llama", "sdpa"): "exact",
-    }
-
-
 def test_the_digest_follows_the_code(monkeypatch):
-    before = finished.code_digest()
-    assert before == finished.code_digest()
-    monkeypatch.setattr(finished, "_MEASURING", ("cells.py",))
-    assert finished.code_digest() != before
+    before = common.code_digest()
+    assert before == common.code_digest()
+    monkeypatch.setattr(common, "_MEASURING", ("cells.py",))
+    assert common.code_digest() != before
 
 
 # The command line, with environments and workers that need no network.
@@ -220,9 +205,9 @@ def offline(environment, recorded, monkeypatch):
 
 
 def test_a_whole_run_is_recorded_and_goes_on(offline, recorded, capsys):
-    """All cells and scenarios; what is finished is not measured again."""
+    """All cells and scenarios; what this code has recorded is not measured again."""
     assert of_new("--jobs", "2") == 0
-    assert "5.0.0         3 / 1 / 0 / 0" in capsys.readouterr().out
+    assert "| 5.0.0 | 3 / 1 / 0 / 0 |" in capsys.readouterr().out
     result = json.loads((recorded / "releases" / "5.0.0.json").read_text())
     assert result["cells"]["causal-lm"]["llama"] == ["exact", "exact"]
     assert result["scenarios"]["passed"] == 5
@@ -233,19 +218,18 @@ def test_a_whole_run_is_recorded_and_goes_on(offline, recorded, capsys):
     assert "Not recorded yet (1 of 2): 4.9.0" in capsys.readouterr().out
 
 
-def test_a_stopped_run_goes_on_with_what_is_left(offline):
-    Finished("5.0.0", finished.code_digest()).add(
-        [cell("gpt2", "eager", worst=0.0), cell("gpt2", "sdpa")]
-    )
-    Finished("5.0.0", "other code").add([cell("llama", "eager")])
+def recorded_by(code, *cells):
+    tables.record(NEW, tables.compact(NEW, ABOUT, cells, code))
+
+
+def test_what_other_code_has_recorded_is_measured_anew(offline):
+    recorded_by("other code", cell("llama", "eager", proof="twin", worst=0.0))
     assert of_new() == 0
-    assert offline == [Unit("causal-lm", "llama", MODES)]
+    assert offline == [Unit("causal-lm", name, MODES) for name in ("gpt2", "llama")]
 
 
 def test_a_leak_fails_the_command_and_is_named(offline, capsys):
-    Finished("5.0.0", finished.code_digest()).add(
-        [cell("llama", "sdpa", "LEAK", reason="off by 2")]
-    )
+    recorded_by(common.code_digest(), cell("llama", "sdpa", "LEAK", reason="off by 2"))
     assert of_new() == 1
     assert (
         "FAILED transformers 5.0.0: LEAK: llama/causal-lm/sdpa: off by 2" in capsys.readouterr().out
@@ -269,7 +253,7 @@ def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
     assert of_new() == 0
     asked = len(offline)
     assert of_new("--sample", "9", "--seed", "a") == 0
-    assert len(offline) > asked, "finished cells were not measured anew"
+    assert len(offline) > asked, "recorded cells were not measured anew"
     assert "4 cells of 1 releases, seed a" in capsys.readouterr().out
     path = recorded / "releases" / "5.0.0.json"
     true = path.read_text()

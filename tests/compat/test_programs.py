@@ -98,7 +98,11 @@ def test_all_runs_of_a_program_are_recorded(name):
 
 def test_all_programs_are_recorded():
     assert set(RECORDED) == set(listed())
-    modules = {program.get("module", name) for name, program in listed().items()}
+    modules = {
+        program.get("module", name)
+        for name, program in listed().items()
+        if any("command" not in {**program, **told} for told in program["runs"].values())
+    }
     assert {file.stem for file in Path(programs.__file__).parent.glob("[!_]*.py")} == modules
 
 

@@ -6,30 +6,20 @@ import tempfile
 from typing import Any
 
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
 
 from compat.museum.data import _trainer
+from compat.programs._words import SPECIAL, WORDS, tokenizer_of
 
 
 def trainer() -> Any:
     """Return a trainer of twelve pairs, two micro-batches of two in a step."""
     from trl import DPOConfig, DPOTrainer
 
-    words = {
-        "<pad>": 0,
-        "<s>": 1,
-        "</s>": 2,
-        **{f"w{number}": number for number in range(3, _trainer.VOCABULARY)},
-    }
-    made = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    made.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
-    )
-    texts = [" ".join(f"w{number}" for number in row[1:-1]) for row in _trainer.documents(36)]
+    words = WORDS[: _trainer.VOCABULARY - len(SPECIAL)]
+    texts = [
+        " ".join(words[number % len(words)] for number in row[1:-1])
+        for row in _trainer.documents(36)
+    ]
     pairs = {"prompt": texts[:12], "chosen": texts[12:24], "rejected": texts[24:]}
     args = DPOConfig(
         tempfile.mkdtemp(),
@@ -42,4 +32,6 @@ def trainer() -> Any:
     )
     net, reference = _trainer.model(use_cache=False), _trainer.model(use_cache=False)
     data = Dataset.from_dict(pairs)
-    return DPOTrainer(net, reference, args=args, train_dataset=data, processing_class=tokenizer)
+    return DPOTrainer(
+        net, reference, args=args, train_dataset=data, processing_class=tokenizer_of(words)
+    )
