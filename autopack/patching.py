@@ -119,7 +119,11 @@ class Site:
         replacement of it would have a module keep documents apart twice.
         """
         held = {id(entry.replacement) for entry in _installed.values()}
-        while id(standing := self.present()) not in held and _is_ours(standing):
+        while (
+            id(standing := self.present()) not in held
+            and isinstance(standing, FunctionType)
+            and standing in _beneath  # autopack put it in place of another one
+        ):
             self._set(_beneath[standing])
 
 
@@ -226,11 +230,6 @@ def _release(held: list[Site]) -> list[SiteDrift]:
                 stuck.append(error)
         del _installed[site]
     return stuck
-
-
-def _is_ours(function: Any) -> bool:
-    """Return True for a function that autopack put in place of another one."""
-    return isinstance(function, FunctionType) and function in _beneath
 
 
 def _is_in_place(site: Site) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 __version__ = "0.2.0"
 
@@ -57,7 +56,8 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
         wanted = [
             need
             for need in map(Requirement, requirements)
-            if need.name == "torch" and _is_for_torch_extra(need)
+            if need.name == "torch"
+            and (need.marker is None or need.marker.evaluate({"extra": "torch"}))
         ]
     except (ImportError, ValueError):  # is a problem of its own
         return None
@@ -69,11 +69,6 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
         f"transformers {transformers} needs torch{unmet} and leaves its models out with torch "
         f"{torch}: pip install 'torch{unmet}', or install an older transformers"
     )
-
-
-def _is_for_torch_extra(need: Any) -> bool:
-    """Return True if a requirement holds for the extra `torch`."""
-    return need.marker is None or need.marker.evaluate({"extra": "torch"})
 
 
 @cache

@@ -118,13 +118,15 @@ def _left_out(proof: Any, report: Any) -> dict[str, str]:
     """What an enabled model does not serve, with the reason."""
     found = {}
     padded = [result for result in report.results if result.kind == "padded"]
-    if proof.padded is not None or (padded and not any(result.unpadded for result in padded)):
-        found["padded"] = proof.padded or _LEFT
+    if proof.why_not_unpadded is not None or (
+        padded and not any(result.unpadded for result in padded)
+    ):
+        found["padded"] = proof.why_not_unpadded or _LEFT
     refused = next(
         (result.loss_refused for result in report.results if result.loss_refused is not None), None
     )
-    if proof.labels is not None or refused is not None:
-        found["labels"] = proof.labels or str(refused)
+    if proof.why_not_labels is not None or refused is not None:
+        found["labels"] = proof.why_not_labels or str(refused)
     return found
 
 

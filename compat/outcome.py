@@ -104,7 +104,7 @@ def _call_once(model: Any, handle: Any) -> None:
         except LeakDetected as leak:
             if not given:
                 raise
-            enabled.proof = replace(enabled.proof, labels=str(leak.report))
+            enabled.proof = replace(enabled.proof, why_not_labels=str(leak.report))
         except Exception:
             continue  # the audit says so
     enabled.padding_read = read

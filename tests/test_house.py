@@ -17,9 +17,9 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 218_235,
-    "statements": 19_845,
-    "functions": 1_940,
+    "tokens": 218_147,
+    "statements": 19_837,
+    "functions": 1_936,
     "modules": 199,
     "lines over 100 characters": 0,
     "files over 400 lines": 0,

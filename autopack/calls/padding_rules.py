@@ -108,8 +108,8 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     )
     if head is not None and head.picks:
         yield "its head reads a token of each choice that the call names"
-    if call.model.proof.padded is not None:
-        yield call.model.proof.padded
+    if call.model.proof.why_not_unpadded is not None:
+        yield call.model.proof.why_not_unpadded
     if call.declared.jumps:
         yield "its position_ids jump"
     if call.model.neighbours.hands_rows_to_layers(call.module):

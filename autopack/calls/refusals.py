@@ -141,15 +141,15 @@ def refuse_unproven(call: Call) -> None:
             code="recorded-call",
         )
     proof = call.model.proof
-    if proof.packed is not None:
+    if proof.why_not_packed is not None:
         raise UnsupportedModel(
-            f"packed rows of {call.name} are not exact: {proof.packed}", code="not-exact"
+            f"packed rows of {call.name} are not exact: {proof.why_not_packed}", code="not-exact"
         )
-    if proof.labels is not None and call.has_labels:
+    if proof.why_not_labels is not None and call.has_labels:
         raise UnsupportedModel(
             f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
-            f"documents: {proof.labels}. Call it without labels and compute the loss from its "
-            "logits, or run the documents one per row.",
+            f"documents: {proof.why_not_labels}. Call it without labels and compute the loss from "
+            "its logits, or run the documents one per row.",
             code="loss-not-of-documents",
         )
 

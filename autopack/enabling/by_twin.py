@@ -73,7 +73,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
-    return replace(proof, labels=None) if beside_images else proof
+    return replace(proof, why_not_labels=None) if beside_images else proof
 
 
 def precisions_of(
@@ -213,7 +213,7 @@ def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool)
         said = str(first.refused[0].failure)
         return Proof(
             f"not, for all calls of a tiny copy of it are refused: {said}",
-            padded=said,
+            why_not_unpadded=said,
             source="twin",
         )
     count = sum(parameter.numel() for parameter in twin.parameters())

@@ -248,25 +248,25 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
 def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     """Raise `UnsupportedModel` for a model that is not exact; warn if only packed rows are not."""
     proof, name = enabled.proof, type(model).__name__
-    if proof.packed is not None and enabled.options.verify == "strict" and not proof.source:
+    if proof.why_not_packed is not None and enabled.options.verify == "strict" and not proof.source:
         raise UnsupportedModel(
-            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): {proof.packed}. The "
-            "model is left as it was; verify=True proves it as far as that goes, and checks its "
-            "calls.",
+            f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): "
+            f"{proof.why_not_packed}. The model is left as it was; verify=True proves it as far as "
+            "that goes, and checks its calls.",
             code="not-proven",
         )
-    if proof.packed is not None and proof.padded is None:
+    if proof.why_not_packed is not None and proof.why_not_unpadded is None:
         logger.warning(
             "autopack runs padded batches of %s without their padding, but refuses its packed "
             "rows: its own forward mixes documents (%s)",
             name,
-            proof.packed,
+            proof.why_not_packed,
         )
-    elif proof.packed is not None:
+    elif proof.why_not_packed is not None:
         raise UnsupportedModel(
             f"autopack enabled {name} ({enabled.anatomy.model_type!r}) and audited it, and it is "
-            f"not exact: {proof.packed}. The model is left as it was; train it on padded batches, "
-            "one document per row.",
+            f"not exact: {proof.why_not_packed}. The model is left as it was; train it on padded "
+            "batches, one document per row.",
             code="not-exact",
         )
 

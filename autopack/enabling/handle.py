@@ -189,12 +189,12 @@ class Handle(AbstractContextManager["Handle"]):
         calls = tally.training.plus(tally.evaluation)
         if not self.enabled.active:
             return "disabled"
-        if proof.packed is None:
+        if proof.why_not_packed is None:
             exact = _EXACT[proof.source]
         else:
             exact = (
                 "refused"
-                if proof.padded is not None
+                if proof.why_not_unpadded is not None
                 else "exact on padded batches, packed rows are refused"
             )
         if not calls.calls:

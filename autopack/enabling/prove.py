@@ -89,9 +89,8 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
             bool(code.foreign) or code.hook is not None or not is_whole
         )
         if verify == "strict" and enabled.proof.source != "twin":
-            enabled.proof = _unproven(
-                f"no twin proves the whole of it ({enabled.proof.packed or enabled.proof.how})",
-            )
+            known = enabled.proof.why_not_packed or enabled.proof.how
+            enabled.proof = _unproven(f"no twin proves the whole of it ({known})")
         _warn_of_fields_left_out(model, enabled)
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
@@ -114,9 +113,9 @@ def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
 
 def _with_reason_of_hook(proof: Proof, code: ModelCode) -> Proof:
     """Return the proof, with a reason to keep padding if a hook looks at rows and columns."""
-    if code.onlooker is None or proof.padded is not None:
+    if code.onlooker is None or proof.why_not_unpadded is not None:
         return proof
-    return replace(proof, padded=f"{code.onlooker}, and sees the padded form")
+    return replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
 
 
 def _warn_of_fields_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
@@ -156,7 +155,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
             type(model).__name__,
             because,
         )
-    return Proof(f"call by call, in use ({because})", padded=unasked, source="checks")
+    return Proof(f"call by call, in use ({because})", why_not_unpadded=unasked, source="checks")
 
 
 def _unproven(reason: str) -> Proof:

@@ -35,9 +35,4 @@ def callers(module: str = "", function: str = ".*") -> list[Any]:
     Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few
     functions.
     """
-    return list(map(_self_of, running(module, function)))
-
-
-def _self_of(frame: FrameType) -> Any:
-    """Return a frame's local `self`, or None."""
-    return frame.f_locals.get("self")
+    return [frame.f_locals.get("self") for frame in running(module, function)]

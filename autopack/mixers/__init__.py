@@ -57,8 +57,9 @@ class AtOperations(Way):
     before: Way = field(default_factory=Rows)
 
     def __post_init__(self) -> None:
-        named = filter(None, (*self.operations, self.fused))
-        unknown = set(named) - operations.OPERATIONS.keys()
+        unknown = {*self.operations, self.fused or self.operations[0]}.difference(
+            operations.OPERATIONS
+        )
         if unknown:
             raise ValueError(
                 f"AtOperations takes names of {', '.join(operations.OPERATIONS)}; found "

@@ -62,18 +62,18 @@ def in_a_group() -> bool:
 class Proof:
     """Findings about the exactness of one model's calls: reasons against it, and their source.
 
-    `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, packed calls with
-    labels, and padded batches without their padding would not be exact; None where they are. A head
-    may be exact for padded batches alone. `source` says what shows it: a "twin" of the model, a
-    twin of a "part" of it, or "checks" of its calls alone; "" where it was not asked for.
-    `leaves_out` names fields of the output that packed calls return as None, since they cannot be
-    split by documents.
+    `how` tells it in words. `why_not_packed`, `why_not_labels` and `why_not_unpadded` say why
+    packed calls, packed calls with labels, and padded batches without their padding would not be
+    exact; None where they are. A head may be exact for padded batches alone. `source` says what
+    shows it: a "twin" of the model, a twin of a "part" of it, or "checks" of its calls alone; ""
+    where it was not asked for. `leaves_out` names fields of the output that packed calls return as
+    None, since they cannot be split by documents.
     """
 
     how: str
-    packed: str | None = None
-    labels: str | None = None
-    padded: str | None = None
+    why_not_packed: str | None = None
+    why_not_labels: str | None = None
+    why_not_unpadded: str | None = None
     source: str = ""
     leaves_out: tuple[str, ...] = ()
 

@@ -139,11 +139,9 @@ def _difference(
         bound = max(tolerance, BOUNDS[torch.float32].losses)
         return Difference(name, relative_error(one, other, least=1.0), bound, number, than)
     errors = error_by_token(one, other)
-    error = float(errors.max())
     # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
-    few = float(errors.mean()) <= OTHER_CHOICES and len(errors) > 1
-    if few and not other.is_floating_point():
-        error = 0.0
+    few = len(errors) > 1 and float(errors.mean()) <= OTHER_CHOICES
+    error = 0.0 if few and not other.is_floating_point() else float(errors.max())
     if error > tolerance and routes(call.module) and float(errors.median()) <= OTHER_EXPERTS:
         raise CannotTell("rounding may have chosen other experts for some tokens")
     return Difference(name, error, tolerance, number, than)
@@ -219,7 +217,7 @@ def _labels_select_loss(call: Call) -> bool:
         and not labels.is_floating_point()
         and labels.shape == inputs.shape[:2]
         and call.arguments.get("shift_labels") is None
-        and call.model.proof.labels is None
+        and call.model.proof.why_not_labels is None
         and bool(call.model.proof.source)
         and not call.wants_router_loss
     )

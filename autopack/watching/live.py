@@ -59,7 +59,7 @@ class Live:
         """Count a call that is to run packed or without padding, and check it if that is due.
 
         Raises `LeakDetected`. If the first padded batch of a kind differs from stock's,
-        `proof.padded` says so.
+        `proof.why_not_unpadded` says so.
         """
         if self._passes_by(call):
             return
@@ -83,7 +83,7 @@ class Live:
             reason = (
                 f"it was not exact without its padding when its first batch was checked: {leak}"
             )
-            call.model.proof = replace(call.model.proof, padded=reason)
+            call.model.proof = replace(call.model.proof, why_not_unpadded=reason)
             logger.warning("padded batches of %s stay as they come: %s", call.name, leak)
             return
         raise LeakDetected(leak)

@@ -79,7 +79,7 @@ def test_influence_says_who_changes_whom(stock_report, enabled_report):
 def test_a_router_loss_that_is_no_number_in_stock_keeps_no_labels_from_packed_rows():
     """By eager attention in float64 stock has none for padded batches of mixtures."""
     with autopack.enable(build("qwen2_moe", attn_implementation="eager")) as handle:
-        assert handle.enabled.proof.labels is None
+        assert handle.enabled.proof.why_not_labels is None
 
 
 def test_loss_across_boundaries_counts_as_a_leak(stock_report):

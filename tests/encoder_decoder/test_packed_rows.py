@@ -123,7 +123,7 @@ def test_padded_batches_by_flash_kernels_run_without_padding_that_stock_lets_dec
         handle = autopack.enable(model)
         logits = model(**pairs.padded()).logits
         assert float((logits - seen).detach().abs().max()) > 1e-2 * float(seen.detach().std())
-    assert handle.enabled.proof.padded is None
+    assert handle.enabled.proof.why_not_unpadded is None
     assert handle.enabled.live.checked.leaks == 0 < handle.enabled.live.checked.checks
 
 

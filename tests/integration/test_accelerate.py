@@ -97,7 +97,7 @@ def test_a_forward_in_mixed_precision_is_audited_in_that_of_the_model():
             with autopack.enable(model) as handle:
                 assert "on a tiny copy of " in handle.verified
                 assert max(errors(CALL.packed(model), CALL.alone(model)).values()) < BFLOAT16
-                assert handle.enabled.proof.padded is None
+                assert handle.enabled.proof.why_not_unpadded is None
         assert model.__dict__["forward"] is forward
         assert model(input_ids=ids()).logits.dtype == torch.float32
 

@@ -230,9 +230,11 @@ def test_what_one_precision_does_not_measure_another_does(monkeypatch):
     monkeypatch.setattr(by_twin, "audited", audited)
     with autopack.enable(built()) as handle:
         proof = handle.enabled.proof
-    assert proof.packed is None, "what float64 has measured counts"
+    assert proof.why_not_packed is None, "what float64 has measured counts"
     assert "float64), worst relative error" in proof.how
-    assert "it was not exact without its padding when its twin was audited" in proof.padded
+    assert (
+        "it was not exact without its padding when its twin was audited" in proof.why_not_unpadded
+    )
 
 
 def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch):
