@@ -17,9 +17,9 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 218_147,
-    "statements": 19_837,
-    "functions": 1_936,
+    "tokens": 218_166,
+    "statements": 19_840,
+    "functions": 1_937,
     "modules": 199,
     "lines over 100 characters": 0,
     "files over 400 lines": 0,

@@ -156,7 +156,7 @@ class Measuring:
             # no mask, up to 4.57 (FNet)
             unexpected = re.search(r"unexpected keyword argument '(\w+)'", said)
             if (
-                (not alone and (rare or form.own_documents or call.options))
+                (not alone and (rare or form.own_documents or form.options))
                 or (rare and isinstance(failure, AutopackError))
                 or (unexpected is not None and not case.takes(unexpected[1]))
             ):

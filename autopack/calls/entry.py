@@ -104,7 +104,7 @@ class Entry:
         """Third-party forwards and losses here and further in, which need the padded form, or None.
         """
         loses_positions = model.anatomy.has_row_dependent_rotary and not all(
-            "position_ids" in parameters_of(type(outer)).names for outer in entries[:level]
+            map(_names_positions, entries[:level])
         )
         self.guarded = level > 0 and bool(
             any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
@@ -138,3 +138,8 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
     if any(pools_single_tokens(entry) and activation_of(entry) is None for entry in inner):
         return "its pooler is handed one token of every row"
     return heads.reads_whole_row(module)
+
+
+def _names_positions(model: nn.Module) -> bool:
+    """Return True if a model's forward takes `position_ids`."""
+    return "position_ids" in parameters_of(type(model)).names

@@ -128,7 +128,7 @@ class Alone(Way):
         if name in self.per_head:
             heads = value.shape[0] // layout.rows
             return value[:heads, :, :length].repeat(documents, 1, 1)
-        if name == "relative_pos":  # distances, the same for all rows
+        if name in ("relative_distance", "relative_pos"):  # the same for all rows
             return value[..., :length, :length]
         of_pairs = (
             name == "position_bias"

@@ -28,7 +28,6 @@ from tests.support.older_code import (
     Rotating,
 )
 from tests.support.refusals import refused, refused_by_its_first_call
-from tests.unfamiliar.test_replaced_parts import OwnAttention
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))
 
@@ -107,6 +106,22 @@ def test_where_positions_are_not_counted_anew_the_audit_refuses(monkeypatch):
 
 def test_a_bias_that_is_not_handed_on_is_refused():
     refused_by_its_first_call(build(Forgetful))
+
+
+class OwnAttention(torch.nn.Module):
+    """Attention that the user wrote, without a mask: a batch of documents needs none, being
+    causal."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.queries_keys_values = torch.nn.Linear(width, 3 * width, dtype=torch.float64)
+
+    def forward(self, hidden_states, *args, **kwargs):
+        parts = (
+            self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        )
+        found = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return found.transpose(1, 2).flatten(2), None
 
 
 def llama_with(attention):
