@@ -17,8 +17,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 218_166,
-    "statements": 19_840,
+    "tokens": 218_168,
+    "statements": 19_841,
     "functions": 1_937,
     "modules": 199,
     "lines over 100 characters": 0,

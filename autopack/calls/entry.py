@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from autopack.inspection import heads, media, modules
 from autopack.inspection.heads import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
@@ -140,6 +142,6 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
     return heads.reads_whole_row(module)
 
 
-def _names_positions(model: nn.Module) -> bool:
+def _names_positions(model: PreTrainedModel) -> bool:
     """Return True if a model's forward takes `position_ids`."""
     return "position_ids" in parameters_of(type(model)).names
