@@ -71,7 +71,12 @@ def measure(name: str) -> dict[str, Any]:
         proof = autopack.enable(model).enabled.proof
         found |= {"status": "enabled", "proof": proof.source, "verified": proof.how}
         found |= {
-            what: why for what in ("labels", "padded") if (why := getattr(proof, what)) is not None
+            what: why
+            for what, why in (
+                ("labels", proof.why_not_labels),
+                ("padded", proof.why_not_unpadded),
+            )
+            if why is not None
         }
     except AutopackError as error:
         found |= {"status": "refused", "reason": error.message}
