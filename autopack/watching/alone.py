@@ -170,9 +170,11 @@ def _comparable_sides(call: Call) -> Sides:
 
 def _stock_ignores_padding(call: Call) -> bool:
     """Return True if padding changes no token's results in stock."""
-    # by flash kernels upstream lets a decoder see the padding of its encoder
+    # By flash kernels upstream lets a decoder see the padding of its encoder. Attention modules of
+    # older releases have no configuration, so the model's own is asked too.
     if isinstance(call, PairCall):
-        return not any(map(releases.is_flash, call.model.implementations()))
+        own = getattr(call.module.config, "_attn_implementation", None)
+        return not any(map(releases.is_flash, (own, *call.model.implementations())))
     if call.declared.real is None:
         return True
     return not call.model.traits.counts_padding or (
