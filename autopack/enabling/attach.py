@@ -22,7 +22,7 @@ from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.code import ModelCode
-from autopack.inspection.modules import Anatomy
+from autopack.inspection.modules import Anatomy, modules_of
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
@@ -173,11 +173,11 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 def strip_severed(part: nn.Module) -> bool:
     """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
-    modules = list(part.modules())
-    marked = [module for module in modules if is_severed(module)]
+    parts = modules_of(part)
+    marked = [module for module in parts if is_severed(module)]
     hooks = (
         hook
-        for m in modules
+        for m in parts
         for held in (m._forward_pre_hooks, m._forward_hooks)
         for hook in held.values()
     )
@@ -189,8 +189,8 @@ def strip_severed(part: nn.Module) -> bool:
     remove_hooks(part, _is_severed)
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
-    accelerate.put_back(modules)
-    unbind_checkpointing(modules)
+    accelerate.put_back(parts)
+    unbind_checkpointing(parts)
     return True
 
 
@@ -208,7 +208,7 @@ def remove_hooks(
 ) -> None:
     """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
-    for module in model.modules():
+    for module in modules_of(model):
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (

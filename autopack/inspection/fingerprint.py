@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -16,7 +16,8 @@ from transformers import PretrainedConfig
 
 from autopack.inspection import process
 from autopack.inspection.code import ModelCode
-from autopack.inspection.foreign import is_own, layers, original
+from autopack.inspection.foreign import Place, is_own, layers, original
+from autopack.inspection.modules import modules_of
 from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, looks_at_rows
 
 _FOLLOWED = frozenset(
@@ -34,7 +35,7 @@ class Fingerprint:
     """A model's modules, code and configs when it was proven; `changed` names a difference."""
 
     def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
-        modules = list(model.modules())
+        modules = modules_of(model)
         # What torch.jit has made keeps its parts in an object of its own, and they do not change.
         children = [
             module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)
@@ -55,6 +56,7 @@ class Fingerprint:
                     [held.get(name) for held, name in places],
                 ),
                 lambda: _functions(places, modules),
+                _originals((held, name, held.get(name)) for held, name in places),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part(
@@ -121,13 +123,17 @@ def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:
 def _functions(
     places: list[tuple[Any, str]], modules: list[nn.Module]
 ) -> dict[tuple[int, str], Any]:
-    """Return the originals of functions at places and on modules, by (id of the dict, name).
+    """Return the `_originals` at places, and of functions that are on modules now."""
+    held = ((mapping, name, mapping.get(name)) for mapping, name in places)
+    return _originals(chain(held, *map(functions_on, modules)))
+
+
+def _originals(held: Iterable[Place]) -> dict[tuple[int, str], Any]:
+    """Return the originals of functions by (id of the dict, name).
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between
     calls.
     """
-    held = [(mapping, name, mapping.get(name)) for mapping, name in places]
-    held += [place for module in modules for place in functions_on(module)]
     return {
         (id(mapping), name): original(value)
         for mapping, name, value in held

@@ -35,6 +35,9 @@ _NEVER = frozenset(
 Packages replace these for the whole process (Lightning `torch.compile`, engines the making of
 modules).
 """
+_own: dict[int, Any] = {}
+"""Functions that were found to be torch's own, by id. They are kept alive, so no other has that id.
+"""
 
 
 def foreign() -> list[str]:
@@ -43,7 +46,10 @@ def foreign() -> list[str]:
     told = [f"a hook on all modules of the process is {whose(hook)} ({id(hook)})" for hook in hooks]
     for space, place in SPACES.items():
         for name, value in vars(place).items():
-            is_code = callable(value) and not isinstance(value, type | ModuleType)
-            if is_code and name not in _NEVER and not is_own(value):
+            if id(value) in _own or name in _NEVER or not callable(value):
+                continue
+            if isinstance(value, type | ModuleType) or is_own(value):
+                _own[id(value)] = value
+            else:
                 told.append(f"{space}.{name} is {whose(value)} ({id(value)})")
     return told

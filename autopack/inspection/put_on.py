@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import compress
 from typing import Any
 
 from torch import nn
@@ -16,7 +16,8 @@ _HOOK_OF_NOISE = "neftune_post_forward_hook"
 
 def hooks_of(module: nn.Module) -> dict[int, Any]:
     """Return the forward and backward hooks of a module by number."""
-    return {number: hook for kind in HOOKS for number, hook in vars(module)[kind].items()}
+    held = filter(None, map(vars(module).__getitem__, HOOKS))
+    return {number: hook for hooks in held for number, hook in hooks.items()}
 
 
 def looks_at_rows(hook: Any) -> bool:
@@ -39,9 +40,7 @@ def _collects_for_peft(layer: Any) -> bool:
     return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
 
 
-def functions_on(module: nn.Module) -> Iterator[Place]:
-    """Yield (its dict, name, value) of each callable that a module itself holds, not its class."""
+def functions_on(module: nn.Module) -> list[Place]:
+    """Return (its dict, name, value) of each callable that a module itself holds, not its class."""
     held = vars(module)
-    for name, value in held.items():
-        if callable(value):
-            yield held, name, value
+    return [(held, name, held[name]) for name in compress(held, map(callable, held.values()))]

@@ -235,13 +235,14 @@ def attends_by_itself(cls: Any) -> bool:
         return False
     codes = [function.__code__ for function in _functions_followed(cls)]
     names = frozenset().union(*map(names_in, codes))
-    steps = (step for code in codes for step in dis.get_instructions(code))
-    # `a @ b` has no name; Python 3.10 has an instruction of its own for it.
-    multiplies = names & _PRODUCTS or any(
-        s.argrepr == "@" or s.opname == "BINARY_MATRIX_MULTIPLY" for s in steps
-    )
-    weighs = any(name.lower().endswith("softmax") for name in names) and multiplies
-    return bool(weighs or names & _KERNELS) and not dispatching_functions(cls)
+    attends = not names.isdisjoint(_KERNELS)
+    if any(name.lower().endswith("softmax") for name in names):
+        steps = (step for code in codes for step in dis.get_instructions(code))
+        # `a @ b` has no name; Python 3.10 has an instruction of its own for it.
+        attends |= not names.isdisjoint(_PRODUCTS) or any(
+            s.argrepr == "@" or s.opname == "BINARY_MATRIX_MULTIPLY" for s in steps
+        )
+    return attends and not dispatching_functions(cls)
 
 
 def knows_of(cls: Any, name: str) -> bool:

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from autopack import registry
 from autopack.inspection.code import ModelCode
 from autopack.inspection.foreign import is_own
-from autopack.proving.twin import Kinds, own_class
+from autopack.inspection.modules import modules_of
+from autopack.proving.twin import Kinds
 
 T = TypeVar("T")
 _NAMES = frozenset(
@@ -29,15 +30,17 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     their classes, and families. A class of the user's has none: it may say by an attribute what the
     library's functions do.
     """
-    if code.foreign or not all(map(is_own, set(map(own_class, model.modules())))):
+    if code.foreign:
         return None
     kinds = Kinds(model, code).by_name
-    models = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    models = (part for part in modules_of(model) if isinstance(part, PreTrainedModel))
     losses = [vars(part).get("_loss_function") for part in models]
     values = [value for _, _, attributes in kinds.values() for _, value in attributes]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
     # of closures, which may hold different things
-    if any(isinstance(part, CodeType) for part in parts):
+    if any(isinstance(part, CodeType) for part in parts) or not all(
+        is_own(cls) for _, cls, _ in set(kinds.values())
+    ):
         return None
     # a family that is registered later serves otherwise
     served = tuple(map(id, registry.families()))

@@ -37,8 +37,8 @@ _NOT_OF_THE_CODE = frozenset(
     "hf_device_map hf_quantizer is_quantized quantization_method is_loaded_in_4bit "
     "is_loaded_in_8bit is_4bit_serializable is_8bit_serializable model_tags vocab_size rope_deltas "
     "pre_bwd_fn post_bwd_fn".split()
-)
-"""Attributes that do not concern a module's code.
+).union(vars(nn.Module()))
+"""Attributes that do not concern a module's code, with those that every module of torch has.
 
 They tell a module's present use, its number among many, the loader of its weights, its model card
 (`add_model_tags`, which TRL and others call), its number of embeddings (`resize_token_embeddings`
@@ -279,12 +279,13 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
     again (DeepSpeed, ms-swift). Functions count by identity, so that a third-party one is told from
     the class's own.
     """
-    for name, value in vars(module).items():
+    kind: Any = type(module)
+    for name in vars(module).keys() - _NOT_OF_THE_CODE:
+        value = vars(module)[name]
         # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch
         # makes anew.
-        if name.startswith("_") or name in _NOT_OF_THE_CODE or isinstance(value, torch.Tensor):
+        if name.startswith("_") or isinstance(value, torch.Tensor):
             continue
-        kind: Any = type(module)
         if name not in read and not hasattr(kind, name):
             continue
         if value is not None and value is getattr(kind, name, None):
