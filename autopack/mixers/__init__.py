@@ -57,13 +57,11 @@ class AtOperations(Way):
     before: Way = field(default_factory=Rows)
 
     def __post_init__(self) -> None:
-        unknown = {*self.operations, self.fused or self.operations[0]}.difference(
-            operations.OPERATIONS
-        )
-        if unknown:
+        unknown = {*self.operations, self.fused} - {None, *operations.OPERATIONS}
+        if unknown or not self.operations:
             raise ValueError(
                 f"AtOperations takes names of {', '.join(operations.OPERATIONS)}; found "
-                f"{', '.join(sorted(unknown))}. Serve other modules by ROWS."
+                f"{', '.join(map(str, unknown)) or 'none'}. Serve other modules by ROWS."
             )
 
     def run(self, call: MixerCall) -> Any:

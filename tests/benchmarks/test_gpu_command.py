@@ -25,8 +25,12 @@ def _raise(job):
     raise ZeroDivisionError("a part that raises")
 
 
+SMALL = ("--device", "cpu", "--small", "--minutes", "120")
+"""A tiny run, with limits that a busy machine keeps."""
+
+
 def _run(folder, *arguments):
-    status = main(["--out", str(folder), "--device", "cpu", "--small", *arguments])
+    status = main(["--out", str(folder), *SMALL, *arguments])
     return status, json.loads((folder / "gpu.json").read_text()), (folder / "gpu.txt").read_text()
 
 
@@ -96,7 +100,7 @@ main(sys.argv[1:])
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     asked = ["--parts", "environment", "dies in the middle", "live checks"]
-    python("-c", _KILLED, "--out", tmp_path, "--device", "cpu", "--small", *asked, status=-9)
+    python("-c", _KILLED, "--out", tmp_path, *SMALL, *asked, status=-9)
     left = tmp_path / "dies-in-the-middle.unfinished.json"
     assert json.loads(left.read_text())["result"] == {"half": "of it"}
     before = json.loads((tmp_path / "gpu.json").read_text())["parts"]

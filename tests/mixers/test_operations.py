@@ -125,6 +125,12 @@ def test_a_mixer_that_does_not_come_by_its_operations_is_refused(monkeypatch):
         model(input_ids=ids, position_ids=positions((5, 7)))
 
 
+@pytest.mark.parametrize("names", [(), ("scan",)])
+def test_operations_are_named_as_autopack_knows_them(names):
+    with pytest.raises(ValueError, match="takes names of .*; found (none|scan)"):
+        AtOperations(names)
+
+
 def test_operations_are_put_back_by_identity():
     from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
