@@ -83,9 +83,9 @@ class Call:
         return type(self.module).__name__
 
     @property
-    def documents(self) -> str | None:
+    def of_head(self) -> str | None:
         """Name of the head whose packed documents are this batch's rows; None for others."""
-        return None if self.outer is None else self.outer.plan.documents
+        return None if self.outer is None else self.outer.plan.of_head
 
     def say_once(self, message: str, *values: Any) -> None:
         """Log a warning, unless this model has logged the same message or is silent."""
@@ -342,7 +342,7 @@ class CallPlan:
     """True if it runs a padded batch without its padding."""
     defers = False
     """True if an inner entry may still run the batch without its padding."""
-    documents: str | None = None
+    of_head: str | None = None
     """The head whose packed documents are this batch's rows, if they are and hold padding."""
     masks = False
     """True if the model keeps a padding mask for its own loss; inner models must not get it."""

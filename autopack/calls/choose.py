@@ -154,7 +154,7 @@ def _why_not_unpadded(call: Call) -> str | None:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
-    return "unpad=False" if not call.model.options.unpad and call.documents is None else None
+    return "unpad=False" if not call.model.options.unpad and call.of_head is None else None
 
 
 def _choose_pair(call: PairCall) -> CallPlan:

@@ -195,7 +195,7 @@ def _planned(call: Call) -> CallPlan:
     except AutopackError as refused:
         # The documents of packed rows that a head has made the rows of this batch cannot be left to
         # stock.
-        if not model.lenient or call.documents is not None:
+        if not model.lenient or call.of_head is not None:
             raise
         reason = " ".join(str(refused).split())
         if not model.tally.refused[reason] and not model.is_audited:
@@ -301,7 +301,7 @@ def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) ->
         _leave_foreign(ended, module, output)
     packs = plan.packs or ended.packed_inside
     is_whole = outer is None or outer.scope.model is not model
-    as_batch = plan.defers and plan.documents is None  # its head has seen the padded form
+    as_batch = plan.defers and plan.of_head is None  # its head has seen the padded form
     if packs and model.proof.leaves_out and is_whole and not as_batch:
         output = without(output, model.proof.leaves_out)
     finished = plan.finish(ended, module, output)

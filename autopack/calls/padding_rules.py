@@ -86,7 +86,7 @@ class Delegate(CallPlan):
 
     def __init__(self, call: Call, reason: str, *given: Any, real: np.ndarray | None = None):
         super().__init__(call, reason, *given)
-        self.documents, read = call.documents, call.model.padding_read
+        self.of_head, read = call.of_head, call.model.padding_read
         self._real = real if read is not None and read.is_due() else None
         self._ran = 0 if read is None else read.ran
 

@@ -84,7 +84,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or (len(ids) < 2 if layout is None else not _shares_in_rows(call, layout)):
         return None
-    if call.documents is not None or call.continues or "inputs_embeds" in call.given:
+    if call.of_head is not None or call.continues or "inputs_embeds" in call.given:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:

@@ -368,9 +368,9 @@ def refuse_caches(call: Call) -> None:
 
 def check_documents_can_stay_padded(call: Call, reason: str) -> None:
     """Raise `UnsupportedModel` if the rows are packed documents, which padding must not reach."""
-    if call.documents is not None:
+    if call.of_head is not None:
         raise UnsupportedModel(
-            f"{call.documents} cannot run the documents of packed rows without padding: {reason}. "
+            f"{call.of_head} cannot run the documents of packed rows without padding: {reason}. "
             "Run them one per row.",
             code="result-per-row",
         )

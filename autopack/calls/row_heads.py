@@ -203,7 +203,7 @@ class PaddedDocuments(Delegate):
         super().__init__(
             call, reason, None, arguments, Volume.of_layout(given.layout).without_padding()
         )
-        self.documents, self.defers = given.head.name, self.batch.is_padded
+        self.of_head, self.defers = given.head.name, self.batch.is_padded
 
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.

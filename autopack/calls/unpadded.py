@@ -43,13 +43,13 @@ class Unpadded(RowsPlan):
     def __init__(self, call: Call):
         padding, once = call.padding, call.prefixes
         real, volume = padding.real, None
-        if call.documents is None:
+        if call.of_head is None:
             self.volume_apart = Volume.of_row(len(real), real)
             volume = Volume.of_row(len(real), real, saved=0 if once is None else once.saved)
         layout = rows_as_documents(real, padding.device, call.declared.positions)
         arguments = _in_one_row(call, padding)
         add_token_types(call, arguments, layout)
-        scope = Scope(call.model, layout, as_batch=call.documents is None)
+        scope = Scope(call.model, layout, as_batch=call.of_head is None)
         self.way = padding
         of_row = scope if once is None else replace(scope, layout=once.documents, prefixes=once)
         if once is not None and not call.has_labels:  # of which every row has its own

@@ -111,7 +111,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
             decisions.append(Decision(call.name, plan.what, plan.reason, _volume_of(call, plan)))
         except AutopackError as error:
             said = " ".join(str(error).split())
-            left = model.lenient and call.documents is None
+            left = model.lenient and call.of_head is None
             what, reason = (
                 (CallPlan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
             )
