@@ -35,8 +35,10 @@ _NEVER = frozenset(
 Packages replace these for the whole process (Lightning `torch.compile`, engines the making of
 modules).
 """
-_own: dict[int, Any] = {}
-"""Functions that were found to be torch's own, by id. They are kept alive, so no other has that id.
+_own: dict[int, tuple[Any, Any]] = {}
+"""Functions that were found to be torch's own, and their code, by id.
+
+They are kept alive, so that no other has the id.
 """
 
 
@@ -46,10 +48,11 @@ def foreign() -> list[str]:
     told = [f"a hook on all modules of the process is {whose(hook)} ({id(hook)})" for hook in hooks]
     for space, place in SPACES.items():
         for name, value in vars(place).items():
-            if id(value) in _own or name in _NEVER or not callable(value):
+            known = value, getattr(value, "__code__", None)
+            if _own.get(id(value)) == known or name in _NEVER or not callable(value):
                 continue
             if isinstance(value, type | ModuleType) or is_own(value):
-                _own[id(value)] = value
+                _own[id(value)] = known
             else:
                 told.append(f"{space}.{name} is {whose(value)} ({id(value)})")
     return told

@@ -233,3 +233,6 @@ def test_looking_at_torch_again_finds_nothing_where_nothing_changed(monkeypatch)
     # which compares as tensors do
     monkeypatch.setattr(torch, "somebodys_constant", torch.arange(3), raising=False)
     assert not process.foreign()
+    # a function keeps its identity when its code is exchanged
+    monkeypatch.setattr(torch.nn.functional.silu, "__code__", (lambda x, *_: x).__code__)
+    assert process.foreign()
