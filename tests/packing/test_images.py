@@ -12,7 +12,7 @@ import autopack
 from autopack import PackingCollator, tiny
 from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
-from tests.multimodal.models import twins_with_images, with_images
+from tests.multimodal.models import twins_with_images
 from tests.packing.batches import KINDS, arguments, pieces
 from tests.support.refusals import refused
 
@@ -209,11 +209,3 @@ def test_documents_that_are_cut_keep_no_pictures(overflow):
     assert len(autopack.pack(examples, 8, overflow=overflow, drop_columns=["images"])) >= 1
     with refused("unusable-data", match="9 tokens and \\['images'\\], which are not cut with them"):
         PackingCollator(max_length=8, overflow="truncate", image_processor=PROCESSOR)(examples)
-
-
-@pytest.mark.parametrize("model_type", ["idefics3", "granite_docling", "llava_next", "llama"])
-def test_the_type_says_whether_images_come_by_row(model_type):
-    model = tiny.build("llama") if model_type == "llama" else with_images(model_type)
-    assert PackingCollator.for_model(model).images_by_row == (
-        model_type in ("idefics3", "granite_docling")
-    )

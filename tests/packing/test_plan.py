@@ -116,15 +116,6 @@ def test_best_fit_has_the_rows_of_best_fit_decreasing(given):
     assert sorted(plan(lengths, max_length).tokens_per_row.tolist()) == sorted(wanted)
 
 
-def test_flan_like_lengths_leave_hardly_any_padding():
-    lengths = flan_like(50_000)
-    best = plan(lengths, 4096)
-    assert best.fill >= 0.999
-    assert len(best) == -(-lengths.sum() // 4096), "no plan has fewer rows"
-    assert best.padding == len(best) * 4096 - lengths.sum()
-    assert plan(lengths, 4096, "sequential").fill < 0.9
-
-
 def test_the_same_seed_gives_the_same_plan_everywhere():
     lengths = [5, 3, 3, 8, 1, 2, 2, 9, 4, 4]
     found = {

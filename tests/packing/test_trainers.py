@@ -171,16 +171,6 @@ def test_nothing_is_drawn_from_random_states(tmp_path):
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def test_data_without_documents_are_nobodys_business(tmp_path):
-    rows = Dataset.from_list(
-        [{"input_ids": row["input_ids"], "source": "web"} for row in _documents()]
-    )
-    trainer = _trainer(in_training("llama"), tmp_path, rows)
-    with autopack.enable(trainer) as handle:
-        assert not handle.kept
-        assert _first_loss(trainer) > 0
-
-
 def test_padding_that_positions_stand_still_at_is_no_document(tmp_path):
     """Such data are ordinary, and the collator pads them further."""
     rows = _documents()
@@ -200,6 +190,7 @@ def test_padding_that_positions_stand_still_at_is_no_document(tmp_path):
         [(1, 2)],
         [{"text": "a"}],
         [{"input_ids": [1], "seq_lengths": 1}],
+        [{"input_ids": [1, 2], "source": "web"}],
         [{"input_ids": "abc", "seq_idx": [0, 1]}],
         [],
     ],
