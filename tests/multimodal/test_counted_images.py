@@ -35,15 +35,7 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
 
 def test_a_batch_without_padding_too():
     stock, model = twins_with_images("hunyuan_vl")
-    found = documents(stock, [(3, IMAGE, 2), (4, IMAGE, 1)])
-    twice = [found[0], found[0]]
-    call = {name: torch.cat([d.tokens[name] for d in twice]) for name in found[0].tokens}
-    call |= {name: torch.cat([d.images[0][name] for d in twice]) for name in found[0].images[0]}
-    own = alone(stock, found[0]).logits[0]
-    assert error(stock(**call, use_cache=False).logits[1], own) > 20 * FLOAT32
-    with autopack.enable(model):
-        logits = model(**call, use_cache=False).logits
-    assert all(error(row, own) <= FLOAT32 for row in logits)
+    assert not rows_as_alone(model, stock, documents(stock, [(3, IMAGE, 2)]) * 2, "right").batches
 
 
 def test_positions_of_the_call_are_taken_as_they_are():

@@ -9,14 +9,9 @@ import transformers
 from autopack import tiny
 from autopack.tiny.models import randomize
 from compat.images import documents
-from tests.conftest import FLOAT32
 from tests.multimodal.models import (
     agrees,
-    padded,
     serves,
-    twins_with_images,
-    unpadded_as_stock,
-    worst,
 )
 
 TYPES = ["pix2struct", "pp_formulanet", "vision-encoder-decoder"]
@@ -53,13 +48,3 @@ def test_other_decoders(kind, fields):
     for document in found:
         document.tokens["decoder_input_ids"][0, 2] = 1
     serves(model, stock, [found])
-
-
-@pytest.mark.parametrize("model_type", TYPES)
-def test_padded_batches_give_what_they_gave(model_type):
-    stock, model = twins_with_images(model_type)
-    found = documents(stock)
-    output = unpadded_as_stock(
-        model, stock, padded(stock, found), verify=False
-    )  # which has seen no padding beside images
-    assert worst(output.logits, stock, [[document] for document in found]) <= FLOAT32
