@@ -122,14 +122,6 @@ def test_every_arm_is_timed_and_written(capsys):
     assert data["arms"]["padded"]["speed_of_padded"]["median"] == 1
 
 
-def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):
-    lengths = tmp_path / "lengths.npy"
-    np.save(lengths, np.array([7, 11, 7, 90, 11, 7]))
-    data = found(capsys, "llama", *QUICK, "--lengths", str(lengths), "--forward")
-    assert sorted(np.concatenate(data["documents"])) == [7, 7, 7, 11, 11, 40]
-    assert data["about"]["source"] == f"{lengths}: 6 documents, 1 cut to 40 tokens"
-
-
 def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     folder, lengths = tmp_path / "model", tmp_path / "lengths.json"
     tiny.build("gpt2", max_position_embeddings=64).save_pretrained(folder)

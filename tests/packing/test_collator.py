@@ -18,12 +18,10 @@ from tests.packing.batches import ABC, refused
 CONTAINERS = {
     "list": list,
     "tuple": tuple,
-    "numpy": np.array,
     "int32": lambda v: np.array(v, np.int32),
     "uint16": lambda v: np.array(v, np.uint16),
     "tensor": torch.tensor,
     "list of tensors": lambda v: [torch.tensor(i) for i in v],
-    "list of numpy ints": lambda v: [np.int64(i) for i in v],
     "row tensor": lambda v: torch.tensor([v]),
     "row list": lambda v: [v],
 }

@@ -216,7 +216,6 @@ def test_batches_that_are_refused(options, examples, parts):
         ("attention_mask", [1, 0, 1], "token 1"),
         ("attention_mask", [1, 1], "shape (2,)"),
         ("attention_mask", [0.0, float("-inf"), 0.0], "-inf"),
-        ("attention_mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], "shape (3, 3)"),
         ("position_ids", [0, 1, 7], "jump from 1 to 7"),
         ("position_ids", [0, 1, -1], "-1"),
         ("position_ids", [0.0, 1.0, 2.0], "float32"),
@@ -244,21 +243,14 @@ def test_refused_values_name_the_example_and_the_key(key, value, part):
 
 TOKENS = [{"chosen_ids": [1, 2], "rejected_ids": [3, 4]}] * 2
 MIXED = [{"input_ids": [5, 6], "chosen": "good", "rejected": "bad"}] * 2
-TEXTS = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
 
 
-@pytest.mark.parametrize("examples", [TOKENS, MIXED, TEXTS])
+@pytest.mark.parametrize("examples", [TOKENS, MIXED])
 def test_pairs_are_no_documents_unless_they_are_named(examples):
-    with refused_as(
-        "pairs-are-no-documents",
-        match=r"example 0, found 'chosen.*PackedBatchSampler.*both in drop_keys",
-    ):
+    with refused_as("pairs-are-no-documents"):
         PackingCollator()(examples)
     for kind in KINDS:
-        with refused_as(
-            "pairs-are-no-documents",
-            match=r"found 'chosen.*PackedBatchSampler.*both in drop_columns",
-        ):
+        with refused_as("pairs-are-no-documents"):
             list(autopack.pack(of_kind(examples, kind), 8))
     names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
     collate = PackingCollator(drop_keys=names)

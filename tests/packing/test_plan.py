@@ -188,14 +188,8 @@ def test_rows_slices_and_iteration():
     assert pickle.loads(pickle.dumps(small)) == small != small[::-1]
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split"),
-        plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1]),
-    ],
-)
-def test_a_plan_is_kept_whole(made, tmp_path):
+def test_a_plan_is_kept_whole(tmp_path):
+    made = plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1])
     made.save(tmp_path / "plan")
     again = Plan.load(tmp_path / "plan")
     assert again == made
@@ -212,7 +206,6 @@ def test_a_plan_is_kept_whole(made, tmp_path):
         ([3, 0, 0], r"lengths\[1\] is 0: wanted at least 1 token; leave empty"),
         ([3, 2.5], r"lengths\[1\] is 2.5: wanted an int"),
         (np.array([3.0, np.nan]), r"lengths\[0\] is 3.0"),
-        ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
         ([[1, 2], [3]], "no array"),
         (

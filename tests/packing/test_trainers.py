@@ -85,9 +85,7 @@ def test_enabled_trainers_keep_documents_and_others_that_drop_them_are_refused(
         if model_type == "llama":
             assert _first_loss(dropping) == wanted
             return
-        with refused(
-            "trainer-loses-documents", match=r"Trainer drops .*position_ids.*enable\(trainer\)"
-        ):
+        with refused("trainer-loses-documents"):
             dropping.train()
     assert abs(_first_loss(trainer()) - wanted.expected) > 1e-3  # what would have been trained on
 
@@ -95,7 +93,7 @@ def test_enabled_trainers_keep_documents_and_others_that_drop_them_are_refused(
 def test_evaluation_is_looked_at_too(tmp_path):
     model = in_training("bloom")
     trainer = _trainer(model, tmp_path, None, eval_dataset=_rows())
-    with autopack.enable(model), refused("trainer-loses-documents", match="Trainer drops"):
+    with autopack.enable(model), refused("trainer-loses-documents"):
         trainer.evaluate()
     with autopack.enable(trainer):
         assert trainer.evaluate()["eval_loss"] > 0
@@ -131,7 +129,7 @@ def test_every_trainer_of_a_model_is_looked_at(tmp_path):
     with autopack.enable(model):
         for _ in range(3):
             _first_loss(_trainer(model, tmp_path, rows, keep=True))
-            with refused("trainer-loses-documents", match="Trainer drops"):
+            with refused("trainer-loses-documents"):
                 _trainer(model, tmp_path, rows).train()
         copied = copy.deepcopy(model)
         autopack.disable(copied)
@@ -226,7 +224,7 @@ class TestTargets:
         assert (next(iter(trainer.get_train_dataloader()))["labels"] != -100).sum() > 2
         with (
             autopack.enable(model),
-            refused("trainer-loses-documents", match=f"drops {key} of its data"),
+            refused("trainer-loses-documents"),
         ):
             trainer.train()
         with autopack.enable(trainer) as handle:
