@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, refused
+from tests.packing.batches import ABC, refused, rows_of
 
 CONTAINERS = {
     "list": list,
@@ -176,16 +176,7 @@ def test_nothing_is_lost_and_every_boundary_is_declared(
 
 @pytest.mark.parametrize(
     ("first", "second", "found"),
-    [
-        (1, [1, 2], "values per document of shape () in example 0"),
-        ([1, 2], None, "not found, but example 0 has it"),
-        ([1, 2], [1, 2, 3], "shape (3,)"),
-        ([0.5, 0.5], [0.1, 0.2, 0.3], "(2,) in example 0"),
-        (1, "positive", "<U8"),
-        ([1, 2], np.array([1, 2**63], np.uint64), "found uint64"),
-        ([1, 2], [[1], [2, 3]], "cannot be read as numbers"),
-        ([1, 2], [[1, 2]], "shape (1, 2)"),
-    ],
+    [*rows_of("labels"), ([1, 2], np.array([1, 2**63], np.uint64), "found uint64")],
 )
 def test_refused_labels_name_the_example_and_the_key(first, second, found):
     examples = [{"input_ids": [1, 2], "labels": first}, {"input_ids": [3, 4], "labels": second}]

@@ -2,19 +2,15 @@
 
 What goes in, and what comes out or is said, stands in collated.json."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import autopack
 from autopack.packing import PackingCollator
-from tests.packing.batches import ABC, KINDS, of_kind, refused
+from tests.packing.batches import ABC, KINDS, of_kind, refused, rows_of
 from tests.support.refusals import refused as refused_as
 
-TABLES = json.loads(Path(__file__).with_name("collated.json").read_text())
 SCALARS = [torch.tensor(1), torch.tensor(0), torch.tensor(2)]
 VECTORS = [np.ones(1), np.zeros(1, np.float32), torch.ones(1, dtype=torch.bfloat16)]
 OF_ARRAYS = [
@@ -39,12 +35,7 @@ OF_ARRAYS = [
 ]
 
 
-def rows(table):
-    """The rows of a table, under all of its headings."""
-    return [row for under in TABLES[table].values() for row in under]
-
-
-@pytest.mark.parametrize(("options", "examples", "wanted"), [*rows("collated"), *OF_ARRAYS])
+@pytest.mark.parametrize(("options", "examples", "wanted"), [*rows_of("collated"), *OF_ARRAYS])
 def test_batches_hold_what_examples_say(options, examples, wanted):
     """In numbers of the same kind; `None` stands for what a batch does not have."""
     batch = PackingCollator(**options)(examples)
@@ -52,7 +43,7 @@ def test_batches_hold_what_examples_say(options, examples, wanted):
     assert repr(found) == repr(wanted)
 
 
-@pytest.mark.parametrize(("options", "examples", "parts"), rows("refused"))
+@pytest.mark.parametrize(("options", "examples", "parts"), rows_of("refused"))
 def test_batches_that_are_refused(options, examples, parts):
     refused(examples, *parts, **options)
 
@@ -63,7 +54,7 @@ def test_batches_that_are_refused(options, examples, parts):
 @pytest.mark.parametrize(
     ("key", "value", "part"),
     [
-        *rows("values"),
+        *rows_of("values"),
         ("complex", np.zeros(2, complex), "complex128"),
         ("input_ids", np.array([True]), "bool"),
     ],

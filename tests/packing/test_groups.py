@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import autopack
 from autopack import PackingCollator
 from autopack.packing import CostModel, pack, plan
-from tests.packing.batches import KINDS, documents_of, of_kind
+from tests.packing.batches import KINDS, documents_of, of_kind, rows_of
 from tests.prefixes.test_packed_rows import agree
 from tests.support.padded import build, twins
 from tests.support.refusals import refused
@@ -152,32 +152,14 @@ class TestPackedData:
 GROUP = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}
 OF_GROUP = [([3, 4, 9], [9], 0.1), ([3, 4, 2, 2], [2, 2], 0.2)]
 PAIR = {"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}
-PLAIN = {"input_ids": [20, 21, 22]}
 
 
 class TestCollator:
     @pytest.mark.parametrize(
         ("example", "advantages", "wanted"),
         [
-            (
-                {"prompt_ids": [5, 6], "completion_ids": [[8], []]},
-                [1.5, -1],
-                [([5, 6, 8], [8], 1.5), ([5, 6], [], -1)],
-            ),
-            ({"prompt_ids": [5], "completion_ids": []}, 3, [([5], [], 3)]),
+            *rows_of("completions"),
             (PAIR, [1, 2], [([3, 4, 11], [11], 1), ([3, 4, 12, 13], [12, 13], 2)]),
-            (
-                {"prompt_ids": [1], "completion_ids": [2, 3], "text": "no tokens"},
-                1,
-                [([1, 2, 3], [2, 3], 1)],
-            ),
-            ({"prompt_ids": [], "completion_ids": [7, 8]}, [0.5], [([7, 8], [8], 0.5)]),
-            (PLAIN | {"labels": [20, -100, 9]}, 0.25, [([20, 21, 22], [9], 0.25)]),
-            (
-                PLAIN | {"assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]},
-                2,
-                [([20, 21, 22], [22], 2)],
-            ),
         ],
     )
     def test_any_batch_of_completions_and_plain_examples(self, example, advantages, wanted):
@@ -197,22 +179,7 @@ class TestCollator:
             assert batch["completion_mask"].shape == batch["input_ids"].shape
             assert batch["advantages"].tolist() == pytest.approx(numbers)
 
-    @pytest.mark.parametrize(
-        ("example", "message"),
-        [
-            ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
-            ({"prompt_ids": [], "completion_ids": [[1], []]}, "leave empty documents out"),
-            (
-                {"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]},
-                "or one number per document",
-            ),
-            ({"prompt_ids": "text", "completion_ids": [[1]]}, "'prompt_ids'"),
-            (
-                {"prompt_ids": [1], "completion_ids": [[1]], "input_ids": [1]},
-                "name one of them in drop_keys",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("example", "message"), rows_of("refused completions"))
     def test_what_is_refused(self, example, message):
         with refused("unusable-data", match=message):
             PackingCollator(labels="completions")([example])
