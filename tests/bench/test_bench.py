@@ -93,14 +93,9 @@ def test_rounds_go_on_until_the_time_is_over_and_at_least_so_many(until, wanted)
 # The command
 
 
-def found(capsys, *arguments):
-    """What a comparison gives as JSON."""
-    assert bench(*arguments, "--json") == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def test_every_arm_is_timed_and_written(capsys):
-    data = found(capsys, "llama", *QUICK, "--max-length", "400")
+    assert bench("llama", *QUICK, "--max-length", "400", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
     about, documents = data["about"], data["documents"]
     assert (about["name"], about["device"]) == ("llama, tiny, random", "cpu")
     assert about["source"].startswith("drawn like flan's, ")

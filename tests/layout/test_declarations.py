@@ -173,37 +173,39 @@ def test_all_ones_are_told_from_padding():
 
 
 INVALID = {
-    "float positions": {"position_ids": torch.zeros(1, 8)},
-    "positions in a list": {"position_ids": [[0, 1, 0, 1]]},
-    "negative positions": {"position_ids": _tensor([0, 1, 2, -1, 0, 1, 2, 3])},
-    "short positions": {"position_ids": _tensor([0, 1, 2])},
+    "float positions": {"position_ids": [[0.0] * 8]},
+    "positions in a list": {"position_ids": ([0, 1, 0, 1],)},
+    "negative positions": {"position_ids": [[0, 1, 2, -1, 0, 1, 2, 3]]},
+    "short positions": {"position_ids": [[0, 1, 2]]},
     "positions elsewhere": {"position_ids": torch.zeros(1, 8, dtype=torch.long, device="meta")},
     "mask elsewhere": {"attention_mask": torch.ones(1, 8, device="meta")},
-    "flat seq_idx": {"seq_idx": torch.zeros(8).long()},
+    "flat seq_idx": {"seq_idx": [0] * 8},
     "seq_idx elsewhere": {"seq_idx": torch.zeros(1, 8, device="meta").long()},
-    "negative mask": {"attention_mask": _tensor([0.0] * 5 + [-1e9] * 3)},
-    "nan mask": {"attention_mask": _tensor([1.0] * 5 + [float("nan")] * 3)},
-    "segment that comes back": {"attention_mask": _tensor([1, 1, 2, 2, 1, 1, 3, 3])},
+    "negative mask": {"attention_mask": [[0.0] * 5 + [-1e9] * 3]},
+    "nan mask": {"attention_mask": [[1.0] * 5 + [float("nan")] * 3]},
+    "segment that comes back": {"attention_mask": [[1, 1, 2, 2, 1, 1, 3, 3]]},
     **{
         f"padding inside a document{name}": {
-            "position_ids": _tensor([0, 1, 2, 0, 1, *last]),
-            "attention_mask": _tensor([1, 1, 1, 1, 1, 0, 1, 1]),
+            "position_ids": [[0, 1, 2, 0, 1, *last]],
+            "attention_mask": [[1, 1, 1, 1, 1, 0, 1, 1]],
         }
         for name, last in {"": (9, 2, 3), " that keeps the column": (2, 3, 4)}.items()
     },
-    "bounds that stop early": {"cu_seq_lens_q": torch.tensor([0, 3, 7])},
-    "bounds that go too far": {"cu_seq_lens_q": torch.tensor([0, 3, 9])},
-    "bounds that start late": {"cu_seq_lens_q": torch.tensor([1, 3, 8])},
-    "bounds that fall": {"cu_seq_lens_q": torch.tensor([0, 5, 3, 8])},
-    "one bound": {"cu_seq_lens_q": torch.tensor([0])},
-    "float bounds": {"cu_seq_lens_q": torch.tensor([0.0, 8.0])},
+    "bounds that stop early": {"cu_seq_lens_q": [0, 3, 7]},
+    "bounds that go too far": {"cu_seq_lens_q": [0, 3, 9]},
+    "bounds that start late": {"cu_seq_lens_q": [1, 3, 8]},
+    "bounds that fall": {"cu_seq_lens_q": [0, 5, 3, 8]},
+    "one bound": {"cu_seq_lens_q": [0]},
+    "float bounds": {"cu_seq_lens_q": [0.0, 8.0]},
 }
+"""Lists stand for tensors."""
 
 
 @pytest.mark.parametrize("arguments", INVALID.values(), ids=INVALID)
 def test_invalid_declarations_are_refused(arguments):
+    given = {n: torch.tensor(v) if isinstance(v, list) else v for n, v in arguments.items()}
     with refused("declaration-invalid", "documents-unclear") as raised:
-        _read((1, 8), **arguments)
+        _read((1, 8), **given)
     assert isinstance(raised.value, ValueError)
 
 
