@@ -12,7 +12,7 @@ from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
-from tests.packing.batches import documents_of, of_kind, pieces
+from tests.packing.batches import documents_of, of_kind, pieces, rows_of
 from tests.support.refusals import refused
 
 LENGTHS = (3, 9, 1, 4, 4, 7, 8)
@@ -108,33 +108,7 @@ def test_positions_of_small_types_restart_where_their_differences_wrap_around():
         autopack.pack([example], 1 << 17)
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "words"),
-    [
-        ({"input_ids": None}, {}, "column 'input_ids'"),
-        ({"input_ids": []}, {}, "example 1, column 'input_ids': found no tokens"),
-        ({"input_ids": [1.5]}, {}, "list of ints"),
-        ({"extra": [1]}, {}, "column 'extra': found 1 values for 3 tokens"),
-        (
-            {"attention_mask": [1, 0, 1]},
-            {},
-            "example 1, column 'attention_mask': found a zero between ones",
-        ),
-        ({"attention_mask": [1, 2, 2]}, {}, "segment ids"),
-        (
-            {"position_ids": [0, 0, 1]},
-            {},
-            "example 1, column 'position_ids': found positions that restart",
-        ),
-        ({"seq_lengths": [1, 2]}, {}, "packed rows"),
-        ({"labels": [1, None, 2]}, {}, "example 1, column 'labels': found a token without a value"),
-        ({"label": 1, "labels": [1, 2, 3]}, {}, "all are labels"),
-        ({"input_ids": [1] * 30}, {}, "example [1] is 30, over the 10 tokens of a row; raise"),
-        ({"input_ids": [-5, 1, 2]}, {}, "example 1, column 'input_ids': found a token id below 0"),
-        ({"label": 1}, {"overflow": "split", "max_length": 2}, "'label' is one per document"),
-        ({}, {"drop_columns": ("none",)}, "found no column 'none'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "options", "words"), rows_of("unpackable"))
 def test_what_cannot_be_packed_is_refused_by_name(door, change, options, words):
     plain = {"input_ids": [1, 2, 3]}
     for name, value in change.items():
