@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from autopack import tiny
-from autopack.bench.compare import ARMS, BASELINE, Comparison, compare
-from autopack.bench.contest import Outcome
+from autopack.bench.compare import ARMS, BASELINE, compare
 from autopack.bench.race import Entrant, Spread, race, verdict
 from autopack.cli import main
 from tests.support.refusals import refused
@@ -129,6 +128,7 @@ def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
     )
     printed = capsys.readouterr().out
     assert "6 documents, 1 cut to 64 tokens" in " ".join(printed.split())
+    assert "has padded's loss on the same documents" in " ".join(printed.split())
     assert all(f"\n{name}  " in printed for name in NAMES)
     assert max(map(len, printed.splitlines())) <= 100
 
@@ -170,36 +170,6 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     assert json.dumps(result.as_dict(), default=str)
 
 
-def bare_result(name="a llama"):
-    """A result of a machine and a model of which only what has to be is known."""
-    outcomes = [Outcome(arm, 7, 4.0, True, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
-    about = {
-        "name": name,
-        "dtype": "float32",
-        "source": "some",
-        "parameters": 1e6,
-        "attention": "sdpa",
-    }
-    about |= {"work": "steps", "device": "A CPU", "threads": 1, "torch": "2", "transformers": "5"}
-    return Comparison(about, [[3, 4]], 0.125, outcomes)
-
-
-def test_an_arm_with_another_loss_is_wrong():
-    result = bare_result()
-    assert "has padded's loss on the same documents: 4.0000, within 0.0001 of it" in " ".join(
-        str(result).split()
-    )
-    result.outcomes[-1].loss, result.outcomes[-1].same_loss = 4.4, False
-    assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
-    said = " ".join(str(result).split())
-    assert (
-        '"enabled, packed rows" is WRONG; please report it: its loss is 4.4000, and padded\'s 4.0000.'
-        in said
-    )
-    assert "has padded's loss" not in said
-    assert "A CPU, threads: 1; torch 2, transformers 5" in said
-
-
 @pytest.mark.parametrize("loss", [4.4, float("nan")])
 def test_losses_that_differ_are_found(loss, monkeypatch):
     """Even one that is no number; in the last arm, an enabled one."""
@@ -209,6 +179,9 @@ def test_losses_that_differ_are_found(loss, monkeypatch):
         tiny.build("llama"), np.full(4, 8), batch_size=2, seconds=0, name="a llama", source="some"
     )
     assert result.wrong == [result.outcomes[-1]]
+    said = " ".join(str(result).split())
+    assert f'"{NAMES[-1]}" is WRONG; please report it: its loss is {loss:.4f}, and ' in said
+    assert "has padded's loss" not in said
 
 
 def test_models_without_a_loss_over_tokens_are_refused():

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithFlattening, Trainer, default_data_collator
 
 import autopack
+from autopack.inspection.randomness import state_of
 from autopack.integrations.boundaries import what_is_lost
 from autopack.packing import PackingCollator
 from tests.packing.batches import (
@@ -162,11 +163,9 @@ def test_nothing_is_drawn_from_random_states(tmp_path):
             return PackingCollator()(examples)
 
     trainer = _trainer(in_training("llama"), tmp_path, _rows(), data_collator=Draws())
-    before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
+    before = state_of(trainer.model)
     assert what_is_lost(trainer) is None
-    assert random.getstate() == before[0]
-    assert np.random.get_state()[2] == before[1]
-    assert torch.equal(torch.get_rng_state(), before[2])
+    assert state_of(trainer.model) == before
 
 
 def test_padding_that_positions_stand_still_at_is_no_document(tmp_path):
