@@ -13,9 +13,25 @@ import pytest
 import autopack
 from autopack import tiny
 from autopack.auditing.report import LeakReport, ModeResult
+from autopack.bench.compare import ARMS, Comparison
+from autopack.bench.contest import Outcome
 from autopack.cli import main
 from autopack.pages import parts
-from tests.bench.test_bench import bare_result
+
+
+def bare_result(name="a llama"):
+    """A result of a machine and a model of which only what has to be is known."""
+    outcomes = [Outcome(arm, 7, 4.0, True, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
+    about = {
+        "name": name,
+        "dtype": "float32",
+        "source": "some",
+        "parameters": 1e6,
+        "attention": "sdpa",
+    }
+    about |= {"work": "steps", "device": "A CPU", "threads": 1, "torch": "2", "transformers": "5"}
+    return Comparison(about, [[3, 4]], 0.125, outcomes)
+
 
 VOID = {"meta"}
 
