@@ -122,7 +122,12 @@ def test_rows_of_a_padded_batch_get_what_they_get_alone(side):
 
 def test_a_batch_without_padding_too():
     stock, model = twins_with_images("hunyuan_vl")
-    assert not rows_as_alone(model, stock, documents(stock, [(3, IMAGE, 2)]) * 2, "right").batches
+    found = documents(stock, [(3, IMAGE, 2)]) * 2
+    call = padded(stock, found)
+    assert call.pop("attention_mask").all()
+    with autopack.enable(model):
+        logits = model(**call, use_cache=False).logits
+    assert error(logits, alone(stock, found[0]).logits.expand_as(logits)) <= FLOAT32
 
 
 def test_positions_of_the_call_are_taken_as_they_are():
