@@ -6,13 +6,13 @@ import random
 import tempfile
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaForSequenceClassification, set_seed
 
 import autopack
 from autopack import tiny
+from autopack.inspection.randomness import state_of
 from compat.museum import exhibit
 from compat.museum.data import _trainer
 from tests.packing.batches import tokenizer
@@ -167,12 +167,11 @@ def test_a_trainer_is_left_as_it_was():
     wanted, trainer = losses(made()), made()
     trainer.model.lm_head.weight.grad = torch.ones_like(trainer.model.lm_head.weight)
     before = copy.copy(vars(trainer))
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    states = state_of(trainer.model)
     assert autopack.audit(trainer).exact
     assert vars(trainer) == before
     assert bool((trainer.model.lm_head.weight.grad == 1).all())
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert state_of(trainer.model) == states
     assert losses(trainer) == wanted
 
 

@@ -85,13 +85,6 @@ def _by_one_half(rank, kind):
     )
 
 
-def _head(rank):
-    """A call of a head that runs documents alone."""
-    model = sharded("xlnet", task="sequence-classification")
-    labels = torch.arange(len(DOCUMENTS))[SHARES[rank]] % 2
-    model.train()(**{**packed(_share(rank, model)), "labels": labels})
-
-
 def _with_a_cache(rank):
     """One rank brings packed rows, the other a call with a cache."""
     model = sharded("bloom", parts=_linear_layers)
@@ -165,7 +158,6 @@ CASES = {
     "evaluated": (_evaluated, exact),
     "a whole encoder": (partial(_by_one_half, kind="led"), lambda found: found < GRADIENTS),
     "a whole decoder": (partial(_by_one_half, kind="t5gemma2"), lambda found: found < GRADIENTS),
-    "a head that runs documents alone": (_head, says("Pass it padded batches")),
     "cache": (_with_a_cache, says("UnsupportedModel")),
     "context_parallel": (_within_context_parallel, PART),
     "attention across ranks": (_attention_across_ranks, PART),

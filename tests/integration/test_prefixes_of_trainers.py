@@ -55,10 +55,6 @@ def single_answers():
     return [row for number, row in enumerate(answers()) if number % 4 in (0, 3)]
 
 
-def texts():
-    return [{"text": pair["prompt"] + pair["chosen"]} for pair in pairs()]
-
-
 def even_words(completions, **_):
     """The reward of a text: how many of its words have an even number."""
     known = [[word for word in text.split() if word.startswith("w")] for text in completions]
@@ -83,7 +79,6 @@ _MOST = (0.55, 0.8)
 """Eight rows of each prompt."""
 _SHORT = {"max_completion_length": 16}
 CASES = {
-    "GRPO": Case("GRPO", prompts, {"model": _MOST}, _SHORT),
     "GRPO, reference, two iterations": Case(
         "GRPO",
         prompts,
@@ -100,7 +95,6 @@ CASES = {
         "KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}
     ),
     "reward": Case("Reward", pairs, {"model": _HALF}),
-    "SFT": Case("SFT", texts, {"model": (0, 0)}),
 }
 
 

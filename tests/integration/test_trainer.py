@@ -82,19 +82,6 @@ def _train(model, collate, directory, **settings):
     return losses_of(trainer), evaluated, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _assert_same_training(found, wanted):
-    assert len(found[0]) == len(wanted[0]) == STEPS
-    assert found[0] == pytest.approx(wanted[0], rel=1e-4)  # Trainer may log four digits only
-    assert found[1] == pytest.approx(wanted[1], rel=FLOAT32)
-    middle = len(wanted[1]) // 2
-    assert abs(wanted[1][middle] - wanted[1][0]) > 10 * FLOAT32 * wanted[1][0], (
-        "the steps must move the model"
-    )
-    for name, parameter in wanted[2].items():
-        # Five steps of rate 0.1 on gradients of order 1, in float32.
-        torch.testing.assert_close(found[2][name], parameter, atol=2e-5, rtol=1e-4)
-
-
 def _adapted(model_type):
     return with_lora(_build(model_type), "all-linear", init_lora_weights=True)
 
@@ -148,7 +135,17 @@ def test_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(
     collate, wanted = COLLATORS[rows](), _train(build(model_type), _pad, tmp_path, **settings)
     model = build(model_type)
     handle = autopack.enable(model)
-    _assert_same_training(_train(model, collate, tmp_path, **settings), wanted)
+    found = _train(model, collate, tmp_path, **settings)
+    assert len(found[0]) == len(wanted[0]) == STEPS
+    assert found[0] == pytest.approx(wanted[0], rel=1e-4)  # Trainer may log four digits only
+    assert found[1] == pytest.approx(wanted[1], rel=FLOAT32)
+    middle = len(wanted[1]) // 2
+    assert abs(wanted[1][middle] - wanted[1][0]) > 10 * FLOAT32 * wanted[1][0], (
+        "the steps must move the model"
+    )
+    for name, parameter in wanted[2].items():
+        # Five steps of rate 0.1 on gradients of order 1, in float32.
+        torch.testing.assert_close(found[2][name], parameter, atol=2e-5, rtol=1e-4)
     assert (handle.tally.padding > 0) == (rows == "padded")
 
 

@@ -41,12 +41,6 @@ def _in_every_way(*lengths):
 ONE_ROW, ELSEWHERE = _in_every_way(3, 2, 3), _in_every_way(4, 1, 3)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_declarations_alone_or_together_say_the_same(count):
-    for names in itertools.combinations(ONE_ROW, count):
-        assert _bounds((1, 8), **{name: ONE_ROW[name] for name in names}) == [0, 3, 5, 8], names
-
-
 @pytest.mark.parametrize(("one", "other"), itertools.permutations(ONE_ROW, 2))
 def test_any_two_that_disagree_are_refused_by_name_and_place(one, other):
     with refused("documents-unclear") as raised:
@@ -166,7 +160,6 @@ def test_positions_that_jump_and_nowhere_begin_anew_declare_nothing(row, mask):
         {"attention_mask": {"full_attention": None}},
         {"seq_idx": torch.zeros(2, 6, dtype=torch.int32), "max_length_q": 6},
     ],
-    ids=lambda arguments: "+".join(f"{k}" for k in arguments) or "nothing",
 )
 def test_a_row_of_one_document_is_not_packed(arguments):
     assert _read((2, 6), **arguments) is None
@@ -180,47 +173,39 @@ def test_all_ones_are_told_from_padding():
 
 
 INVALID = {
-    "float positions": {"position_ids": torch.zeros(1, 8)},
-    "positions in a list": {"position_ids": [[0, 1, 0, 1]]},
-    "negative positions": {"position_ids": _tensor([0, 1, 2, -1, 0, 1, 2, 3])},
-    "short positions": {"position_ids": _tensor([0, 1, 2])},
+    "float positions": {"position_ids": [[0.0] * 8]},
+    "positions in a list": {"position_ids": ([0, 1, 0, 1],)},
+    "negative positions": {"position_ids": [[0, 1, 2, -1, 0, 1, 2, 3]]},
+    "short positions": {"position_ids": [[0, 1, 2]]},
     "positions elsewhere": {"position_ids": torch.zeros(1, 8, dtype=torch.long, device="meta")},
     "mask elsewhere": {"attention_mask": torch.ones(1, 8, device="meta")},
-    "float seq_idx": {"seq_idx": torch.zeros(1, 8)},
-    "flat seq_idx": {"seq_idx": torch.zeros(8).long()},
+    "flat seq_idx": {"seq_idx": [0] * 8},
     "seq_idx elsewhere": {"seq_idx": torch.zeros(1, 8, device="meta").long()},
-    "negative mask": {"attention_mask": _tensor([0.0] * 5 + [-1e9] * 3)},
-    "nan mask": {"attention_mask": _tensor([1.0] * 5 + [float("nan")] * 3)},
-    "segment that comes back": {"attention_mask": _tensor([1, 1, 2, 2, 1, 1, 3, 3])},
+    "negative mask": {"attention_mask": [[0.0] * 5 + [-1e9] * 3]},
+    "nan mask": {"attention_mask": [[1.0] * 5 + [float("nan")] * 3]},
+    "segment that comes back": {"attention_mask": [[1, 1, 2, 2, 1, 1, 3, 3]]},
     **{
         f"padding inside a document{name}": {
-            "position_ids": _tensor([0, 1, 2, 0, 1, *last]),
-            "attention_mask": _tensor([1, 1, 1, 1, 1, 0, 1, 1]),
+            "position_ids": [[0, 1, 2, 0, 1, *last]],
+            "attention_mask": [[1, 1, 1, 1, 1, 0, 1, 1]],
         }
         for name, last in {"": (9, 2, 3), " that keeps the column": (2, 3, 4)}.items()
     },
-    "bounds that stop early": {"cu_seq_lens_q": torch.tensor([0, 3, 7])},
-    "bounds that go too far": {"cu_seq_lens_q": torch.tensor([0, 3, 9])},
-    "bounds that start late": {"cu_seq_lens_q": torch.tensor([1, 3, 8])},
-    "bounds that fall": {"cu_seq_lens_q": torch.tensor([0, 5, 3, 8])},
-    "one bound": {"cu_seq_lens_q": torch.tensor([0])},
-    "float bounds": {"cu_seq_lens_q": torch.tensor([0.0, 8.0])},
-    "bounds in a list": {"cu_seq_lens_k": [0, 8]},
-    "q unlike k": {
-        "cu_seq_lens_q": torch.tensor([0, 3, 8]),
-        "cu_seq_lens_k": torch.tensor([0, 4, 8]),
-    },
-    "documents in unbroken positions": {
-        "position_ids": torch.arange(8)[None],
-        "seq_idx": ONE_ROW["seq_idx"],
-    },
+    "bounds that stop early": {"cu_seq_lens_q": [0, 3, 7]},
+    "bounds that go too far": {"cu_seq_lens_q": [0, 3, 9]},
+    "bounds that start late": {"cu_seq_lens_q": [1, 3, 8]},
+    "bounds that fall": {"cu_seq_lens_q": [0, 5, 3, 8]},
+    "one bound": {"cu_seq_lens_q": [0]},
+    "float bounds": {"cu_seq_lens_q": [0.0, 8.0]},
 }
+"""Lists stand for tensors."""
 
 
 @pytest.mark.parametrize("arguments", INVALID.values(), ids=INVALID)
 def test_invalid_declarations_are_refused(arguments):
+    given = {n: torch.tensor(v) if isinstance(v, list) else v for n, v in arguments.items()}
     with refused("declaration-invalid", "documents-unclear") as raised:
-        _read((1, 8), **arguments)
+        _read((1, 8), **given)
     assert isinstance(raised.value, ValueError)
 
 
@@ -256,19 +241,6 @@ def test_bounds_may_repeat_themselves_and_end_before_padding_that_the_mask_marks
         "max_length_k": 8,
     }
     assert _bounds(tuple(mask.shape), **given) == documents
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [[1, 1, 1, 1, 1, 1, 1, 0]],  # a token follows the last bound
-        [[1, 1, 1, 0], [1, 1, 1, 0]],  # bounds that count tokens alone
-    ],
-)
-def test_bounds_that_end_before_a_token_are_refused(rows):
-    mask = torch.tensor(rows)
-    with refused("declaration-invalid"):
-        _bounds(tuple(mask.shape), attention_mask=mask, cu_seq_lens_q=torch.tensor([0, 3, 6]))
 
 
 @pytest.mark.parametrize(
@@ -323,8 +295,6 @@ def test_a_document_starts_with_zero_in_all_of_three_sections_which_agree_with_t
 
 
 def test_one_document_with_images_packs_nothing():
-    assert _read((1, 8), position_ids=IMAGES[..., :8]) is None
-    assert _read((1, 5), position_ids=IMAGES[..., 10:]) is None
     assert _read((1, 6), position_ids=IMAGES[..., 2:8] + 40) is None  # a later part
     assert _read((2, 8), position_ids=IMAGES[..., :8].expand(3, 2, 8)) is None
 

@@ -6,12 +6,11 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from autopack.tiny.media_rows import Document
 from compat.images import alone, alone_loss, compare, packed, rows_of, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
-from tests.engine import IGNORED, in_rows, numbered
+from tests.engine import IGNORED, in_rows
 
 PARTS = [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)]
 """Documents of a padded batch with one image, with two and with none."""
@@ -127,25 +126,6 @@ def padded(model, found, side="right"):
     if side == "left":
         labels[:, 1:][mask[:, :-1] == 0] = IGNORED
     return {**call, f"{half}attention_mask": mask, "labels": labels}
-
-
-def rows_with_padding(model, rows):
-    """Packed rows of several lengths, with padding behind them, and their labels."""
-    call = media_rows.row(model, [d for each in rows for d in each])
-    for name in rows[0][0].tokens:
-        call[name] = in_rows([torch.cat([d.tokens[name][0] for d in each]) for each in rows])
-    mask = in_rows([numbered([*map(len, each)])[0] for each in rows])
-    assert (mask == 0).any()
-    labels = torch.where((mask > 0) & (call["input_ids"] < 100), call["input_ids"], IGNORED)
-    return {**call, "attention_mask": mask, "labels": labels}
-
-
-def rows_with_padding_agree(model, stock, rows, **options):
-    """Want what documents get alone, in packed rows of several lengths."""
-    with autopack.enable(model, **options):
-        output = model(**rows_with_padding(stock, rows))
-    assert worst(output.logits, stock, rows) <= FLOAT32
-    as_alone(output, model, stock, rows)
 
 
 def rows_as_alone(model, stock, found, side):

@@ -13,7 +13,6 @@ from compat.images import alone, documents, packed
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import (
     PARTS,
-    leaks,
     opened,
     padded,
     rows_as_alone,
@@ -54,13 +53,6 @@ def test_tokens_before_an_image_and_documents_without_one(model_type):
     with autopack.enable(model):
         logits = model(**packed(model, rows)).logits
     assert worst(logits, stock, [with_none(stock, row) for row in rows]) <= FLOAT32
-
-
-@pytest.mark.parametrize("model_type", MASKS)
-def test_stock_leaks_with_the_same_mask(model_type):
-    stock, _ = opened(model_type)
-    found = documents(stock)
-    assert leaks(stock, [found], use_cache=False)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -28,21 +28,14 @@ def piece(model, kind, seed):
     return as_videos(model, found) if kind == "video" else found
 
 
-def media_of(model, pieces):
-    """The media of pieces without their tokens, those of each kind in order."""
-    call = {}
+def joined(model, pieces):
+    """The arguments of a row of pieces; the media of each kind come in order."""
+    names = [name for name in pieces[0].tokens if all(name in p.tokens for p in pieces)]
+    call = {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
     for kind in ("pixel_values", "pixel_values_videos", "input_features"):
         of_kind = [Document({}, p.images) for p in pieces if p.images and kind in p.images[0]]
         call |= media_rows.row(model, of_kind) if of_kind else {}
     return call
-
-
-def joined(model, pieces):
-    """The arguments of a row of pieces."""
-    names = [name for name in pieces[0].tokens if all(name in p.tokens for p in pieces)]
-    return media_of(model, pieces) | {
-        name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names
-    }
 
 
 def alone(model, pieces, labels=None):

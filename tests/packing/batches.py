@@ -1,6 +1,8 @@
 """Examples, and what is asked of every batch and every row, for the tests of packing."""
 
+import json
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,12 @@ from tests.support.trained import QUIET
 
 ABC = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 9]}]
 WORDS = [f"w{number}" for number in range(78)]
+TABLES = json.loads(Path(__file__).with_name("collated.json").read_text())
+
+
+def rows_of(table):
+    """The rows of a table of collated.json, under all of its headings."""
+    return [row for under in TABLES[table].values() for row in under]
 
 
 def refused(examples, *parts, **options):

@@ -1,19 +1,26 @@
 """The ways of packing, and the engines that write shards."""
 
+import os
+
 import pytest
 
 import autopack
 from tests.packing.batches import KINDS, of_kind
-from tests.packing.engines import blocks_of, dataset_of, load, ray_started
+from tests.packing.engines import blocks_of, dataset_of, load
 
 
 @pytest.fixture(scope="session")
 def ray():
     """Ray, with two workers."""
     pytest.importorskip("ray.data")
-    found = ray_started()
-    yield found
-    found.shutdown()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    options = {"log_to_driver": False, "logging_level": "warning", "object_store_memory": 200 << 20}
+    ray.init(num_cpus=2, include_dashboard=False, **options)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield ray
+    ray.shutdown()
 
 
 @pytest.fixture(params=["datasets", pytest.param("ray", marks=pytest.mark.exhaustive)])

@@ -17,17 +17,6 @@ def dataset_of(made, *cuts):
     )
 
 
-def ray_started():
-    """Ray, with two workers."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-
-    options = {"log_to_driver": False, "logging_level": "warning", "object_store_memory": 200 << 20}
-    ray.init(num_cpus=2, include_dashboard=False, **options)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    return ray
-
-
 def blocks_of(ray):
     def blocks(made, *cuts):
         table = dataset_of(made).data.table

@@ -128,17 +128,6 @@ def _dataset(**columns):
     return datasets.Dataset.from_dict({"input_ids": IDS, **columns})
 
 
-def test_rows_lie_in_a_file_although_nothing_is_cached():
-    datasets.disable_caching()
-    try:
-        first, second = (autopack.pack(_dataset(), 5) for _ in range(2))
-    finally:
-        datasets.enable_caching()
-    assert first.cache_files
-    assert second.cache_files
-    assert first[:] == second[:] == autopack.pack(_dataset(), 5)[:]
-
-
 @pytest.mark.parametrize("name", ["labels", "source"])
 def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
     """It would have rows with other columns than the next one's."""

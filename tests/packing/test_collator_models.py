@@ -78,7 +78,7 @@ def test_for_model_reads_the_head_and_lets_options_win():
     roberta.pad_token_id = None
     with pytest.raises(ValueError, match=r"roberta: wanted config\.pad_token_id"):
         PackingCollator.for_model(roberta)
-    with refused("which-model", match=r"found torch\.nn\.modules\.linear\.Linear"):
+    with refused("which-model"):
         PackingCollator.for_model(torch.nn.Linear(1, 1))
 
 
@@ -90,9 +90,7 @@ class Users(torch.nn.Module):
         self.net = model
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda m: m, Users, torch.nn.DataParallel, lambda m: types.SimpleNamespace(model=m)]
-)
+@pytest.mark.parametrize("wrap", [lambda m: m, Users, lambda m: types.SimpleNamespace(model=m)])
 @pytest.mark.parametrize(
     ("order", "said"),
     [("made, called", 1), ("made, enabled, called", 0), ("enabled, made, called", 0)],

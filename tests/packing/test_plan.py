@@ -116,15 +116,6 @@ def test_best_fit_has_the_rows_of_best_fit_decreasing(given):
     assert sorted(plan(lengths, max_length).tokens_per_row.tolist()) == sorted(wanted)
 
 
-def test_flan_like_lengths_leave_hardly_any_padding():
-    lengths = flan_like(50_000)
-    best = plan(lengths, 4096)
-    assert best.fill >= 0.999
-    assert len(best) == -(-lengths.sum() // 4096), "no plan has fewer rows"
-    assert best.padding == len(best) * 4096 - lengths.sum()
-    assert plan(lengths, 4096, "sequential").fill < 0.9
-
-
 def test_the_same_seed_gives_the_same_plan_everywhere():
     lengths = [5, 3, 3, 8, 1, 2, 2, 9, 4, 4]
     found = {
@@ -197,14 +188,8 @@ def test_rows_slices_and_iteration():
     assert pickle.loads(pickle.dumps(small)) == small != small[::-1]
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        plan([5, 3, 3, 12, 1], 8, "sequential", overflow="split"),
-        plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1]),
-    ],
-)
-def test_a_plan_is_kept_whole(made, tmp_path):
+def test_a_plan_is_kept_whole(tmp_path):
+    made = plan([5, 6, 7], 16, groups=[0, 0, 1], prefixes=[3, 3, 1])
     made.save(tmp_path / "plan")
     again = Plan.load(tmp_path / "plan")
     assert again == made
@@ -221,7 +206,6 @@ def test_a_plan_is_kept_whole(made, tmp_path):
         ([3, 0, 0], r"lengths\[1\] is 0: wanted at least 1 token; leave empty"),
         ([3, 2.5], r"lengths\[1\] is 2.5: wanted an int"),
         (np.array([3.0, np.nan]), r"lengths\[0\] is 3.0"),
-        ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
         ([[1, 2], [3]], "no array"),
         (

@@ -14,35 +14,13 @@ from transformers import AutoModelForCausalLM
 import autopack
 from autopack import tiny
 from autopack.packing import PackingCollator
+from compat.neighbours.measure import perturb
 from tests.engine import in_rows
-from tests.packing.batches import WORDS, arguments, tokenizer
+from tests.packing.batches import arguments, tokenizer
 from tests.support import pages
-from tests.support.dpo import preferences
+from tests.support.dpo import PAIRS, preferences
 from tests.support.refusals import refused
 from tests.support.trained import losses_of
-
-
-def pairs(count=12, seed=0):
-    """Text of 2 to 7 words, and two answers of 2 to 19."""
-    draw = np.random.default_rng(seed)
-
-    def text(least, most):
-        return " ".join(draw.choice(WORDS, size=int(draw.integers(least, most))))
-
-    return datasets.Dataset.from_list([
-        {"prompt": f"{text(2, 8)} ", "chosen": f"{text(2, 20)} <eos>", "rejected": f"{text(2, 20)} <eos>"}
-        for _ in range(count)
-    ])  # fmt: skip
-
-
-def moved(model, by=0.02):
-    """The model with other parameters: a policy that its reference is not."""
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-            parameter.add_(by * noise.to(parameter.dtype))
-    return model
-
 
 # Rows of several documents in a trainer of pairs
 
@@ -70,9 +48,7 @@ def test_rows_of_several_sequences_are_refused(tmp_path):
         each.data_collator, each.args.max_steps = _rows, 1
     with (
         autopack.enable(trainer),
-        refused(
-            "trainer-loses-documents", match="function made rows of several documents, and DPO"
-        ),
+        refused("trainer-loses-documents"),
     ):
         trainer.train()
     stock.train()
@@ -92,8 +68,8 @@ def _run(model_type, folder, **instead):
         "DataLoader": DataLoader,
         "DPOTrainer": trl.DPOTrainer,
         "DPOConfig": lambda: arguments(folder, trl.DPOConfig, learning_rate=0.0),
-        "model": moved(AutoModelForCausalLM.from_pretrained(folder / "model")),
-        "dataset": pairs(),
+        "model": perturb(AutoModelForCausalLM.from_pretrained(folder / "model"), 0.02),
+        "dataset": datasets.Dataset.from_dict(PAIRS),
         "tokenizer": tokenizer(),
     }
     (block,) = pages.blocks("packing.md#pairs")

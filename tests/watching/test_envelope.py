@@ -9,13 +9,18 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.utils import ModelOutput
 
 import autopack
 from autopack import tiny
 from tests.support import training_calls as calls
-from tests.support.conditional import EXACT, LEAK, build, error, row
+from tests.support.conditional import EXACT, LEAK, Conditional, build, error, row
 from tests.support.padded import batch as calls_of
 from tests.support.padded import mask_of, packs_at_once
 from tests.support.refusals import refused
@@ -245,3 +250,104 @@ def test_padded_batches_that_a_function_for_checkpoints_mixes():
     assert float((leaking - expected)[batch["attention_mask"].bool()].abs().max()) > LEAK, (
         "the control shows no leak"
     )
+
+
+# Modes of torch that are in force around a model: a check of a call runs in them.
+
+
+class Mixing(TorchFunctionMode):
+    """A mode that mixes tokens, in force around calls; in another thread it is not."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return found + 0.3 * found.cumsum(1) if function is nn.functional.silu else found
+
+
+class MixingBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return found + 0.3 * found.cumsum(1) if function is torch.ops.aten.silu.default else found
+
+
+class Looking(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Mixing, MixingBelow])
+def test_a_mode_that_mixes_tokens_is_met_in_its_first_call(mode):
+    """The second call is one of those that are checked."""
+    model = tiny.build("llama")
+    with autopack.enable(model), torch.no_grad():
+        model(**row(5, 9))
+        with mode(), refused("leak-detected"):
+            model(**row(5, 9))
+
+
+def test_a_mode_that_changes_nothing_is_served():
+    model, stock = tiny.build("llama"), tiny.build("llama")
+    with autopack.enable(model) as handle, Looking():
+        assert error(model, stock, row(5, 9)) <= EXACT
+        assert handle.checked.checks == 1
+    with autopack.enable(model) as handle, torch.device("cpu"):
+        assert error(model, stock, row(5, 9)) <= EXACT
+        assert handle.checked.checks == 1
+
+
+# Heads that make no logits are checked by what they return: a loss alone, or fields of shifted
+# labels.
+
+
+def loss_alone(output, labels):
+    return CausalLMOutputWithPast(loss=output.loss)
+
+
+def log_probs(output, labels):
+    wanted = labels[:, 1:].clamp(min=0)[..., None]
+    found = output.logits[:, :-1].log_softmax(-1).gather(-1, wanted).squeeze(-1)
+    return ModelOutput(loss=output.loss, log_probs=found.masked_fill(labels[:, 1:] == -100, 0.0))
+
+
+class Fused(Conditional):
+    """A head that returns little."""
+
+    form = None
+
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
+        return output if labels is None else type(self).form(output, labels)
+
+
+def fused(form):
+    model = build()
+    mixes = staticmethod(lambda self, states, **_: states.shape[1] in range(100, 200))
+    kind = type(
+        "Users", (Fused,), {"form": staticmethod(form), "mixes": mixes, "__module__": __name__}
+    )
+    other = kind._from_config(model.config)
+    other.load_state_dict(model.state_dict())
+    return other.train()
+
+
+def labelled(*lengths):
+    batch = row(*lengths)
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["position_ids"] == 0, -100)}
+
+
+@pytest.mark.parametrize("items", [False, True])
+@pytest.mark.parametrize("form", [loss_alone, log_probs])
+def test_what_it_returns_is_compared(form, items, caplog):
+    model = fused(form)
+    batch = labelled(5, 9, 7)
+    given = {"num_items_in_batch": int((batch["labels"] != -100).sum())} if items else {}
+    with autopack.enable(model) as handle:
+        loss = model(**batch, **given).loss
+        assert handle.checked.checks == 1
+        assert not handle.checked.skipped
+        assert handle.checked.worst < 1e-5
+        assert torch.equal(loss, model(**batch, **given).loss)
+        assert "could not check" not in caplog.text
+        with refused("leak-detected"):
+            model(**labelled(60, 50))
