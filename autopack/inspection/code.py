@@ -193,6 +193,9 @@ class ModelCode:
         Of names in third-party code, which is `within` its globals, classes and Python modules are
         followed too, and one that is free may shadow a builtin later.
         """
+        # Exceptions are raised or caught. The library names modules where it makes them; those of a
+        # model are looked at themselves.
+        passed_by: Any = BaseException if within else (BaseException, nn.Module)
         found = None
         for name in names:
             value = held.get(name)
@@ -208,8 +211,8 @@ class ModelCode:
                 self._of_class(kind, within)
             elif isinstance(value, int):
                 self.words.add(value)
-            if isinstance(value, type) and issubclass(value, BaseException):
-                continue  # one that is raised or caught
+            if isinstance(value, type) and issubclass(value, passed_by):
+                continue
             if callable(value) or (value is None and within is not None):
                 other = self._follow_place(held, name, value, within)
                 found = found or other

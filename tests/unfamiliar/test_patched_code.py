@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 import autopack
-from tests.engine import Call, must_be_exact
+from tests.engine import Call, check, must_be_exact
 from tests.subjects import ATTENDING, DECODERS, alternating, build, crossed
 from tests.support.refusals import refused
 from tests.unfamiliar.parts import (
@@ -218,3 +218,19 @@ def test_a_forward_with_the_attributes_of_autopacks_is_not_one():
         model.forward = MethodType(forward, model)
         with refused("not-exact"):
             autopack.enable(model)
+
+
+def test_padding_is_left_out_beside_a_norm_that_a_package_puts_in_the_librarys_place(monkeypatch):
+    """As Liger does; the model's own class names it where it makes its parts."""
+    from transformers.models.llama import modeling_llama
+
+    class Norm(modeling_llama.LlamaRMSNorm):
+        def forward(self, states):
+            return self.weight * nn.functional.normalize(states, dim=-1)
+
+    monkeypatch.setattr(modeling_llama, "LlamaRMSNorm", Norm)
+    model = build("llama")
+    expected = CALL.alone(model)
+    with autopack.enable(model) as handle:
+        check(CALL.padded(model), expected)
+        assert handle.tally.unpadded.calls
