@@ -2,13 +2,17 @@
 process of its own:
 
 python -m compat.kernels.worker mamba2 llama     one line of JSON for each type; --short: with fewer tokens
+python -m compat.kernels.worker mamba2 --blind   with kernels that cannot be told of documents
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -119,6 +123,28 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     }
 
 
+_TOLD = (
+    "causal_conv1d:causal_conv1d_fn",
+    "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined",
+    "mamba_ssm.ops.triton.ssd_combined:mamba_split_conv1d_scan_combined",
+    "fla.ops.gated_delta_rule:chunk_gated_delta_rule",
+    "fla.ops.kda:chunk_kda",
+)
+"""Kernels that take the bounds of documents."""
+
+
+def _take_no_bounds() -> None:
+    """Give kernels the signatures that older releases had, before a modeling file looks at them."""
+    for module, name in (place.split(":") for place in _TOLD):
+        home = import_module(module)
+        kernel = getattr(home, name)
+        signature = inspect.signature(kernel)
+        kept = [p for n, p in signature.parameters.items() if n not in ("seq_idx", "cu_seqlens")]
+        older = functools.partial(kernel)
+        vars(older)["__signature__"] = signature.replace(parameters=kept)
+        setattr(home, name, older)
+
+
 def _apply_liger(model: Any) -> None:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
@@ -126,7 +152,9 @@ def _apply_liger(model: Any) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    names = [name for name in arguments if name != "--short"]
+    names = [name for name in arguments if not name.startswith("--")]
+    if "--blind" in arguments:
+        _take_no_bounds()
     if any(CELLS[name].flash for name in names):
         _load_flash_attn()
     for name in names:
