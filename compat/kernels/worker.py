@@ -67,7 +67,7 @@ def _load_flash_attn() -> None:
         flash.lazy_import_flash_attention("flash_attention_2")
 
 
-def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
+def measure(name: str, cell: Cell, short: bool, blind: bool) -> dict[str, Any]:
     """Relative errors of logits (the worst document) or the loss, and of all gradients; the kernels
     that ran packed."""
     torch.manual_seed(0)
@@ -103,8 +103,9 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     as_one = packed_call()
     control = _error(_gradients(model, as_one), wanted) if cell.loss else worst(as_one)
     # flash-attn's kernels are taken on CUDA alone, so on a CPU they are asked for.
-    # Liger's forward is nobody's record, and its proof by an audit takes minutes here.
-    options: dict[str, Any] = {"verify": False} if cell.liger else {}
+    # Liger's forward is nobody's record, and its proof by an audit takes minutes here, as that of
+    # blind kernels does.
+    options: dict[str, Any] = {"verify": False} if cell.liger or blind else {}
     with autopack.enable(model, backend="flash" if cell.flash else "auto", **options) as handle:
         if cell.liger == "after":
             _apply_liger(model)
@@ -153,12 +154,13 @@ def _apply_liger(model: Any) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     names = [name for name in arguments if not name.startswith("--")]
-    if "--blind" in arguments:
+    short, blind = "--short" in arguments, "--blind" in arguments
+    if blind:
         _take_no_bounds()
     if any(CELLS[name].flash for name in names):
         _load_flash_attn()
     for name in names:
-        print(json.dumps(measure(name, CELLS[name], short="--short" in arguments)), flush=True)
+        print(json.dumps(measure(name, CELLS[name], short, blind)), flush=True)
 
 
 if __name__ == "__main__":
