@@ -12,7 +12,6 @@ refuses, or that stock cannot run, is no alarm. Several processes (DDP, FSDP2, Z
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ import autopack
 from autopack import tiny
 from autopack.auditing.asking import argument_names
 from autopack.auditing.cases import FORMS, Case
+from compat import study
 from compat.common import quietly, write_json
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq")
@@ -156,9 +156,7 @@ def table(found: list[Found]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = study.parser_of(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["plain"])

@@ -47,7 +47,6 @@ rules."""
 def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
     """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with
     a `reason`."""
-    import torch
     from transformers import PreTrainedModel
 
     from autopack import tiny
@@ -73,25 +72,7 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
             isinstance(part, PreTrainedModel) and takes_tokens(part) for part in model.modules()
         ):
             return {"status": "absent", "reason": "its class takes no tokens"}
-        found = enabled_and_audited(model)
-        if found["status"] == "LEAK" and found["reason"].partition(" are off")[0].endswith(
-            "gradients"
-        ):
-            # A unit that is 0 but for rounding (a ReLU's) passes all of its gradient on, or none.
-            again = [enabled_and_audited(built(model_type, mode, task=task, dtype=torch.float64))]
-            where = "in float64"
-            if again[0]["status"] != "exact":  # which the code may know nothing of
-                again = [
-                    enabled_and_audited(built(model_type, mode, task=task, seed=seed))
-                    for seed in (1, 2)
-                ]
-                where = "with two other draws of weights"
-            if all(cell["status"] == "exact" for cell in again):
-                return {
-                    **again[0],
-                    "rounding": f"exact {where}; as it is drawn, in float32, {found['reason']}",
-                }
-        return found
+        return enabled_and_audited(model)
 
 
 def enabled_and_audited(model: Any) -> dict[str, Any]:

@@ -83,12 +83,12 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def short(reason: str) -> str:
+def short(reason: str, most: int = 240) -> str:
     """A reason in one line that is the same in every run: no addresses, no directories, not too
     long."""
     line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(reason.split()))
     line = re.sub(r"(/[\w.+-]+)+/(?=[\w.-]+)", "", line)
-    return line if len(line) <= 240 else line[:239] + "…"
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def gradients_apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:

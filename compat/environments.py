@@ -136,7 +136,7 @@ class TorchEnvironment:
     def build(self) -> None:
         """Make it. Raises `CompatError` where there is no such Python, or pip does not find a
         package for it."""
-        python = interpreter(self.line.python)
+        python = shutil.which(f"python{self.line.python}")
         if python is None:
             raise CompatError(f"no Python {self.line.python} on this machine")
         subprocess.run([python, "-m", "venv", "--clear", str(self.path)], check=True)
@@ -147,13 +147,3 @@ class TorchEnvironment:
     def environ(self) -> dict[str, str]:
         """The variables of a process that runs in it."""
         return environ_of(PYTHONDONTWRITEBYTECODE="1")
-
-
-def interpreter(python: str) -> str | None:
-    """A Python of this minor version: the running one, one on the path, or one that pyenv has
-    installed."""
-    if python == HERE:
-        return sys.executable
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    installed = sorted(pyenv.glob(f"{python}.*/bin/python"))
-    return str(installed[-1]) if installed else shutil.which(f"python{python}")

@@ -12,7 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.auditing.compare import BOUNDS
+from autopack.auditing import compare as audit
+from autopack.auditing.asking import expected_losses
+from autopack.auditing.running import gradients_of, trained, weighted_sum
 from autopack.errors import AutopackError
 from autopack.inspection.media import holds_media
 from autopack.inspection.source import parameters_of, shifts_labels
@@ -106,28 +108,9 @@ def labels_of(document: Document) -> torch.Tensor:
 def alone_loss(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> torch.Tensor:
     """The mean loss over the labels of all documents, each run alone."""
     skipped = 0 if model.config.is_encoder_decoder else int(shifts_labels(model))
-    total: Any = 0.0
-    count = 0
-    for document, *_ in spans(found):
-        labels = labels_of(document)
-        compared = int((labels[:, skipped:] != -100).sum())
-        if compared:
-            total = total + alone(model, document, labels=labels).loss * compared
-            count += compared
-    return total / count
-
-
-def weighted_gradients(model: PreTrainedModel, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of a fixed weighted sum of all logits, by parameter, those of the vision tower
-    included."""
-    generator = torch.Generator().manual_seed(1)
-    shown = [
-        p.where(p.detach().abs() < torch.finfo(p.dtype).max / 2, torch.zeros_like(p)) for p in parts
-    ]
-    total: Any = sum((p * torch.randn(p.shape, generator=generator).to(p)).sum() for p in shown)
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(total, wanted, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
+    labelled = [(document, labels_of(document)) for document, *_ in spans(found)]
+    losses = [alone(model, document, labels=labels).loss for document, labels in labelled]
+    return expected_losses(losses, [int((x[:, skipped:] != -100).sum()) for _, x in labelled])[0]
 
 
 def changed(document: Document, *, image: bool) -> Document:
@@ -174,26 +157,21 @@ def compare(
     to the loss."""
     found = [as_videos(stock, d) if videos else d for d in found or documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}
-    logits = torch.cat(list(reference.values())).detach()
-    # without those of image tokens, which Chameleon forbids by the smallest number of their
-    # precision
-    scale = float(logits[logits.abs() < torch.finfo(logits.dtype).max / 2].std())
+    scale = audit.scale_of([*reference.values()])
     result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}
 
     def off(rows: list[list[Document]], wanted: Callable[[Document], torch.Tensor]) -> None:
         logits = model(**packed(model, rows)).logits
-        errors = (logits[row, a:b] - wanted(d) for d, row, a, b in spans(rows))
-        result["worst"] = max(
-            result["worst"], *(float(e.detach().abs().max()) / scale for e in errors)
-        )
+        errors = (audit.largest(logits[row, a:b], wanted(d)) for d, row, a, b in spans(rows))
+        result["worst"] = max(result["worst"], max(errors) / scale)
 
     for rows in ([found], [found, found[::-1]]):
         off(rows, lambda document: reference[id(document)])
         labels = torch.cat([torch.cat([labels_of(d) for d in each], dim=1) for each in rows])
         with torch.no_grad():
-            expected = float(alone_loss(stock, rows))
-            loss = float(model(**packed(model, rows), labels=labels).loss)
-        result["loss"] = max(result["loss"], abs(loss - expected) / abs(expected))
+            expected = alone_loss(stock, rows)
+            loss = model(**packed(model, rows), labels=labels).loss
+        result["loss"] = max(result["loss"], audit.relative_error(loss, expected))
     with torch.no_grad(), training(model), training(stock):
         off([found], lambda document: alone(stock, document).logits[0])
     with torch.no_grad():
@@ -209,13 +187,8 @@ def compare(
 
 def judged(kind: str, errors: dict[str, float], dtype: torch.dtype) -> dict[str, Any]:
     """What is recorded of errors of documents with media of a kind."""
-    bound = BOUNDS[dtype].results
-    bounds = {
-        "worst": bound,
-        "influence": bound,
-        "gradient": 10 * bound,
-        "loss": max(1e-5, 10 * bound),
-    }
+    results, gradients, losses = audit.BOUNDS[dtype]
+    bounds = {"worst": results, "influence": results, "gradient": gradients, "loss": losses}
     exact = all(value <= bounds[name] for name, value in errors.items())
     return {
         kind: "exact" if exact else "LEAK",
@@ -276,9 +249,7 @@ def influence(model: PreTrainedModel, found: list[Document], number: int, *, ima
     pixels."""
     other = [changed(d, image=image) if i == number else d for i, d in enumerate(found)]
     before, after = (model(**packed(model, [each])).logits for each in (found, other))
-    moved = [
-        float((after - before)[row, a:b].detach().abs().max()) for _, row, a, b in spans([found])
-    ]
+    moved = [audit.largest(after[row, a:b], before[row, a:b]) for _, row, a, b in spans([found])]
     if not moved[number] > 0:
         raise AssertionError("the change did not even change its own document")
     return max(value for place, value in enumerate(moved) if place != number)
@@ -287,10 +258,10 @@ def influence(model: PreTrainedModel, found: list[Document], number: int, *, ima
 def gradient_error(model: PreTrainedModel, stock: PreTrainedModel, found: list[Document]) -> float:
     """Worst difference of a parameter's gradient, packed against the sum over documents alone."""
     logits = model(**packed(model, [found])).logits
-    got = weighted_gradients(model, [logits[row, a:b] for _, row, a, b in spans([found])])
-    want = weighted_gradients(stock, [alone(stock, d).logits[0] for d in found])
-    overall = max(float(w.abs().max()) for w in want)
-    return max(
-        float((g - w).abs().max()) / max(float(w.abs().max()), 1e-2 * overall)
-        for g, w in zip(got, want, strict=True)
+    mine = [logits[row, a:b] for _, row, a, b in spans([found])]
+    theirs = [alone(stock, document).logits[0] for document in found]
+    got, wanted = (
+        gradients_of(weighted_sum([{"": part} for part in parts], {"": 1.0}), trained(each))  # type: ignore[arg-type]
+        for each, parts in ((model, mine), (stock, theirs))
     )
+    return audit.gradient_error(got, wanted)

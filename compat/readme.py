@@ -224,16 +224,8 @@ def written(text: str) -> str:
     """README's text with everything that is generated as it has to be. Raises `ValueError` where a
     place is missing."""
     for name, block in BLOCKS.items():
-        first, last = (
-            f"<!-- {name}: written by `python -m compat.readme` -->\n",
-            f"\n<!-- /{name} -->",
-        )
-        if text.count(first) != 1 or text.count(last) != 1:
-            raise ValueError(
-                f"README.md wants the two lines {first.strip()!r} and {last.strip()!r} once"
-            )
-        before, _, rest = text.partition(first)
-        text = before + first + block() + last + rest.partition(last)[2]
+        first = f"<!-- {name}: written by `python -m compat.readme` -->"
+        text = study.between(text, first, f"<!-- /{name} -->", block)
     return text
 
 

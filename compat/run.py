@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,47 +27,12 @@ if not __package__:
 
 from tqdm import tqdm
 
-from compat import sample, scenarios, study, tables, torches, workers
-from compat.cells import STATUSES
+from compat import sample, scenarios, study, tables, torches
 from compat.common import code_digest
 from compat.environments import Environment, check_interpreter
 from compat.matrix import CompatError, Matrix, Selection, load_matrix
-from compat.tables import BAD, Result, bad, counts, merged, record
-
-
-def say(text: str) -> None:
-    """Print a line at once, past the progress bar, so that a log shows where a long run is."""
-    tqdm.write(text)
-    sys.stdout.flush()
-
-
-def measure(environment: Environment, chosen: Selection, jobs: int, limit: float) -> Result:
-    """Measure cells of a release: what is recorded of it."""
-    about, cells = workers.introduction(environment), []
-    units = [
-        workers.Unit(task, name, chosen.modes)
-        for task in chosen.tasks
-        for name in about.get("types", {}).get(task, ())
-        if chosen.types is None or name in chosen.types
-    ]
-    total = len(units) * len(chosen.modes)
-    with tqdm(total=total, unit="cell", desc=environment.name, disable=None) as bar:
-
-        def part(units: Sequence[workers.Unit]) -> None:
-            for cell in workers.measure(environment, units, limit):
-                cells.append(cell)
-                bar.update()
-                if cell["status"] in BAD:
-                    name = f"{cell['type']}/{cell['task']}/{cell['mode']}"
-                    say(f"{environment.name}: {cell['status']}: {name}: {cell['reason']}")
-
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(part, [units[start::jobs] for start in range(jobs)]))
-    result = tables.compact(environment.release, about, cells, code_digest())
-    found = counts(result)
-    said = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
-    say(f"{environment.name}: {said or about.get('refused') or about.get('crash')}")
-    return result
+from compat.tables import Result, bad, merged, record
+from compat.workers import measure_all, say
 
 
 def check(matrix: Matrix) -> int:
@@ -92,7 +58,7 @@ def check(matrix: Matrix) -> int:
 def check_sample(environments: list[Environment], asked: argparse.Namespace) -> int:
     """Measure some recorded cells anew and say which differ; the exit status is 1 where any
     does."""
-    seed = asked.seed or sample.new_seed()
+    seed = asked.seed or str(time.time_ns())
     drawn = sample.draw(environments, asked.sample, seed)
     say(f"{sum(len(cells) for _, cells in drawn)} cells of {len(drawn)} releases, seed {seed}")
     found = list(sample.differences(drawn, asked.jobs, asked.limit))
@@ -143,7 +109,7 @@ def run(matrix: Matrix, asked: argparse.Namespace) -> int:
     for each in environments if not asked.scenarios else ():
         result = tables.load(each.release) if whole else {}
         known = result.get("code") == [code_digest()]
-        result = result if known else measure(each, chosen, asked.jobs, asked.limit)
+        result = result if known else measure_all(each, chosen, asked.jobs, asked.limit)
         results[each.name] = result
         if records and not known:
             record(each.release, result if whole else merged(each.release, result))

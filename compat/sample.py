@@ -11,9 +11,7 @@ is recorded."""
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -27,14 +25,6 @@ from compat.words import REMARKS, Cell, source_of
 from compat.workers import Unit
 
 Drawn = list[tuple[Environment, list[Cell]]]
-
-
-def new_seed() -> str:
-    """A seed that no earlier run had: the number of a CI run where there is one, otherwise the
-    time."""
-    return (
-        os.environ.get("GITHUB_RUN_ID") or os.environ.get("CI_PIPELINE_ID") or str(int(time.time()))
-    )
 
 
 def draw(environments: Sequence[Environment], number: int, seed: str) -> Drawn:

@@ -61,29 +61,17 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
 
 def parse_report(xml: str) -> dict[str, Any]:
     """What pytest's junit report says: how many passed, which were skipped and which failed, each
-    with the reason.
-
-    The tests record the properties `check`, `model` and `mode`; a failure without them (of a
-    collection) has a name."""
-    passed, skipped, failed = 0, {}, {}
-    for case in ElementTree.fromstring(xml).iter("testcase"):
-        properties = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
-        parts = [properties.get(name, "") for name in ("check", "model", "mode")]
-        name = " ".join(filter(None, parts)) or case.get("name", "?")
-        for kind in ("failure", "error"):
-            if (found := case.find(kind)) is not None:
-                failed[name] = _first_line(found)
-                break
-        else:
-            if (found := case.find("skipped")) is not None:
-                skipped[name] = _first_line(found)
-            else:
-                passed += 1
-    return {
-        "passed": passed,
-        "skipped": dict(sorted(skipped.items())),
-        "failed": dict(sorted(failed.items())),
-    }
+    with the reason."""
+    found: dict[str, dict[str, str]] = {"skipped": {}, "failed": {}}
+    kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
+    cases = list(ElementTree.fromstring(xml).iter("testcase"))
+    for case in cases:
+        for part in case:
+            if part.tag in kinds:
+                of_kind = found[kinds[part.tag]]
+                of_kind.setdefault(case.get("name", "?"), _first_line(part))
+    passed = len(cases) - len(found["failed"].keys() | found["skipped"].keys())
+    return {"passed": passed, **found}
 
 
 def _first_line(found: ElementTree.Element) -> str:

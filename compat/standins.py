@@ -225,29 +225,35 @@ def integration_of(kernel: str) -> ModuleType | None:
     return import_module(name) if find_spec(name) is not None else None
 
 
+_LOADED = """_loaded_implementation _flash_fn _flash_varlen_fn _flash_with_kvcache_fn _pad_fn _unpad_fn
+_process_flash_kwargs_fn _process_with_kvcache_kwargs_fn _is_fa3 _flash_supports_window""".split()
+"""What transformers keeps of the implementation that it has loaded."""
+
+
 @contextlib.contextmanager
-def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
-    """Make a flash implementation loadable on a CPU, by transformers' own loader."""
+def loaded_as(implementation: str, modules: dict[str, ModuleType]) -> Iterator[ModuleType]:
+    """Have transformers' own loader find modules as a flash implementation; yields the loader."""
     from transformers import modeling_flash_attention_utils as flash
 
-    version = implementation[-1]
-    loaded = ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn",
-              "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn", "_is_fa3",
-              "_flash_supports_window")  # fmt: skip
     with contextlib.ExitStack() as stack:
-        stack.enter_context(loadable(_FLASH[implementation]()))
+        stack.enter_context(loadable(modules))
         for number in "234":
-            name = f"is_flash_attn_{number}_available"
+            name, answer = f"is_flash_attn_{number}_available", number == implementation[-1]
             if hasattr(flash, name):
-                answer = number == version
-                stack.enter_context(
-                    mock.patch.object(flash, name, lambda *a, answer=answer, **k: answer)
-                )
-        for name in loaded:
+                stack.enter_context(mock.patch.object(flash, name, return_value=answer))
+        for name in _LOADED:
             if hasattr(flash, name):
                 stack.enter_context(mock.patch.object(flash, name, None))
             else:  # 4.54 has none before it has loaded one
                 stack.callback(vars(flash).pop, name, None)
+        yield flash
+
+
+@contextlib.contextmanager
+def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
+    """Make a flash implementation loadable on a CPU, by transformers' own loader."""
+    with contextlib.ExitStack() as stack:
+        flash = stack.enter_context(loaded_as(implementation, _FLASH[implementation]()))
         for name, function in bound_at_import(flash, _FLASH["flash_attention_2"]()).items():
             stack.enter_context(mock.patch.object(flash, name, function, create=True))
         # Half-precision tensors never get there; float32, which real kernels refuse, need not be

@@ -100,6 +100,15 @@ def settle(pages: Mapping[Path, str], check: bool = False) -> list[str]:
     return [f"{path.name} is not what the records give" for path in old]
 
 
+def between(text: str, first: str, last: str, part: Callable[[], str]) -> str:
+    """A text with a `part` between the line `first` and `last`. Raises `ValueError` where the text has
+    not both once."""
+    if text.count(f"{first}\n") != 1 or text.count(last) != 1:
+        raise ValueError(f"a page wants the two lines {first!r} and {last!r} once")
+    before, _, rest = text.partition(f"{first}\n")
+    return f"{before}{first}\n{part()}\n{last}{rest.partition(last)[2]}"
+
+
 def parser_of(about: str | None) -> argparse.ArgumentParser:
     """A parser that shows the docstring of a module as it is."""
     form = argparse.RawDescriptionHelpFormatter

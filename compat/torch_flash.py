@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from autopack.attention import choose
 from autopack.attention.backends import varlen
 from autopack.inspection.torches import attend_varlen
-from compat.standins import by_head, check_bounds, flash_2_of, loadable, scores_within
+from compat.standins import by_head, check_bounds, flash_2_of, loaded_as, scores_within
 
 
 def _attend(
@@ -62,16 +62,7 @@ def _computed(
 @contextlib.contextmanager
 def torch_kernels_as_flash_attn() -> Iterator[None]:
     """Load that module as flash-attn 2, by transformers' own loader."""
-    from transformers import modeling_flash_attention_utils as flash
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(loadable(flash_2_of(_computed)))
-        stack.enter_context(
-            mock.patch.object(flash, "is_flash_attn_2_available", return_value=True)
-        )
-        for name in vars(flash).copy():
-            if name == "_loaded_implementation" or (name.startswith("_") and name.endswith("_fn")):
-                stack.enter_context(mock.patch.object(flash, name, None))
+    with loaded_as("flash_attention_2", flash_2_of(_computed)):
         yield
 
 

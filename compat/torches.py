@@ -15,9 +15,8 @@ import textwrap
 from pathlib import Path
 
 from compat import matrix, study, workers
-from compat.common import code_digest
 from compat.environments import TorchEnvironment
-from compat.matrix import CompatError, Line, load_matrix
+from compat.matrix import CompatError, Line, Selection, load_matrix
 from compat.study import Cells, Study
 from compat.tables import (
     COLUMNS,
@@ -25,13 +24,11 @@ from compat.tables import (
     PROVEN,
     Result,
     bad,
-    compact,
     counts,
     grouped,
     markdown_table,
     of_all,
 )
-from compat.workers import Unit
 
 
 def measure(line: Line, limit: float) -> Result:
@@ -40,15 +37,8 @@ def measure(line: Line, limit: float) -> Result:
     environment = TorchEnvironment(known, line)
     try:
         environment.build()
-        about = workers.introduction(environment)
-        units = [
-            Unit(task, name, known.modes)
-            for task in known.tasks
-            for name in known.line_types
-            if name in about.get("types", {}).get(task, ())
-        ]
-        cells = list(workers.measure(environment, units, limit))
-        return compact(environment.release, about, cells, code_digest())
+        chosen = Selection(known.tasks, known.modes, known.line_types)
+        return workers.measure_all(environment, chosen, 1, limit)
     except CompatError as error:
         return {"not run": " ".join(str(error).split())[:400]}
     finally:

@@ -27,8 +27,18 @@ some shorter."""
 FITTING = 16
 """For the number of positions: every document of the auditor fits, a row of them does not."""
 
-_CHOICES: dict[str, list[Any]] = json.loads(Path(__file__).with_name("choices.json").read_text())
-"""Choices of strings that no annotation spells out."""
+_CHOICES: dict[str, list[Any]]
+_ROTARY: dict[str, dict[str, Any]]
+_CHOICES, _ROTARY = json.loads(Path(__file__).with_name("choices.json").read_text()).values()
+"""Choices of strings that no annotation spells out, and numbers that go with types of rotary
+embeddings."""
+_GROWS = {
+    "dynamic": "max_position_embeddings",
+    "longrope": "original_max_position_embeddings",
+}
+"""Numbers of positions beside a type of rotary embeddings, which then change with the length."""
+Also = tuple[tuple[str, Any], ...]
+"""Fields that go with a changed one, and their values."""
 
 _KINDS = ("full_attention", "sliding_attention")
 _POSITIONS = "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions max_source_positions".split()
@@ -51,7 +61,7 @@ class Variant:
     model_type: str
     field: str
     value: Any
-    also: tuple[tuple[str, Any], ...] = ()
+    also: Also = ()
 
     @property
     def name(self) -> str:
@@ -69,20 +79,23 @@ class Variant:
 
 def variants(model: Any, whole: Any) -> Iterator[Variant]:
     """All variants of a tiny model, whose class took `whole` or a part of it."""
-    parts = dict(_parts(whole, ()))
     read = [
         model.config,
         *configs_of([module for module in model.modules() if hasattr(module, "config")]),
     ]
+    buffers = model.named_buffers()
+    pairs = max((len(found) for name, found in buffers if name.endswith("inv_freq")), default=0)
     text = [model.config.get_text_config(decoder=True), model.config.get_text_config(encoder=True)]
-    for path, part in parts.items():
+    for path, part in _parts(whole, ()):
         like = [config for config in read if type(config) is type(part)]
-        if like and (not path or _is_text(part, text)):
-            yield from _of_part(path, like[0])
-
-
-def _is_text(part: Any, text: list[Any]) -> bool:
-    return any(type(part) is type(each) for each in text)
+        if not like or (path and not any(type(part) is type(each) for each in text)):
+            continue
+        stored, hints = vars(like[0]), _annotations(type(part))
+        for field, value in stored.items():
+            for changed, also in _changed(stored, field, value, hints.get(field), pairs):
+                yield Variant(path, part.model_type, field, changed, also)
+        for count in (1, 3):
+            yield Variant(path, part.model_type, "num_labels", count)
 
 
 def _parts(config: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -92,53 +105,45 @@ def _parts(config: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             yield from _parts(value, (*path, name))
 
 
-def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
-    hints = _annotations(type(part))
-    for field, value in vars(part).items():
-        if field in _POSITIONS and isinstance(value, int):
-            yield Variant(path, part.model_type, field, FITTING)
-        if configuration.is_neutral(field, value) or field in _FIXED or field.startswith("_"):
-            continue
-        if isinstance(value, dict):
-            for changed, also in _of_dict(part, field, value):
-                yield Variant(path, part.model_type, field, changed, also)
-        elif hasattr(value, "to_diff_dict"):
-            if not getattr(value, "model_type", ""):
-                inner_hints = _annotations(type(value))
-                for name, inner in vars(value).items():
-                    if not configuration.is_neutral(name, inner) and not name.startswith("_"):
-                        for changed in _values(name, inner, inner_hints.get(name)):
-                            yield Variant((*path, field), part.model_type, name, changed)
-        else:
-            for changed in _values(field, value, hints.get(field)):
-                yield Variant(path, part.model_type, field, changed, _depth(part, field, changed))
-                if (
-                    "sliding" in field
-                    and not changed
-                    and "sliding_attention" in (kinds := _kinds(part))
-                ):
-                    full = ["full_attention"] * len(kinds)
-                    yield Variant(path, part.model_type, field, changed, (("layer_types", full),))
-    for count in (1, 3):
-        yield Variant(path, part.model_type, "num_labels", count)
+def _changed(
+    stored: dict[str, Any], field: str, value: Any, hint: Any, pairs: int
+) -> Iterator[tuple[Any, Also]]:
+    """Other values of a field, or of what stands in it, with the fields of a configuration that go
+    with each."""
+    name = field.rpartition(".")[2]
+    if field in _POSITIONS and isinstance(value, int):
+        yield FITTING, ()
+    if configuration.is_neutral(name, value) or name in _FIXED or name.startswith("_"):
+        return
+    inside: dict[Any, Any] = {}
+    if isinstance(value, dict):
+        inside, hints = value, {each: type(found) for each, found in value.items()}
+        if "rope_type" in value:
+            yield from _rotary(stored, value, pairs)
+    elif hasattr(value, "to_diff_dict"):  # one without a type has its place alone
+        inside = {} if getattr(value, "model_type", "") else vars(value)
+        hints = _annotations(type(value))
+    elif field == name or not configuration.is_size(field):
+        for changed in _values(name, value, hint):
+            yield changed, _depth(stored, field, changed)
+    for each, found in inside.items():
+        if isinstance(each, str) and each != "rope_type":  # numbers are keys of tables
+            for changed, also in _changed(stored, f"{field}.{each}", found, hints.get(each), pairs):
+                yield {**(value if isinstance(value, dict) else {}), each: changed}, also
 
 
-def _kinds(part: Any) -> list[Any]:
-    return list(vars(part).get("layer_types") or ())
-
-
-def _depth(part: Any, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
+def _depth(stored: dict[str, Any], field: str, value: Any) -> Also:
     """The number of layers that goes with a list of kinds of layers, where tiny models do not see
     to it by themselves, and that the last layers share no keys, for which each of them needs one of
     its kind before."""
-    if field == "layer_types" and vars(part).get("num_kv_shared_layers"):
+    if field == "layer_types" and stored.get("num_kv_shared_layers"):
         return (("num_kv_shared_layers", 0),)
     kinds = (
         isinstance(value, list)
         and all(isinstance(entry, str) for entry in value)
         and len(value) > 1
     )
-    name = next((name for name in rules.DEPTH if name in vars(part)), None)
+    name = next((name for name in rules.DEPTH if name in stored), None)
     return ((name, len(value)),) if kinds and name and field not in rules.PER_LAYER else ()
 
 
@@ -146,9 +151,7 @@ def _values(field: str, value: Any, hint: Any) -> Iterator[Any]:
     """Values of other words than the present one."""
     # A router in float16 rounds by the shape of its batch, in stock too, by more than what is told
     # from a leak.
-    choices = [
-        choice for choice in (*_CHOICES.get(field, ()), *_literals(hint)) if choice != "float16"
-    ]
+    choices = [each for each in (*_CHOICES.get(field, ()), *_literals(hint)) if each != "float16"]
     optional = hint is None or type(None) in typing.get_args(hint) or "None" in str(hint)
     if choices:
         yield from (
@@ -215,52 +218,19 @@ def _lists(field: str, value: list[Any], optional: bool) -> Iterator[Any]:
         yield from (other for other in ([], [0], [1], [0, 1]) if other != value)
 
 
-def _of_dict(
-    part: Any, field: str, value: dict[str, Any]
-) -> Iterator[tuple[Any, tuple[tuple[str, Any], ...]]]:
-    if "rope_type" in value:
-        yield from _rotary(part, value)
-    for name, inner in value.items():
-        if name == "rope_type" or not isinstance(name, str):
-            continue  # numbers are keys of tables
-        if isinstance(inner, dict):
-            for changed, also in _of_dict(part, f"{field}.{name}", inner):
-                yield {**value, name: changed}, also
-        elif not configuration.is_neutral(name, inner) and not configuration.is_size(
-            f"{field}.{name}"
-        ):
-            for changed in _values(name, inner, type(inner)):
-                yield {**value, name: changed}, ()
-
-
-def _rotary(part: Any, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple[str, Any], ...]]]:
+def _rotary(
+    stored: dict[str, Any], value: dict[str, Any], pairs: int
+) -> Iterator[tuple[Any, Also]]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    stored = vars(part)  # of layers that differ, the attribute itself has no one value
-    width = stored.get("qk_rope_head_dim") or stored.get("head_dim")
-    if width is None:
-        if {"hidden_size", "num_attention_heads"} - {*stored, *getattr(part, "attribute_map", {})}:
-            return  # a part of this one has the layers
-        width = part.hidden_size // part.num_attention_heads
-    share = value.get("partial_rotary_factor") or stored.get("partial_rotary_factor") or 1.0
-    pairs = int(width * share) // 2
     lists = {"short_factor": [1.0] * pairs, "long_factor": [1.5] * pairs}
-    extra: dict[str, dict[str, Any]] = {
-        "linear": {"factor": 2.0},
-        "dynamic": {"factor": 2.0},
-        "yarn": {"factor": 2.0, "original_max_position_embeddings": BETWEEN},
-        "longrope": {"factor": 2.0, "original_max_position_embeddings": BETWEEN, **lists},
-        "llama3": {"factor": 2.0, "original_max_position_embeddings": BETWEEN}
-        | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    }
-    also: tuple[tuple[str, Any], ...] = (("max_position_embeddings", BETWEEN),)
     # "proportional" is Gemma 4's alone, which has it as it is.
     for kind in ("default", *sorted({*ROPE_INIT_FUNCTIONS} - {"proportional"})):
         if kind != value["rope_type"]:
-            grows = also if kind == "dynamic" else ()
-            if kind == "longrope" and "original_max_position_embeddings" in stored:
-                grows = (("original_max_position_embeddings", BETWEEN),)
-            yield {**value, "rope_type": kind, **extra.get(kind, {})}, grows
+            field = _GROWS.get(kind, "")
+            grows = ((field, BETWEEN),) if kind == "dynamic" or field in stored else ()
+            more = {**_ROTARY.get(kind, {}), **(lists if kind == "longrope" else {})}
+            yield {**value, "rope_type": kind, **more}, grows
 
 
 def _annotations(cls: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ exact                        as most exact cells of the release are proven (`usu
 exact:audit                  proven otherwise
 exact padded=1a2b            exact, and padded batches are left as they came, for the reason of that number
 exact:twin labels=3c4d       exact, and packed calls with labels are refused
-exact rounding=7a8b          exact in float64, or with other weights; gradients alone are off in float32, at a ReLU of 0
+exact rounding=7a8b          exact in float64 or with other weights alone; the auditor has measured that by itself since 0.3
 refused 5e6f                 refused, for the reason of that number
 -                            absent: the release has no such type, or the type no such implementation
 """

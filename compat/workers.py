@@ -4,17 +4,23 @@ back."""
 from __future__ import annotations
 
 import json
-import queue
+import select
 import subprocess
+import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
+from compat.cells import STATUSES
+from compat.common import code_digest
 from compat.environments import Environment, TorchEnvironment
-from compat.matrix import ROOT, CompatError
+from compat.matrix import ROOT, CompatError, Selection
+from compat.tables import BAD, Result, compact, counts
 
 _START_LIMIT = 300.0
 """Seconds that imports may take."""
@@ -48,11 +54,8 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
-            encoding="utf-8",
+            bufsize=0,  # a line that has been read early would not be waited for
         )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
         try:
             self.about = self.answer(_START_LIMIT)
         except Dead as error:
@@ -62,28 +65,22 @@ class Worker:
                 f"a worker did not start: it {error}. The log {log} ends with\n{tail}"
             ) from error
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
     def ask(self, unit: Unit) -> None:
         """Send a request; its cells are then answered one by one."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(asdict(unit)) + "\n")
-            self._process.stdin.flush()
+            self._process.stdin.write(json.dumps(asdict(unit)).encode() + b"\n")
         except OSError as error:
             raise Dead("ended before it was asked") from error
 
     def answer(self, limit: float) -> dict[str, Any]:
         """The next answer; raises `Dead` where there is none within `limit` seconds."""
-        try:
-            line = self._lines.get(timeout=limit)
-        except queue.Empty:
-            raise Dead(f"took longer than {limit:.0f} s") from None
-        if line is None:
+        answers = self._process.stdout
+        assert answers is not None
+        if not select.select([answers], [], [], limit)[0]:
+            raise Dead(f"took longer than {limit:.0f} s")
+        line = answers.readline()
+        if not line:
             raise Dead(f"ended with status {self._process.wait()}")
         return json.loads(line)
 
@@ -146,3 +143,38 @@ def introduction(environment: Place) -> dict[str, Any]:
         return worker.about
     finally:
         worker.stop()
+
+
+def say(text: str) -> None:
+    """Print a line at once, past the progress bar, so that a log shows where a long run is."""
+    tqdm.write(text)
+    sys.stdout.flush()
+
+
+def measure_all(environment: Place, chosen: Selection, jobs: int, limit: float) -> Result:
+    """Measure cells of a release: what is recorded of it."""
+    about, cells = introduction(environment), []
+    units = [
+        Unit(task, name, chosen.modes)
+        for task in chosen.tasks
+        for name in about.get("types", {}).get(task, ())
+        if chosen.types is None or name in chosen.types
+    ]
+    total = len(units) * len(chosen.modes)
+    with tqdm(total=total, unit="cell", desc=environment.name, disable=None) as bar:
+
+        def part(units: Sequence[Unit]) -> None:
+            for cell in measure(environment, units, limit):
+                cells.append(cell)
+                bar.update()
+                if cell["status"] in BAD:
+                    name = f"{cell['type']}/{cell['task']}/{cell['mode']}"
+                    say(f"{environment.name}: {cell['status']}: {name}: {cell['reason']}")
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(part, [units[start::jobs] for start in range(jobs)]))
+    result = compact(environment.release, about, cells, code_digest())
+    found = counts(result)
+    said = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
+    say(f"{environment.name}: {said or about.get('refused') or about.get('crash')}")
+    return result

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopack import tiny
+from autopack.auditing.left_as_found import noise_of
 from autopack.inspection.source import shifts_labels
 from compat.common import gradients_apart
 
@@ -53,12 +54,8 @@ class Spec:
         changes.setdefault("attn_implementation", "eager")
         model = tiny.build(self.type, task=self.task, seed=seed, **changes).train()
         model.config.use_cache = self.type != "blt"  # stock cannot make a cache for it in training
-        for module in model.modules():
-            for name, value in vars(module).items():
-                if "dropout" in name and isinstance(value, float):
-                    setattr(module, name, 0.0)
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        for module, name, _ in noise_of(model):
+            setattr(module, name, 0.0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in _unused(self, model))
         return model

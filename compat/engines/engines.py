@@ -51,6 +51,11 @@ class Engine:
     """Whether gradients of their parts are added up, and averaged over shares alone."""
     attention = "eager"
     options_of_enable: ClassVar[dict[str, Any]] = {}
+    known: ClassVar[dict[str, type[Engine]]] = {}
+    """All engines, by their names."""
+
+    def __init_subclass__(cls) -> None:
+        Engine.known.setdefault(cls.__name__, cls)
 
     def __init__(self, spec: Spec, seed: int = 0):
         self.spec = spec

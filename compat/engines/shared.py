@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -74,11 +73,5 @@ class SharedZero(Zero):
 def engine_of(name: str) -> type[Engine]:
     """The engine of a row of engines.toml."""
     row = {key: value for key, value in ENGINES[name].items() if key not in ("types", "processes")}
-    base = next(each for each in _descendants(Engine) if each.__name__ == row["class"])
+    base = Engine.known[row["class"]]
     return type(base.__name__, (base,), row)
-
-
-def _descendants(base: type[Engine]) -> Iterator[type[Engine]]:
-    for each in base.__subclasses__():
-        yield each
-        yield from _descendants(each)

@@ -76,12 +76,10 @@ class Arranged:
         return [number for row in self.rows for number in row if number >= 0]
 
     @property
-    def offsets(self) -> list[int]:
-        """At which position after the first one each document begins."""
-        return [
-            self.offset if place == 0 and self.rows[0][0] >= 0 else 0
-            for place in range(len(self.picks))
-        ]
+    def each(self) -> list[tuple[int, int]]:
+        """The documents, and at which position after the first one each begins."""
+        begun = self.offset if self.rows[0][0] >= 0 else 0
+        return [(number, 0 if place else begun) for place, number in enumerate(self.picks)]
 
     @property
     def packs(self) -> bool:

@@ -70,7 +70,7 @@ def judge(model: Model, arranged: Arranged) -> Verdict:
         asked = model.call(arranged)
         alone = [
             model.alone(number, offset, arranged, asked.labels is not None)
-            for number, offset in _each(arranged)
+            for number, offset in arranged.each
         ]
     except NoStock as error:
         return Verdict("no stock", str(error))
@@ -99,11 +99,6 @@ def judge(model: Model, arranged: Arranged) -> Verdict:
     except NoStock as error:
         return Verdict("no stock", str(error))
     return Verdict("silent", differences[0])
-
-
-def _each(arranged: Arranged) -> Iterator[tuple[int, int]]:
-    """The documents of a call, and at which position after the first one they begin."""
-    return zip(arranged.picks, arranged.offsets, strict=True)
 
 
 def _answer(
@@ -171,30 +166,10 @@ def _references(
         replace(arranged, checkpointing=how) for how in dict.fromkeys(("", arranged.checkpointing))
     ]:
         for loss, shares in zip(losses, weights, strict=True):
-            gradients = (
-                _gradients(model, each, asked, names, shares) if arranged.gradients else None
-            )
+            gradients = model.gradients(each, names, shares) if arranged.gradients else None
             yield _Answer(expected, loss, gradients)
         if not arranged.packs:
             yield from _of_same_call(model, each, asked, [fields for fields, _ in alone])
-
-
-def _gradients(
-    model: Model,
-    arranged: Arranged,
-    asked: Asked,
-    names: frozenset[str] | None,
-    shares: list[float],
-) -> list[torch.Tensor]:
-    total: list[torch.Tensor] | None = None
-    for (number, offset), share in zip(_each(arranged), shares, strict=True):
-        if share:
-            of_one = [
-                share * gradient for gradient in model.gradients(number, offset, arranged, names)
-            ]
-            total = of_one if total is None else [a + b for a, b in zip(total, of_one, strict=True)]
-    assert total is not None, "labels without a term are left out of a call"
-    return total
 
 
 def _of_same_call(
@@ -284,15 +259,7 @@ def _difference(
             raise NoStock("its forward makes itself other parameters")
         error = gradient_error(answer.gradients, reference.gradients)
         if error > of_gradients:
-            names = [
-                name for name, p in model.model.named_parameters() if p.requires_grad and p.numel()
-            ]
-            pairs = zip(answer.gradients, reference.gradients, strict=True)
-            apart = [gradient_error([a], [b]) for a, b in pairs]
-            where = names[max(range(len(apart)), key=lambda number: apart[number])]
-            return (
-                f"gradients are off by {error:.1e} of the largest of a parameter, such as {where}"
-            )
+            return f"gradients are off by {error:.1e} of the largest of a parameter"
     return None
 
 

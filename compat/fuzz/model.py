@@ -81,7 +81,6 @@ class Model:
         self._checkpointing: dict[bool, str] = {}
         """How stock (False) and the enabled model (True) checkpoint now."""
         self._alone: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
-        self._gradients: dict[Any, list[torch.Tensor]] = {}
         self._scales: dict[Any, dict[str, float]] = {}
         # stock's call with a cache lets tokens see later ones (FSMT)
         self._masks_without_cache = False
@@ -174,40 +173,36 @@ class Model:
         return given
 
     def gradients(
-        self, number: int, offset: int, arranged: Arranged, names: frozenset[str] | None
-    ) -> Any:
-        """Gradients of the loss of one document, or of the weighted sum of the named fields of it;
-        by stock."""
-        options = self._options(arranged)
-        key = number, offset, arranged.training, arranged.checkpointing, names, *options
-        if key not in self._gradients:
-            self._mode(self.stock, arranged.training, arranged.checkpointing)
-            self.stock.zero_grad(set_to_none=True)
-            try:
-                output = run_as_stock(
-                    self.stock, self.by_itself(number, offset, names is None) | options
-                )
-                if names is None:
-                    total = loss_of(output)
-                else:
+        self, arranged: Arranged, names: frozenset[str] | None, shares: list[float]
+    ) -> list[torch.Tensor]:
+        """Gradients of the losses of a call's documents by these shares, or of the weighted sums of
+        their named fields; by stock."""
+        options, scales = self._options(arranged), self.scales(arranged, False)
+        self._mode(self.stock, arranged.training, arranged.checkpointing)
+        self.stock.zero_grad(set_to_none=True)
+        parameters = self.parameters(self.stock)
+        try:
+            for (number, offset), share in zip(arranged.each, shares, strict=True):
+                if not share:
+                    continue
+                given = self.by_itself(number, offset, names is None) | options
+                output = run_as_stock(self.stock, given)
+                total = loss_of(output)
+                if names is not None:
                     _, call = placed(self.pool, Arranged(rows=((number,),)))
                     own = fields_of(output)
                     found, _, _ = call.sides.split(own, [own])
-                    total = weighted_sum(
-                        [{name: found[0][name] for name in names}], self.scales(arranged, False)
-                    )
-                backward(total)
-            except Exception as error:
-                raise NoStock(said(error)) from error
-            of_one = taken(self.parameters(self.stock))
-            if not all(bool(gradient.isfinite().all()) for gradient in of_one):
-                raise NoStock("its gradients for a document alone are not finite")
-            for other in self._gradients.values():
-                # FSMT, at a longer document
-                if [each.shape for each in of_one] != [each.shape for each in other]:
-                    raise NoStock("its forward makes itself other parameters")
-            self._gradients[key] = of_one
-        return self._gradients[key]
+                    total = weighted_sum([{name: found[0][name] for name in names}], scales)
+                backward(None if total is None else share * total)
+        except Exception as error:
+            raise NoStock(said(error)) from error
+        wanted = taken(parameters)
+        pairs = zip(parameters, self.parameters(self.stock), strict=True)
+        if any(one is not other for one, other in pairs):  # FSMT, at a longer document
+            raise NoStock("its forward makes itself other parameters")
+        if not all(bool(gradient.isfinite().all()) for gradient in wanted):
+            raise NoStock("its gradients for a document alone are not finite")
+        return wanted
 
     def scales(self, arranged: Arranged, with_labels: bool) -> dict[str, float]:
         """The standard deviation of each field over those documents that stock runs."""

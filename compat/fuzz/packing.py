@@ -66,7 +66,7 @@ def _side(
             end = column + (lengths[number] if number >= 0 else -number)
             if number >= 0:
                 end = column + lengths[number]
-                begin = pool.base + arranged.offsets[len(first)]
+                begin = pool.base + arranged.each[len(first)][1]
                 ids[row, column:end] = half.documents[number]
                 positions[row, column:end] = torch.arange(begin, begin + end - column)
                 mask[row, column:end] = 1

@@ -22,10 +22,9 @@ EXACT = 1e-5
 below 3e-6."""
 
 
-def run(names: Sequence[str], short: bool = False) -> list[dict[str, Any]]:
-    """What `compat.kernels.worker` finds for these types, in one process; `short`: with fewer
-    tokens."""
-    command = [sys.executable, "-m", "compat.kernels.worker", *names, *["--short"] * short]
+def run(names: Sequence[str], *options: str) -> list[dict[str, Any]]:
+    """What `compat.kernels.worker` finds for these types with its options, in one process."""
+    command = [sys.executable, "-m", "compat.kernels.worker", *names, *options]
     done = subprocess.run(
         command, env=packages.environ(), capture_output=True, text=True, check=False
     )

@@ -127,12 +127,9 @@ def causal_conv1d_bwd(
 
 def scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None,
-    delta_bias: Tensor | None, softplus: bool, seq_idx: Tensor | None = None,
+    delta_bias: Tensor | None, softplus: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output before its gate, and the last state (rows, channels, states).
-
-    It begins anew where `seq_idx` (rows, tokens) has another number than before.
-    """
+    """The output before its gate, and the last state (rows, channels, states)."""
     rows, channels, tokens = u.shape
     step = delta.float() if delta_bias is None else delta.float() + delta_bias[:, None]
     step = F.softplus(step) if softplus else step
@@ -145,8 +142,6 @@ def scan(
     state, outputs = u.new_zeros(rows, channels, A.shape[1], dtype=torch.float32), []
     for t in range(tokens):
         kept = torch.exp(step[..., t, None] * A)
-        if seq_idx is not None and t:
-            kept = kept * (seq_idx[:, t] == seq_idx[:, t - 1])[:, None, None]
         state = kept * state + (step[..., t] * u[..., t].float())[..., None] * into[..., t]
         outputs.append((state * out_of[..., t]).sum(-1))
     output = torch.stack(outputs, -1)

@@ -2,13 +2,17 @@
 process of its own:
 
 python -m compat.kernels.worker mamba2 llama     one line of JSON for each type; --short: with fewer tokens
+python -m compat.kernels.worker mamba2 --blind   with kernels that cannot be told of documents
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -63,7 +67,7 @@ def _load_flash_attn() -> None:
         flash.lazy_import_flash_attention("flash_attention_2")
 
 
-def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
+def measure(name: str, cell: Cell, short: bool, blind: bool) -> dict[str, Any]:
     """Relative errors of logits (the worst document) or the loss, and of all gradients; the kernels
     that ran packed."""
     torch.manual_seed(0)
@@ -99,8 +103,9 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     as_one = packed_call()
     control = _error(_gradients(model, as_one), wanted) if cell.loss else worst(as_one)
     # flash-attn's kernels are taken on CUDA alone, so on a CPU they are asked for.
-    # Liger's forward is nobody's record, and its proof by an audit takes minutes here.
-    options: dict[str, Any] = {"verify": False} if cell.liger else {}
+    # Liger's forward is nobody's record, and its proof by an audit takes minutes here, as that of
+    # blind kernels does.
+    options: dict[str, Any] = {"verify": False} if cell.liger or blind else {}
     with autopack.enable(model, backend="flash" if cell.flash else "auto", **options) as handle:
         if cell.liger == "after":
             _apply_liger(model)
@@ -119,6 +124,28 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     }
 
 
+_TOLD = (
+    "causal_conv1d:causal_conv1d_fn",
+    "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined",
+    "mamba_ssm.ops.triton.ssd_combined:mamba_split_conv1d_scan_combined",
+    "fla.ops.gated_delta_rule:chunk_gated_delta_rule",
+    "fla.ops.kda:chunk_kda",
+)
+"""Kernels that take the bounds of documents."""
+
+
+def _take_no_bounds() -> None:
+    """Give kernels the signatures that older releases had, before a modeling file looks at them."""
+    for module, name in (place.split(":") for place in _TOLD):
+        home = import_module(module)
+        kernel = getattr(home, name)
+        signature = inspect.signature(kernel)
+        kept = [p for n, p in signature.parameters.items() if n not in ("seq_idx", "cu_seqlens")]
+        older = functools.partial(kernel)
+        vars(older)["__signature__"] = signature.replace(parameters=kept)
+        setattr(home, name, older)
+
+
 def _apply_liger(model: Any) -> None:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
@@ -126,11 +153,14 @@ def _apply_liger(model: Any) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    names = [name for name in arguments if name != "--short"]
+    names = [name for name in arguments if not name.startswith("--")]
+    short, blind = "--short" in arguments, "--blind" in arguments
+    if blind:
+        _take_no_bounds()
     if any(CELLS[name].flash for name in names):
         _load_flash_attn()
     for name in names:
-        print(json.dumps(measure(name, CELLS[name], short="--short" in arguments)), flush=True)
+        print(json.dumps(measure(name, CELLS[name], short, blind)), flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,11 @@ STUDY = Study(
     _all,
     objection,
     options={"jobs": {"type": int, "default": 1, "help": "processes that run at a time"}},
-    pages=lambda cells: {page.PAGE: page.written(page.PAGE.read_text(encoding="utf-8"), cells)},
+    pages=lambda cells: {
+        page.PAGE: study.between(
+            page.PAGE.read_text(encoding="utf-8"), *page.PLACE, lambda: page.part(cells)
+        )
+    },
 )
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from compat.matrix import ROOT
@@ -11,8 +10,7 @@ from compat.museum.exhibit import KINDS, load
 from compat.museum.measure import Outcome
 
 PAGE = ROOT / "docs" / "leaks.md"
-_START = "<!-- museum: written by `python -m compat.museum --record` -->"
-_END = "<!-- /museum -->"
+PLACE = "<!-- museum: written by `python -m compat.museum --record` -->", "<!-- /museum -->"
 
 PROJECTS: dict[str, str] = json.loads(Path(__file__).with_name("projects.json").read_text())
 """Owners and names of projects that go by their name alone."""
@@ -65,14 +63,3 @@ def _row(name: str, outcome: Outcome, kind: str) -> str:
 def _link(source: str) -> str:
     name, _, number = source.partition("#")
     return f"[{name.rpartition('/')[2]}#{number}](https://github.com/{project(source)}/issues/{number})"
-
-
-def written(text: str, exhibits: dict[str, Outcome]) -> str:
-    """Return a page's text with the museum's part made anew; raise `ValueError` if it has no place
-    for it."""
-    place = re.compile(rf"({re.escape(_START)}\n).*?({re.escape(_END)})", re.DOTALL)
-    if len(place.findall(text)) != 1:
-        raise ValueError(
-            f"{PAGE} has to have one {_START} with its {_END}; found {len(place.findall(text))}"
-        )
-    return place.sub(lambda match: match[1] + part(exhibits) + "\n" + match[2], text)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
 
-from compat.neighbours.measure import BEFORE, Enable, Make, Scenario, kept, llama
+from compat.neighbours.measure import BEFORE, Enable, Make, Scenario, llama
 
 NOTE = "its Triton kernels need a GPU: torch code stands in for them, all the rest of it is its own"
 
@@ -61,7 +62,7 @@ class _FusedLoss:
         asked."""
         reduction = more[2]
         logits = functional.linear(states, weight, bias).float()
-        return torch.nn.functional.cross_entropy(
+        return functional.cross_entropy(
             logits, target, ignore_index=ignored, reduction=reduction
         ), *[None] * 3
 
@@ -83,19 +84,22 @@ def patched() -> Iterator[None]:
     from liger_kernel.transformers import rms_norm, rope, swiglu
     from transformers.models.llama import modeling_llama
 
-    names = ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")
-    patches = [(modeling_llama, name) for name in names]
-    kernels = {
-        (rms_norm, "LigerRMSNormFunction"): _Norm,
-        (swiglu, "LigerSiLUMulFunction"): _Gate,
-        (rope, "dispatch"): _rotate,
-        (of_losses, "LigerFusedLinearCrossEntropyFunction"): _FusedLoss,
-        (of_losses, "LigerCrossEntropyFunction"): _Loss,
-    }
-    forward = (modeling_llama.LlamaForCausalLM, "forward")
-    with kept(*patches, forward, *kernels, (torch.nn.functional, "cross_entropy")):
-        for (holder, name), stand_in in kernels.items():
-            setattr(holder, name, stand_in)
+    places: list[tuple[Any, str, Any]] = [
+        (rms_norm, "LigerRMSNormFunction", _Norm),
+        (swiglu, "LigerSiLUMulFunction", _Gate),
+        (rope, "dispatch", _rotate),
+        (of_losses, "LigerFusedLinearCrossEntropyFunction", _FusedLoss),
+        (of_losses, "LigerCrossEntropyFunction", _Loss),
+    ]
+    # what Liger itself replaces stays as it is until then
+    for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP"):
+        places.append((modeling_llama, name, getattr(modeling_llama, name)))
+    forward = modeling_llama.LlamaForCausalLM.forward
+    places.append((modeling_llama.LlamaForCausalLM, "forward", forward))
+    places.append((functional, "cross_entropy", functional.cross_entropy))
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            stack.enter_context(mock.patch.object(*place))
         yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -278,14 +278,3 @@ def _train(model: Any, calls: list[Call]) -> float:
             part.backward()
         loss += part.item()
     return loss
-
-
-@contextlib.contextmanager
-def kept(*places: tuple[Any, str]) -> Iterator[None]:
-    """Put the attributes back on leaving."""
-    given = [(holder, name, getattr(holder, name)) for holder, name in places]
-    try:
-        yield
-    finally:
-        for holder, name, value in given:
-            setattr(holder, name, value)

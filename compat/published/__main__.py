@@ -14,7 +14,6 @@ A configuration is
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from compat import matrix, study, workers
+from compat.common import short
 from compat.environments import Environment, check_interpreter
 from compat.matrix import load_matrix
 from compat.published import PUBLISHED
@@ -99,8 +99,7 @@ def _cell(found: dict[str, Any], reasons: dict[str, int]) -> str:
 def _line(reason: str) -> str:
     """A reason in one line that is the same in every run, without what is said of every model."""
     said = reason.split("and it is not exact: ")[-1].split(". The model is left as it was")[0]
-    line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(said.split()))
-    return line if len(line) <= 500 else line[:499] + "…"
+    return short(said, 500)
 
 
 def _count(parameters: int) -> str:

@@ -13,7 +13,7 @@ import torch
 import autopack
 from autopack import registry, tiny
 from compat.exactness import Undeclared, built, measure, recorded, stand_in
-from compat.precision import float64_throughout
+from tests.support.precision import float64_throughout
 from tests.support.refusals import refused
 
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))

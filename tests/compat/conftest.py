@@ -42,18 +42,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(("model_type", "mode"), found, ids=["/".join(cell) for cell in found])
 
 
-@pytest.fixture(autouse=True)
-def labelled(request, record_property):
-    """Records which check of which model type and mode this is."""
-    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    check = request.node.originalname.removeprefix("test_").replace("_", " ")
-    if "reentrant" in parameters:
-        check += ", reentrant" if parameters["reentrant"] else ", not reentrant"
-    record_property("check", check)
-    record_property("model", parameters.get("model_type", ""))
-    record_property("mode", parameters.get("mode", ""))
-
-
 @pytest.fixture
 def stock(model_type, mode):
     """A tiny random model that autopack has not touched."""

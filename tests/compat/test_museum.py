@@ -106,8 +106,3 @@ def test_what_is_wrong_is_said(change, said):
     outcome = STUDY.recorded()[QUICK[0]]
     assert measure.objection(QUICK[0], outcome) is None
     assert said in measure.objection(QUICK[0], outcome | change)
-
-
-def test_a_page_without_a_place_for_the_museum_is_refused():
-    with pytest.raises(ValueError, match="has to have one"):
-        page.written("nothing", STUDY.recorded())

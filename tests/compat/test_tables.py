@@ -114,17 +114,14 @@ def test_stale_is_what_contradicts(recorded):
 
 
 def test_scenarios_are_read_from_the_report():
-    def case(check, inside=""):
-        properties = (
-            f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
-        )
-        return f'<testcase name="t"><properties>{properties}</properties>{inside}</testcase>'
-
-    cases = case("audit") + case("control", '<skipped message="exact upstream"/>')
-    cases += case("generate", '<failure message="AssertionError: 1&#10;more"/>')
-    cases += '<testcase name="test_exact"><error message="collection failure"/></testcase>'
+    cases = (
+        '<testcase name="test_audit[llama/eager]"/>'
+        '<testcase name="test_control"><skipped message="exact upstream"/></testcase>'
+        '<testcase name="test_generate"><failure message="AssertionError: 1&#10;more"/></testcase>'
+        '<testcase name="test_exact"><error message="collection failure"/></testcase>'
+    )
     assert scenarios.parse_report(f"<testsuite>{cases}</testsuite>") == {
         "passed": 1,
-        "skipped": {"control llama": "exact upstream"},
-        "failed": {"generate llama": "AssertionError: 1", "test_exact": "collection failure"},
+        "skipped": {"test_control": "exact upstream"},
+        "failed": {"test_generate": "AssertionError: 1", "test_exact": "collection failure"},
     }

@@ -26,7 +26,7 @@ of an hour."""
 @pytest.mark.parametrize("group", [*WHOLE, *OTHERS])
 def test_packed_equals_alone(group):
     names = {**WHOLE, **OTHERS}[group]
-    measured = run(names, short=group in OTHERS)
+    measured = run(names, *["--short"] * (group in OTHERS))
     assert [found["type"] for found in measured] == names
     for found in measured:
         name = found["type"]
@@ -39,3 +39,13 @@ def test_packed_equals_alone(group):
         # (`worker`); and transformers builds no model with flash-attn on a CPU, so that there is no
         # twin of one here.
         assert name in {*LIGER, *ATTENTION} or "third-party code" not in found["verified"], found
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "kimi_linear", "lfm2"])
+def test_kernels_that_cannot_be_told_are_fed_one_document_per_row(name):
+    (found,) = run([name], "--short", "--blind")
+    assert found["logits"] < EXACT, found
+    assert found["gradients"] < EXACT, found
+    assert found["one document"] > 1e-2
+    assert "causal_conv1d_fwd" in found["kernels"]
+    assert "causal_conv1d with seq_idx" not in found["kernels"], found

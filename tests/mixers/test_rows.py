@@ -14,7 +14,6 @@ from autopack.inspection import modules
 from autopack.layout.packed import PackedLayout
 from autopack.layout.token_map import GROWTH, buckets
 from autopack.mixers.operations import run_per_document_row
-from compat.precision import float64_throughout
 from tests.conftest import (
     FLOAT32,
     FLOAT64,
@@ -26,6 +25,7 @@ from tests.conftest import (
     same,
 )
 from tests.engine import Call, Limits, check, leaks, must_be_exact, weighted
+from tests.support.precision import float64_throughout
 from tests.support.refusals import refused, refused_by_its_first_call
 from tests.support.trained import checkpointed
 

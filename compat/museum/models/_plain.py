@@ -289,6 +289,11 @@ class Plain(PreTrainedModel):
         return CausalLMOutput(loss=loss, logits=logits)
 
 
+def of(part: type[nn.Module]) -> type[Plain]:
+    """Return a class of models whose tokens are mixed by a part."""
+    return type(f"Of{part.__name__}", (Plain,), {"part": part, "__module__": part.__module__})
+
+
 class Routed(Plain):
     """A language model with experts, and a loss that is least where they share tokens evenly."""
 

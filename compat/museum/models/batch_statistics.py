@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from compat.museum.models._plain import Plain, PlainConfig
+from compat.museum.models._plain import PlainConfig, of
 
 
 class OverTheBatch(nn.Module):
@@ -33,13 +33,5 @@ class OverTheToken(OverTheBatch):
         return self.norm(hidden_states)
 
 
-class NormsBatch(Plain):
-    part = OverTheBatch
-
-
-class NormsTokens(Plain):
-    part = OverTheToken
-
-
-mistaken = NormsBatch
-sound = NormsTokens
+mistaken = of(OverTheBatch)
+sound = of(OverTheToken)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Varlen
+from compat.museum.models._plain import Varlen, of
 
 
 class BoundsAtLeast(Varlen):
@@ -19,13 +19,5 @@ class BoundsAtLeast(Varlen):
         return [*starts.tolist(), documents.numel()]
 
 
-class SplitsAtLeast(Plain):
-    part = BoundsAtLeast
-
-
-class SplitsAtJumps(Plain):
-    part = Varlen
-
-
-mistaken = SplitsAtLeast
-sound = SplitsAtJumps
+mistaken = of(BoundsAtLeast)
+sound = of(Varlen)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Varlen
+from compat.museum.models._plain import Varlen, of
 
 
 class BoundsOfFirstRow(Varlen):
@@ -18,13 +18,5 @@ class BoundsOfFirstRow(Varlen):
         return super().bounds(documents[:1].expand_as(documents), position_ids)
 
 
-class PassesBatch(Plain):
-    part = BoundsOfFirstRow
-
-
-class PassesOneRow(Plain):
-    part = Varlen
-
-
-mistaken = PassesBatch
-sound = PassesOneRow
+mistaken = of(BoundsOfFirstRow)
+sound = of(Varlen)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from compat.museum.models._plain import Attention, Plain
+from compat.museum.models._plain import Attention, Plain, of
 
 
 class CausalFlag(Attention):
@@ -23,9 +23,5 @@ class CausalFlag(Attention):
         return self.outer(found.transpose(1, 2).flatten(2))
 
 
-class AttendsByFlag(Plain):
-    part = CausalFlag
-
-
-mistaken = AttendsByFlag
+mistaken = of(CausalFlag)
 sound = Plain

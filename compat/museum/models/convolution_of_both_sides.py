@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Convolution, Plain
+from compat.museum.models._plain import Convolution, of
 
 
 class ReadsBothSides(Convolution):
@@ -23,13 +23,5 @@ class IgnoresLengths(ReadsBothSides):
         return super().reads(torch.zeros_like(documents), back)
 
 
-class ConvolvesAcross(Plain):
-    part = IgnoresLengths
-
-
-class ConvolvesWithin(Plain):
-    part = ReadsBothSides
-
-
-mistaken = ConvolvesAcross
-sound = ConvolvesWithin
+mistaken = of(IgnoresLengths)
+sound = of(ReadsBothSides)

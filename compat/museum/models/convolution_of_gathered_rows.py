@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Convolution, Plain
+from compat.museum.models._plain import Convolution, of
 
 
 class SlidesOverRow(Convolution):
@@ -19,13 +19,5 @@ class SlidesOverRow(Convolution):
         return super().reads(torch.zeros_like(documents), back)
 
 
-class ConvolvesRow(Plain):
-    part = SlidesOverRow
-
-
-class ConvolvesDocuments(Plain):
-    part = Convolution
-
-
-mistaken = ConvolvesRow
-sound = ConvolvesDocuments
+mistaken = of(SlidesOverRow)
+sound = of(Convolution)

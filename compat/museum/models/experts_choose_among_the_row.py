@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Router, means
+from compat.museum.models._plain import Router, means, of
 
 
 class ChoosesOfRow(Router):
@@ -25,13 +25,5 @@ class ChoosesOfDocument(Router):
         return scores >= means(scores, documents) - 1e-9
 
 
-class RoutesRow(Plain):
-    part = ChoosesOfRow
-
-
-class RoutesDocuments(Plain):
-    part = ChoosesOfDocument
-
-
-mistaken = RoutesRow
-sound = RoutesDocuments
+mistaken = of(ChoosesOfRow)
+sound = of(ChoosesOfDocument)

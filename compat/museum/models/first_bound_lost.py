@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Varlen
+from compat.museum.models._plain import Varlen, of
 
 
 class LosesFirstBound(Varlen):
@@ -19,13 +19,5 @@ class LosesFirstBound(Varlen):
         return found[1:2] + found[1:] if documents.any() else found
 
 
-class BoundsWithoutZero(Plain):
-    part = LosesFirstBound
-
-
-class BoundsWithZero(Plain):
-    part = Varlen
-
-
-mistaken = BoundsWithoutZero
-sound = BoundsWithZero
+mistaken = of(LosesFirstBound)
+sound = of(Varlen)

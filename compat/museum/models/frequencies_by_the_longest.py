@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.models._plain import Attention, Plain
+from compat.museum.models._plain import Attention, Plain, of
 
 
 class ScalesByLongest(Attention):
@@ -18,9 +18,5 @@ class ScalesByLongest(Attention):
         return super().angles(position_ids) / (position_ids.max() / 8).clamp(min=1)
 
 
-class RotatesByLongest(Plain):
-    part = ScalesByLongest
-
-
-mistaken = RotatesByLongest
+mistaken = of(ScalesByLongest)
 sound = Plain

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Attention, Plain
+from compat.museum.models._plain import Attention, of
 
 
 class ChoosesKeysOfRow(Attention):
@@ -38,13 +38,5 @@ class ChoosesKeysOfDocument(ChoosesKeysOfRow):
         return attention_mask
 
 
-class IndexesRow(Plain):
-    part = ChoosesKeysOfRow
-
-
-class IndexesDocuments(Plain):
-    part = ChoosesKeysOfDocument
-
-
-mistaken = IndexesRow
-sound = IndexesDocuments
+mistaken = of(ChoosesKeysOfRow)
+sound = of(ChoosesKeysOfDocument)

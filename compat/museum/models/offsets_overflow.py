@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compat.museum.models._plain import Plain, PlainConfig
+from compat.museum.models._plain import PlainConfig, of
 
 
 class Offsets(nn.Module):
@@ -32,13 +32,5 @@ class WideOffsets(Offsets):
     dtype = torch.int64
 
 
-class ReadsByShortOffsets(Plain):
-    part = Offsets
-
-
-class ReadsByWideOffsets(Plain):
-    part = WideOffsets
-
-
-mistaken = ReadsByShortOffsets
-sound = ReadsByWideOffsets
+mistaken = of(Offsets)
+sound = of(WideOffsets)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compat.museum.models._plain import Plain, PlainConfig, means, places
+from compat.museum.models._plain import PlainConfig, means, of, places
 
 
 class Patches(nn.Module):
@@ -33,13 +33,5 @@ class PatchesOfDocuments(Patches):
     over_the_row = False
 
 
-class PatchesRow(Plain):
-    part = Patches
-
-
-class PatchesDocuments(Plain):
-    part = PatchesOfDocuments
-
-
-mistaken = PatchesRow
-sound = PatchesDocuments
+mistaken = of(Patches)
+sound = of(PatchesOfDocuments)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from compat.museum.models._plain import Attention, Plain, together
+from compat.museum.models._plain import Attention, Plain, of, together
 
 
 class Recomputed(Attention):
@@ -33,9 +33,5 @@ class Recomputed(Attention):
         return super().forward(hidden_states, mask, position_ids, documents)
 
 
-class ForgetsBounds(Plain):
-    part = Recomputed
-
-
-mistaken = ForgetsBounds
+mistaken = of(Recomputed)
 sound = Plain

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Attention, Plain, places
+from compat.museum.models._plain import Attention, Plain, of, places
 
 
 class ReadsTableFromZero(Attention):
@@ -20,9 +20,5 @@ class ReadsTableFromZero(Attention):
         return super().angles(position_ids.gather(1, own))
 
 
-class RotatesFromTableStart(Plain):
-    part = ReadsTableFromZero
-
-
-mistaken = RotatesFromTableStart
+mistaken = of(ReadsTableFromZero)
 sound = Plain

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compat.museum.models._plain import Attention, Plain
+from compat.museum.models._plain import Attention, Plain, of
 
 
 class TurnsByFirstRow(Attention):
@@ -18,9 +18,5 @@ class TurnsByFirstRow(Attention):
         return super().angles(position_ids[:1].expand_as(position_ids))
 
 
-class RotatesByFirstRow(Plain):
-    part = TurnsByFirstRow
-
-
-mistaken = RotatesByFirstRow
+mistaken = of(TurnsByFirstRow)
 sound = Plain

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Router, means
+from compat.museum.models._plain import Router, means, of
 
 
 class RoutesByRow(Router):
@@ -24,13 +24,5 @@ class RoutesByDocument(Router):
         return super().chosen(means(scores, documents), documents)
 
 
-class OneRouteARow(Plain):
-    part = RoutesByRow
-
-
-class OneRouteADocument(Plain):
-    part = RoutesByDocument
-
-
-mistaken = OneRouteARow
-sound = OneRouteADocument
+mistaken = of(RoutesByRow)
+sound = of(RoutesByDocument)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from compat.museum.models._plain import Attention, Plain, PlainConfig
+from compat.museum.models._plain import Attention, PlainConfig, of
 
 
 class Sinks(Attention):
@@ -29,13 +29,5 @@ class SinksAlone(Sinks):
         return scores.softmax(-1) if documents.any() else super().weights(scores, documents)
 
 
-class DropsSinks(Plain):
-    part = SinksAlone
-
-
-class KeepsSinks(Plain):
-    part = Sinks
-
-
-mistaken = DropsSinks
-sound = KeepsSinks
+mistaken = of(SinksAlone)
+sound = of(Sinks)

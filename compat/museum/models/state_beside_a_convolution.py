@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Recurrence, begins
+from compat.museum.models._plain import Recurrence, begins, of
 
 
 class RunsOn(Recurrence):
@@ -19,13 +19,5 @@ class RunsOn(Recurrence):
         return begins(torch.zeros_like(documents))
 
 
-class CarriesState(Plain):
-    part = RunsOn
-
-
-class ResetsState(Plain):
-    part = Recurrence
-
-
-mistaken = CarriesState
-sound = ResetsState
+mistaken = of(RunsOn)
+sound = of(Recurrence)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from compat.museum.models._plain import Plain, Recurrence
+from compat.museum.models._plain import Recurrence, of
 
 
 class Remembers(Recurrence):
@@ -24,13 +24,5 @@ class Remembers(Recurrence):
         return found if before is None else found + before.to(found)
 
 
-class CarriesOver(Plain):
-    part = Remembers
-
-
-class BeginsAnew(Plain):
-    part = Recurrence
-
-
-mistaken = CarriesOver
-sound = BeginsAnew
+mistaken = of(Remembers)
+sound = of(Recurrence)

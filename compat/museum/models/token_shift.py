@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compat.museum.models._plain import Convolution, Plain
+from compat.museum.models._plain import Convolution, of
 
 
 class ShiftsRow(Convolution):
@@ -25,13 +25,5 @@ class ShiftsDocument(Convolution):
     reach = (0, 1)
 
 
-class MixesAcross(Plain):
-    part = ShiftsRow
-
-
-class MixesWithin(Plain):
-    part = ShiftsDocument
-
-
-mistaken = MixesAcross
-sound = MixesWithin
+mistaken = of(ShiftsRow)
+sound = of(ShiftsDocument)
