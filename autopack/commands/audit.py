@@ -1,5 +1,9 @@
-"""``autopack audit``: the leak audit for a model on disk, or for a tiny random model of any
-type."""
+"""Measure whether documents in a packed row change each other in a model.
+
+Packs a few documents into one row in every way that people call a model, and measures how far each
+document is from what it gets alone. The model is one on disk, or a tiny random one of any type.
+Exit status 0 if the model is exact, 1 if it leaks.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,6 @@ from autopack.options import CHOICES, TASKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Pack a few documents into one row in every way that people call a model, and measure how "
-        "far each document is from what it gets alone. Exit status 0 if the model is exact, 1 if "
-        "it leaks."
-    )
     parser.add_argument(
         "model",
         metavar="MODEL",

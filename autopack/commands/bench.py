@@ -1,4 +1,10 @@
-"""``autopack bench``: time a model of yours on lengths of yours, padded and enabled."""
+"""Time a model on your lengths, padded and enabled.
+
+Times padded batches as they are, and both padded batches and packed rows with autopack enabled.
+Prints real tokens per second, peak memory, and the ratio to padded. First the losses of all are
+compared: exit status 1 if one computes something else than padded. Rounds are interleaved, and a
+ratio that noise could have made is too noisy to tell.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +30,6 @@ the longest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Time a model on documents of your lengths: padded batches as they are, and both padded "
-        "batches and packed rows with autopack enabled. Prints real tokens per second, peak "
-        "memory, and the ratio to padded. First the losses of all are compared: exit status 1 if "
-        "one computes something else than padded. Rounds are interleaved, and a ratio that noise "
-        "could have made is too noisy to tell."
-    )
     model = parser.add_argument_group("model")
     model.add_argument(
         "model",

@@ -1,5 +1,9 @@
-"""``autopack estimate``: what packing would gain on a data set, counted from lengths, before any
-training."""
+"""Say what packing a data set would gain, counted from its lengths before any training.
+
+Prints the padding of padded batches by batch size, in random order and grouped by length; the
+tokens and attention that packed rows save; and the speed-up to expect. Nothing is trained and
+nothing is timed.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,6 @@ _PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accum
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Say what packing a data set would gain: padding of padded batches by batch size, in "
-        "random order and grouped by length; tokens and attention that packed rows save; and the "
-        "speed-up to expect. Only lengths are counted: nothing is trained and nothing is timed."
-    )
     parser.add_argument(
         "data",
         metavar="DATA",

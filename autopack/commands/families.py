@@ -1,4 +1,8 @@
-"""``autopack families``: which architectures are served, and in which way on which device."""
+"""List the architectures that are served, and how.
+
+Names the path of each family and its model types; --json adds the mixers. Other models with
+attention of the same structure are served too.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "List the families of architectures that autopack serves: the path of each, and its model "
-        "types; --json adds the mixers. Other models with attention of the same structure are "
-        "served too."
-    )
     parser.add_argument(
         "types",
         nargs="*",

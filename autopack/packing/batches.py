@@ -140,18 +140,17 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
     if layout is None:
         if found.get(_MASK) is None or found[_MASK].dim() != 2:
             found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
-        starts, ends = real.argmax(1), columns - real[:, ::-1].argmax(1)
-        lies = [(row, int(starts[row]), int(ends[row])) for row in range(rows)]
-        return found, lies, None if real.all() else ~real
-    found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
-    found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
-    kept = np.ones(len(layout.sizes), bool) if layout.is_padding is None else ~layout.is_padding
-    begins = layout.bounds[:-1][kept]
-    lies = [
-        (int(at // columns), int(at % columns), int(at % columns + size))
-        for at, size in zip(begins, layout.sizes[kept], strict=True)
-    ]
-    return found, lies, None
+        start = real.argmax(1)
+        sizes = columns - real[:, ::-1].argmax(1) - start
+        begins = np.arange(rows) * columns + start
+        padding = None if real.all() else ~real
+    else:
+        found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
+        found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
+        kept = slice(None) if layout.is_padding is None else ~layout.is_padding
+        begins, sizes, padding = layout.bounds[:-1][kept], layout.sizes[kept], None
+    row, start = np.divmod(begins, columns)
+    return found, np.stack([row, start, start + sizes], 1).tolist(), padding
 
 
 def _per(
@@ -191,37 +190,26 @@ def _count(value: Any) -> int | None:
 
 def _examples(batch: Batch, lies: list[Place], columns: Columns) -> list[Example]:
     """Return the documents of a batch as examples, each a dict of columns for each of its rows."""
-    ends = _ends_of_targets(batch, columns)
-    count = len(lies) // columns.rows_each
-
-    def row_of(number: int, row: int, start: int, stop: int) -> dict[str, Any]:
-        found = {}
-        for name, per in columns.per.items():
-            value = batch[name]
-            if per is Per.TOKEN:
-                value = value[row, start:stop]
-            elif per is Per.TARGET:
-                value = value[row, : ends[row]]
-            elif per is not Per.CALL:
-                value = value[row if per is Per.ROW else number % count]
-            found[name] = value
-        return found
-
-    found = [row_of(number, *place) for number, place in enumerate(lies)]
+    ends, count, found = _ends_of_targets(batch, columns), len(lies) // columns.rows_each, []
+    for number, (row, start, stop) in enumerate(lies):
+        at: dict[Per, Any] = {
+            Per.TOKEN: (row, slice(start, stop)),
+            Per.TARGET: (row, slice(ends[row] if ends else None)),
+            Per.ROW: row,
+            Per.EXAMPLE: number % count,
+        }
+        found.append(
+            {n: batch[n][at[per]] if per in at else batch[n] for n, per in columns.per.items()}
+        )
     return [tuple(found[number::count]) for number in range(count)]
 
 
 def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
-    """Return the number of decoder columns that each row uses; [] without a decoder."""
-    if Per.TARGET not in columns.per.values():
-        return []
+    """Return the number of decoder columns that each row uses; [] if all are, or there are none."""
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
-    real = (
-        mask != 0 if mask is not None else labels != IGNORED_LABEL if labels is not None else None
-    )
-    if real is None:
-        name = next(name for name, per in columns.per.items() if per is Per.TARGET)
-        return [batch[name].shape[1]] * len(batch[name])
+    if Per.TARGET not in columns.per.values() or (mask is None and labels is None):
+        return []
+    real: Any = mask != 0 if mask is not None else labels != IGNORED_LABEL
     last = real.long() * torch.arange(1, real.shape[1] + 1, device=real.device)
     return last.amax(1).clamp(min=1).tolist()
 

@@ -45,7 +45,7 @@ from autopack.packing.examples import (
     read_example,
 )
 from autopack.packing.lengths import bounds_of, numbered
-from autopack.packing.media import along_diagonal, join, read_pictures
+from autopack.packing.media import join, read_pictures, spread_masks
 from autopack.packing.strategies import Places, place
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
@@ -263,13 +263,12 @@ class PackingCollator:
         placed = place(whole.lengths, documents, *limits)
         batch = self._assemble(whole, placed)
         if any(media):
-            rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
-            where = rows, len(placed.real), self.images_by_row
+            rows, width = placed.real.shape
+            of_row = placed.tokens[placed.ends - 1] // width
+            where = [np.flatnonzero(of_row == row) for row in range(rows)], self.images_by_row
             pictures = [each.pop("images", []) for each in media]
-            seen = along_diagonal(
-                media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape
-            )
-            batch |= join(media, *where) | seen
+            spread_masks(media, np.split(placed.tokens % width, placed.ends[:-1]), width)
+            batch |= join(media, *where)
             batch |= read_pictures(self.image_processor, pictures, *where, return_tensors)
         if return_tensors == "pt":
             import torch

@@ -242,20 +242,16 @@ class Places:
     def check_positions(self, positions: np.ndarray) -> None:
         """Raise `InvalidPacking` if `positions` (columns of all rows,) continue from one example to
         the next."""
-        last, width = self.tokens[self.ends - 1], self.real.shape[1]
-        following = np.append(self.starts, self.real.size)[
-            np.searchsorted(self.starts, last, side="right")
-        ]
-        step = np.append(positions, 0)[following] - positions[last]
-        in_row = following // width == last // width  # examples that something follows in their row
-        runs_on = np.flatnonzero(in_row & ((step == 1) | (step == following - last)))
+        last = self.tokens[self.ends - 1]
+        steps, columns = np.diff(positions, append=0), self.real.shape[1]
+        runs_on = np.flatnonzero((steps[last] == 1) & ((last + 1) % columns != 0))
         if runs_on.size:
-            at, start = int(positions[last[runs_on[0]]]), int(positions[following[runs_on[0]]])
+            at = int(positions[last[runs_on[0]]])
             raise invalid(
                 int(runs_on[0]),
                 POSITIONS,
-                f"end at {at}, and the next document of the row starts at {start}: no "
-                "boundary is left; drop them by drop_keys=('position_ids',)",
+                f"end at {at}, and the next document of the row starts at {at + 1}: no boundary is "
+                "left; drop them by drop_keys=('position_ids',)",
             )
 
 
@@ -293,18 +289,12 @@ def place(
     else:
         width = int(used.max()) + -int(used.max()) % multiple
 
-    before = np.cumsum(lengths) - lengths  # columns of all documents before
-    # of the documents of each row
-    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]
-    firsts = before + np.repeat(moved, np.diff(documents[bounds]))
-    tokens = np.repeat(firsts, lengths) + numbered(lengths)
-    real = np.zeros((len(used), width), np.bool_)
-    real.flat[tokens] = True
-
     # Padding is cut into documents as well, none of them longer than the longest real one.
     # columns after the last document of the row; negative in them
     past_end = np.arange(width) - used[:, None]
+    real, ends = past_end < 0, np.cumsum(lengths)
+    tokens = np.flatnonzero(real)
     fillers = np.flatnonzero((past_end >= 0) & (past_end % lengths.max() == 0))
-    starts = np.sort(np.concatenate([firsts, fillers]))
-    ends = np.cumsum(lengths)[documents[1:] - 1]
+    starts = np.sort(np.concatenate([tokens[ends - lengths], fillers]))
+    ends = ends[documents[1:] - 1]
     return Places(real, tokens, starts, np.diff(starts, append=real.size), ends)
