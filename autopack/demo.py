@@ -209,7 +209,7 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
     """Return call arguments with one example per row, padded on the right to the longest."""
     import torch
 
-    from autopack.bench.contest import Batch
+    from autopack.bench.race import Batch
 
     return Batch([torch.tensor(example["input_ids"]) for example in examples]).padded(
         END_OF_TEXT_ID

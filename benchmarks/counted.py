@@ -35,8 +35,8 @@ import torch
 
 import autopack
 from autopack.bench import subjects
-from autopack.bench.contest import Batch
 from autopack.bench.predicted import DEVICES
+from autopack.bench.race import Batch
 from autopack.packing import HostBatch
 from benchmarks import interleave
 from benchmarks.counting import Counting, Counts, as_on_cuda, count

@@ -14,8 +14,18 @@ import torch
 import transformers
 
 from autopack.auditing.cases import tokens_to_draw
-from autopack.bench.contest import PADDED, ROW, Arm, Batch, Contest, Outcome
-from autopack.bench.race import CONFIDENCE, LEAST, mebibytes, verdict
+from autopack.bench.race import (
+    CONFIDENCE,
+    LEAST,
+    PADDED,
+    ROW,
+    Arm,
+    Batch,
+    Contest,
+    Outcome,
+    mebibytes,
+    verdict,
+)
 from autopack.enabling.enable import enable
 from autopack.errors import AutopackError
 from autopack.inspection.configs import text_config

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, MASK, bad_file, no_examples, reworded, unusable
-from autopack.packing.lengths import read
+from autopack.packing.checks import (
+    IDS,
+    MASK,
+    bad_file,
+    no_examples,
+    read,
+    reworded,
+    unusable,
+)
 
 if TYPE_CHECKING:
     from autopack.packing.documents import Documents

@@ -12,8 +12,10 @@ from typing import get_args
 
 from autopack.bench.predicted import DEVICES
 from autopack.commands import add_data_options, add_outputs, check_outputs, show
-from autopack.packing.checks import check_ints
-from autopack.packing.lengths import Overflow
+from autopack.packing.checks import (
+    Overflow,
+    check_ints,
+)
 
 _PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accumulation on".split()
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from autopack.packing.checks import (
     MASK,
     POSITIONS,
     Weighing,
+    bounds_of,
     check_in,
-    check_ints,
-    check_names,
+    check_options,
     invalid,
     labels_of,
     no_examples,
+    numbered,
     reworded,
     token_weights,
     unusable,
@@ -44,18 +45,12 @@ from autopack.packing.examples import (
     merge,
     read_example,
 )
-from autopack.packing.lengths import bounds_of, numbered
 from autopack.packing.media import join, read_pictures, spread_masks
 from autopack.packing.strategies import Places, place
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
 Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
-_CHOICES = {
-    "labels": get_args(Labels),
-    "overflow": ("error", "truncate"),
-    "loss_weights": (*get_args(Weighing), None),
-}
 
 _MADE_FOR = "_made_for"
 """Name of the attribute with the model of `for_model`, until a first batch is made."""
@@ -152,23 +147,16 @@ class PackingCollator:
     pad_to_multiple_of: int | None = None
     max_documents: int | None = None
     rows: int | None = None
-    declare: Collection[str] = ("attention_mask",)
+    declare: Collection[Declaration] = ("attention_mask",)
     loss_weights: Weighing | None = None
     image_processor: Any = field(default=None, repr=False)
     drop_keys: Collection[str] = ()
     images_by_row: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            check_in(name, getattr(self, name), choices)
-        optional = ("max_length", "pad_to_multiple_of", "max_documents", "rows")
-        check_ints(True, **{name: getattr(self, name) for name in optional})
-        check_ints(first_position=self.first_position)
-        for name, what in (("declare", "forms"), ("drop_keys", "keys")):
-            check_names(name, getattr(self, name), what)
+        check_options(type(self), vars(self))
+        for name in ("declare", "drop_keys"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for form in self.declare:
-            check_in("declare", form, get_args(Declaration))
         if self.max_length and self.max_length % (self.pad_to_multiple_of or 1):
             raise ValueError(
                 f"max_length={self.max_length}: wanted a multiple of "

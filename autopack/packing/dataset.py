@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import check_ints, no_examples, reworded
-from autopack.packing.lengths import Overflow
+from autopack.packing.checks import (
+    Overflow,
+    check_options,
+    no_examples,
+    reworded,
+)
 from autopack.packing.plans import Strategy
 from autopack.version import __version__
 
@@ -85,7 +89,7 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    check_ints(buffer_size=buffer_size)
+    check_options(pack, locals())
     planned = {
         "strategy": strategy,
         "seed": seed,

@@ -20,10 +20,11 @@ from autopack.packing.checks import (
     invalid,
     no_examples,
     refuse_unlike,
+    to_numpy,
     unusable,
     wrong_numbers,
+    zeros,
 )
-from autopack.packing.lengths import to_numpy, zeros
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""

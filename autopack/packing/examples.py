@@ -23,10 +23,13 @@ from autopack.packing.checks import (
     POSITIONS,
     check_columns,
     invalid,
+    is_text,
+    numbered,
+    numbers,
     refuse_unlike,
+    to_numpy,
     unusable,
 )
-from autopack.packing.lengths import is_text, numbered, numbers, to_numpy
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")

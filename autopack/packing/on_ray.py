@@ -15,9 +15,14 @@ import pyarrow as pa
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, no_examples, other_data, unusable
+from autopack.packing.checks import (
+    bounds_of,
+    in_the_whole,
+    no_examples,
+    other_data,
+    unusable,
+)
 from autopack.packing.documents import Documents, carried, from_columns
-from autopack.packing.lengths import bounds_of
 from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, WrittenRows
 

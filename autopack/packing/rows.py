@@ -19,19 +19,21 @@ from autopack.packing.checks import (
     IDS,
     LENGTHS,
     POSITIONS,
-    check_in,
-    check_ints,
-    check_names,
+    bounds_of,
+    check_options,
     invalid,
     labels_of,
+    nothing_left,
     reworded,
     unusable,
 )
 from autopack.packing.documents import Documents, Values, carried, from_columns
-from autopack.packing.groups import groups_of
-from autopack.packing.lengths import bounds_of, nothing_left
 from autopack.packing.media import has_pictures
-from autopack.packing.plans import Plan, plan
+from autopack.packing.plans import (
+    Plan,
+    groups_of,
+    plan,
+)
 
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 20
@@ -163,9 +165,7 @@ class Packing:
     warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_ints(first_position=self.first_position)
-        check_in("mask_first_label", self.mask_first_label, (True, False))
-        check_names("drop_columns", self.drop_columns, "columns")
+        check_options(Packing, vars(self))
         if not isinstance(self.groups, (str, bool)):
             raise ValueError(f"groups={self.groups!r}: wanted the name of a column, True or False")
         plan([1], self.max_length, **self.planned)  # checks them

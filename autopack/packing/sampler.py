@@ -15,10 +15,17 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import callers
-from autopack.packing.checks import check_ints, other_data
-from autopack.packing.groups import read_groups
-from autopack.packing.lengths import nothing_left, read
-from autopack.packing.plans import Strategy, plan
+from autopack.packing.checks import (
+    check_ints,
+    nothing_left,
+    other_data,
+    read,
+)
+from autopack.packing.plans import (
+    Strategy,
+    plan,
+    read_groups,
+)
 from autopack.packing.strategies import CostModel, permutation
 
 logger = logging.getLogger(__name__)

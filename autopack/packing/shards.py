@@ -25,10 +25,16 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import bad_file, check_ints, no_examples
+from autopack.packing.checks import (
+    Counts,
+    Overflow,
+    bad_file,
+    check_options,
+    no_examples,
+    nothing_left,
+)
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents
-from autopack.packing.lengths import Counts, Overflow, nothing_left
 from autopack.packing.plans import Plan, Strategy
 from autopack.packing.rows import Packing, WrittenRows
 from autopack.version import __version__
@@ -262,7 +268,7 @@ def pack_shards(
         "max_documents": max_documents,
     }
     packing = Packing(max_length, planned, drop_columns, first_position, mask_first_label)
-    check_ints(True, num_shards=num_shards, shard=shard)
+    check_options(pack_shards, locals())
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     folder = Folder(path)

@@ -15,8 +15,14 @@ from typing import Any
 import numpy as np
 
 from autopack.inspection.configs import text_config
-from autopack.packing.checks import POSITIONS, does_not_fit, invalid
-from autopack.packing.lengths import bounds_of, numbered, sums
+from autopack.packing.checks import (
+    POSITIONS,
+    bounds_of,
+    does_not_fit,
+    invalid,
+    numbered,
+    sums,
+)
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""

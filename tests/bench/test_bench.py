@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from autopack import tiny
 from autopack.bench.compare import ARMS, BASELINE, Comparison, compare
-from autopack.bench.contest import Outcome
-from autopack.bench.race import Entrant, Spread, race, verdict
+from autopack.bench.race import (
+    Entrant,
+    Outcome,
+    Spread,
+    race,
+    verdict,
+)
 from autopack.cli import main
 from tests.support.refusals import refused
 
