@@ -76,11 +76,9 @@ def examine() -> dict[str, Any]:
             f"Reinstall it {'with what it needs' if name in MINIMUM else way}."
         )
     python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    there = {name: installed or "not installed" for name, installed in versions.items()}
     found: dict[str, Any] = {name: {} for name in SECTIONS}
-    found["packages"] = {"python": python, "autopack": __version__}
-    found["packages"] |= {
-        name: installed or "not installed" for name, installed in versions.items()
-    }
+    found["packages"] = {"python": python, "autopack": __version__, **there}
     if torch is not None and "torch" not in fails:
         found["devices"] = _devices()
     trials: dict[str, Callable[[], None]] = {

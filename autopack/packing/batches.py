@@ -66,7 +66,7 @@ def cut(
     both sides (`is_pair`).
     """
     parts, places, paddings = zip(*(_declared(batch, first) for batch in batches), strict=True)
-    shapes = [shape_of(part) for part in parts]
+    shapes = [tokens_of(part).shape[:2] for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
     per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
     if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
@@ -108,18 +108,16 @@ def length_of(example: Example, columns: Columns) -> int:
     return sum(len(row[name]) for row in example for name in of_side.values())
 
 
-def shape_of(batch: Batch) -> tuple[int, int]:
-    """Return the (rows, columns) of a batch; raise `InvalidPacking` if it has no tokens."""
-    tokens = next(
-        (batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None),
-        None,
-    )
+def tokens_of(batch: Batch) -> torch.Tensor:
+    """Return a batch's tokens (rows, columns, ...); raise `InvalidPacking` if it has none."""
+    given = (batch.get(name) for name in ("input_ids", "inputs_embeds"))
+    tokens = next((value for value in given if value is not None), None)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
         raise _not_cut(
             f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}",
         )
-    return tokens.shape[0], tokens.shape[1]
+    return tokens
 
 
 def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
@@ -131,10 +129,9 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
         raise _not_cut(
             f"nothing says which of {', '.join(media.given(batch))} belongs to which row"
         )
-    shape = rows, columns = shape_of(batch)
+    tokens = tokens_of(batch)
+    shape = rows, columns = tokens.shape[:2]
     found = {name: value for name, value in batch.items() if value is not None}
-    tokens = found.get("input_ids", found.get("inputs_embeds"))
-    assert tokens is not None
     declared = declarations.read(found, shape, tokens.device, first)
     layout, real = declared.layout, declared.real_of(shape)
     if layout is None:
@@ -154,7 +151,7 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
 
 
 def _per(
-    name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool
+    name: str, values: list[Any], shapes: list[torch.Size], rows_each: int, is_pair: bool
 ) -> Per:
     """Return the unit of a column's entries in all batches; raise `InvalidPacking` without one."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]

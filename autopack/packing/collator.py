@@ -39,7 +39,6 @@ from autopack.packing.checks import (
 )
 from autopack.packing.examples import (
     Example,
-    as_documents,
     check_alike,
     joined,
     merge,
@@ -228,19 +227,18 @@ class PackingCollator:
         self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt"
     ) -> dict[str, Any]:
         """Return the packed batch of `examples`, of tensors (`"pt"`) or of numpy (`"np"`)."""
-        made_for = vars(self).pop(_MADE_FOR, None)
-        if made_for is not None:
-            _warn_if_not_enabled(made_for())
+        if (model := vars(self).pop(_MADE_FOR, lambda: None)()) is not None:
+            _warn_if_not_enabled(model)
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise no_examples(
                 f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts",
             )
-        read = self._read_all(list(examples))
-        if not read:
+        if not (examples := list(examples)):
             raise no_examples(
                 "wanted at least one example, found an empty batch; leave empty batches out"
             )
+        read = self._read_all(examples)
         self._add_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])
@@ -283,14 +281,12 @@ class PackingCollator:
     def _read(self, example: Any, ignored: set[str]) -> Example:
         """Return one example as arrays, cut to a row if `overflow` says so; raise if it is too
         long."""
-        completes = self.labels == "completions"
-        given = as_documents(example, ignored) if completes else example
         read = read_example(
-            given,
+            example,
             ignored,
             self.loss_weights is not None,
             self.image_processor is not None,
-            completes,
+            self.labels == "completions",
         )
         found = f"{IDS!r}: found {len(read)} tokens"
         if self.max_length and len(read) > self.max_length:
@@ -359,10 +355,8 @@ class PackingCollator:
         if MASK in self.declare and not real.all():
             batch[MASK] = real.astype(np.int64)
         if "seq_idx" in self.declare:
-            # documents before each row
-            before = np.searchsorted(starts, np.arange(shape[0]) * shape[1])
             numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
-            batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
+            batch["seq_idx"] = numbers - numbers[:, :1]
         if "cu_seq_lens" in self.declare:
             cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
@@ -373,10 +367,8 @@ class PackingCollator:
 def _warn_if_not_enabled(model: Any) -> None:
     """Log a warning if packed rows are made for a model that autopack has not enabled."""
     # `autopack run` enables at the first call
-    hooks = () if model is None else model._forward_pre_hooks.values()
-    if model is not None and not any(
-        type(hook).__module__.startswith("autopack.") for hook in hooks
-    ):
+    hooks = model._forward_pre_hooks.values()
+    if not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
         logger.warning(
             "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock "
             "transformers may let documents of a row see each other. Call autopack.enable(model) "

@@ -43,12 +43,10 @@ def has_pictures(name: str, values: Any) -> bool:
 
     An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
     """
-    found = pictures_in(values)
-    if name not in PICTURES:
-        return any(map(is_picture, found))
+    named = name in PICTURES
     return any(
-        is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
-        for each in found
+        is_picture(each) or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
+        for each in pictures_in(values)
     )
 
 

@@ -24,6 +24,7 @@ from autopack.packing.checks import (
     invalid,
     labels_of,
     nothing_left,
+    numbered,
     reworded,
     unusable,
 )
@@ -103,10 +104,8 @@ class WrittenRows:
                 "column in drop_columns",
             )
         else:
-            positions = np.repeat(
-                (self.packing.first_position - starts).astype(np.int32), plan.lengths
-            )
-            values[POSITIONS] = positions + np.arange(len(positions), dtype=np.int32)
+            positions = numbered(plan.lengths) + self.packing.first_position
+            values[POSITIONS] = positions.astype(np.int32)
         columns = {name: _lists(tokens[plan.bounds], array) for name, array in values.items()}
         for name in documents.per_document:
             columns[name] = _lists(plan.bounds, documents.of_documents(name, plan.documents))

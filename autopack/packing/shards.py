@@ -306,15 +306,10 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
         )
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
-    if others := found.keys() - {*wanted}:
+    if differ := min({*wanted} ^ found.keys(), default=""):
         raise bad_file(
-            f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a "
-            "folder",
-        )
-    if missing := [name for name in wanted if name not in found]:
-        raise bad_file(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are "
-            "missing; write those"
+            f"{folder.path}: wanted the {count} shards of one set; {differ!r} is "
+            f"{'of another, keep that elsewhere' if differ in found else 'missing, write it'}"
         )
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
