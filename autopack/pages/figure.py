@@ -258,9 +258,7 @@ class Report(ABC):
 
     def _repr_html_(self) -> str:
         head, tables, charts, notes = self._sections()
-        shown = (parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in tables)
-        drawn = [figures(charts)] if charts else []
-        return parts.joined(parts.lines(head), *shown, *drawn, parts.lines(notes))
+        return parts.report(head, tables, figures(charts) if charts else "", notes)
 
     def plot(self) -> Figure:
         """Return a matplotlib figure of the report's charts, below its head.
