@@ -3,6 +3,8 @@ known data."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,32 +18,12 @@ _LATENT = ("num_key_value_heads", "head_dim")
 """Fields that mean something else in multi-head latent attention: see `autopack.tiny`."""
 
 
-def _size(
-    layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000
-) -> dict[str, int]:
-    """Return the fields of a configuration of a size, in the proportions of released Llamas."""
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": hidden // heads,
-        "vocab_size": vocabulary,
-    }
-
-
-SIZES = {
-    "small": _size(2, 128, 344, 4, 4, 4096),
-    "7M": _size(4, 256, 688, 4, 4, 8192),
-    "60M": _size(8, 512, 1376, 8, 8),
-    "130M": _size(12, 768, 2048, 12, 12),
-    "370M": _size(24, 1024, 2736, 16, 16),
-    "1B": _size(16, 2048, 8192, 32, 8),
-    "7B": _size(32, 4096, 11008, 32, 32),
-}
-"""Fields of a Llama's configuration by size. Other types have more or fewer parameters: fields with
-other names, and others beside these (experts, states of mixers), are as in `autopack.tiny`."""
+SIZES: dict[str, dict[str, int]] = json.loads(
+    Path(__file__).with_name("sizes.json").read_text(encoding="utf-8")
+)
+"""Fields of a Llama's configuration by size, in the proportions of released ones. Other types have
+more or fewer parameters: fields with other names, and others beside these (experts, states of
+mixers), are as in `autopack.tiny`."""
 NAMES = (TINY, *SIZES)
 SHORTEST = 4
 
