@@ -37,15 +37,13 @@ def run(args: argparse.Namespace) -> int:
     elif rows:
         for row in rows:
             known = [name for each in found for name in each.model_types]
-            said = (
-                f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit "
-                f"{row['type']}`"
-            )
-            if row["served"]:
-                said = f"served: {row['path']} (family {row['family']})"
-            elif row["refused"] is not None:
-                said = f"refused: {row['refused']}"
-            _print(row["type"], said)
+            said = {
+                True: f"served: {row['path']} (family {row['family']})",
+                False: f"refused: {row['refused']}",
+                None: f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit "
+                f"{row['type']}`",
+            }
+            _print(row["type"], said[row["served"]])
     else:
         for family in found:
             if family.model_types:

@@ -130,7 +130,7 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
             f"nothing says which of {', '.join(media.given(batch))} belongs to which row"
         )
     tokens = tokens_of(batch)
-    shape = rows, columns = tokens.shape[:2]
+    shape = rows, columns = len(tokens), tokens.shape[1]
     found = {name: value for name, value in batch.items() if value is not None}
     declared = declarations.read(found, shape, tokens.device, first)
     layout, real = declared.layout, declared.real_of(shape)

@@ -206,8 +206,8 @@ class Counts:
     @property
     def overflow(self) -> dict[str, int]:
         """Treatments of longer documents that happened, with numbers of documents or tokens."""
-        done = {name.replace("_", " "): value for name, value in vars(self).items() if value}
-        return {name: value for name, value in done.items() if name not in ("documents", "tokens")}
+        treatments = [*vars(self).items()][2:]  # what stands behind documents and tokens
+        return {name.replace("_", " "): value for name, value in treatments if value}
 
     @property
     def level(self) -> int:

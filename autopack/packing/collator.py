@@ -146,7 +146,7 @@ class PackingCollator:
     pad_to_multiple_of: int | None = None
     max_documents: int | None = None
     rows: int | None = None
-    declare: Collection[Declaration] = ("attention_mask",)
+    declare: Collection[Declaration] = ("attention_mask",)  # type: ignore[assignment]
     loss_weights: Weighing | None = None
     image_processor: Any = field(default=None, repr=False)
     drop_keys: Collection[str] = ()

@@ -22,9 +22,9 @@ from autopack.packing.checks import (
     other_data,
     unusable,
 )
+from autopack.packing.dataset import Packing, WrittenRows
 from autopack.packing.documents import Documents, carried, from_columns
 from autopack.packing.plans import Plan
-from autopack.packing.rows import Packing, WrittenRows
 
 
 def pack_ray(data: Any, packing: Packing, folder: Any, cut: Any) -> tuple[list[str], Plan]:

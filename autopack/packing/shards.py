@@ -33,10 +33,9 @@ from autopack.packing.checks import (
     no_examples,
     nothing_left,
 )
-from autopack.packing.dataset import features_of
+from autopack.packing.dataset import Packing, WrittenRows, features_of
 from autopack.packing.documents import Documents
 from autopack.packing.plans import Plan, Strategy
-from autopack.packing.rows import Packing, WrittenRows
 from autopack.version import __version__
 
 logger = logging.getLogger(__name__)
