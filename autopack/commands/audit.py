@@ -10,8 +10,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from autopack.commands import add_outputs, check_outputs, show
-from autopack.commands.models import add_model_options, is_saved, obtain
+from autopack.commands import (
+    add_model_options,
+    add_outputs,
+    check_outputs,
+    is_saved,
+    obtain,
+    show,
+)
 from autopack.errors import AutopackError
 from autopack.options import CHOICES, TASKS
 

@@ -18,8 +18,16 @@ import numpy as np
 
 from autopack.bench.sources import lengths_of
 from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, longest_document
-from autopack.commands import add_data_options, add_outputs, check_outputs, keep_freed_memory, show
-from autopack.commands.models import add_model_options, is_built, obtain
+from autopack.commands import (
+    add_data_options,
+    add_model_options,
+    add_outputs,
+    check_outputs,
+    is_built,
+    keep_freed_memory,
+    obtain,
+    show,
+)
 from autopack.errors import AutopackError
 from autopack.packing.checks import check_ints
 

@@ -198,9 +198,9 @@ class Packing:
         """Return the `Documents` of examples in memory, from their columns."""
         names = carried([*columns], self.drop_columns)  # those that are no text, too
         pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
-        others = {name: columns[name] for name in columns if name not in pictures}
-        table = from_columns(others, self.drop_columns, self.groups)
-        return Documents(table, None, self.drop_columns, pictures)
+        wanted = {*names, self.groups} - pictures.keys()
+        table = from_columns({name: columns[name] for name in columns if name in wanted})
+        return Documents(table, None, wanted.intersection(table.column_names) - {*names}, pictures)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the rows of a buffer of examples, columns in and columns out, as

@@ -309,19 +309,12 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [example[name] for example in examples] for name in examples[0]}
 
 
-def from_columns(
-    values: Mapping[str, Sequence[Any]],
-    drop_columns: Collection[str] = (),
-    read: str | bool = False,
-) -> pa.Table:
-    """Return an arrow table of some columns; dropped ones hold nulls, unless they are `read`."""
+def from_columns(values: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Return an arrow table of some columns."""
     made = {}
     for name, column in values.items():
-        if name in drop_columns and name != read:
-            made[str(name)] = pa.nulls(len(column))
-            continue
         try:
-            made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
+            made[name] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise unusable(
                 f"column {name!r}: found values that make no column ({error}); fix them, or name "
