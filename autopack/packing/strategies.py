@@ -7,8 +7,8 @@ at a time.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,35 +65,27 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
     with the number of documents.
     """
     least, opened = int(lengths.min()), 0
-    rooms: list[int] = []  # of rows that are not full, ascending, each once
-    # first row, end, documents of each
-    ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    # Rows that are not full: room, turn, first row, end, documents of each; ascending, the last
+    # that came first among equal rooms.
+    free: list[tuple[int, ...]] = []
     placed = []  # first row, rows, and how many documents each of them took, in this order
-
-    def push(room: int, start: int, stop: int, held: int) -> None:
-        if not ranges[room]:
-            insort(rooms, room)
-        ranges[room].append((start, stop, held))
-
+    turn = itertools.count(0, -1)
     sizes, counts = np.unique(lengths, return_counts=True)
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
-            at = bisect_left(rooms, size)  # the least room that suffices
-            if at == len(rooms):
+            at = bisect_left(free, (size,))  # the least room that suffices
+            if at == len(free):
                 room, start, held = max_length, opened, 0
                 stop = opened = opened + -(-count // min(max_length // size, limit))
             else:
-                room = rooms[at]
-                start, stop, held = ranges[room].pop()
-                if not ranges[room]:
-                    del rooms[at]
+                room, _, start, stop, held = free.pop(at)
             fit = min(room // size, limit - held, count)
             rows = min(stop - start, count // fit)
             placed.append((start, rows, fit))
             if room - fit * size >= least and held + fit < limit:
-                push(room - fit * size, start, start + rows, held + fit)
+                insort(free, (room - fit * size, next(turn), start, start + rows, held + fit))
             if start + rows < stop:
-                push(room, start + rows, stop, held)
+                insort(free, (room, next(turn), start + rows, stop, held))
             count -= rows * fit
     first, sizes, taken = np.array(placed).T
     numbers = np.repeat(first, sizes) + numbered(sizes)
@@ -236,13 +228,12 @@ class Places:
         if per_row is None:
             return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
         rows, columns = self.real.shape
-        starts, row = self.starts, self.starts // columns
         # The padding at the end of a row is one document here: how often it is cut differs between
         # batches.
-        is_filler = ~self.real.flat[starts]
-        again = is_filler & np.append(False, is_filler[:-1] & (row[1:] == row[:-1]))
+        starts, real = self.starts, self.real.ravel()
+        kept = starts[real[starts] | real[starts - 1] | (starts % columns == 0)]
         bounds = np.full(rows * (per_row + 1) + 1, rows * columns, np.int32)
-        bounds[: (~again).sum()] = starts[~again]
+        bounds[: len(kept)] = kept
         return bounds, columns
 
     def check_positions(self, positions: np.ndarray) -> None:
