@@ -329,16 +329,12 @@ def read(lengths: Any, copy: bool = True) -> np.ndarray:
 
 def ints(name: str, given: Any) -> np.ndarray:
     """Return an argument as (documents,) ints, Python's beyond 64 bits; raise for other values."""
-    if isinstance(given, (str, bytes, dict)) or not (
-        hasattr(given, "__iter__") or hasattr(given, "__array__")
-    ):
-        raise wrong_numbers(f"{name}: wanted one int per document, found {type(given).__name__}")
-    if isinstance(given, Sequence):
-        # of a column of datasets a list, which numpy would read one number at a time
-        given = given[:]
-    elif not hasattr(given, "__array__"):
-        given = list(given)
     try:
+        if isinstance(given, Sequence):
+            # of a column of datasets a list, which numpy would read one number at a time
+            given = given[:]
+        elif not (hasattr(given, "__array__") or isinstance(given, Mapping)):
+            given = list(given)
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
         raise wrong_numbers(

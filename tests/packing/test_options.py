@@ -32,7 +32,7 @@ REFUSED = {
                 GROUPS | {"groups": ["a", "b", "a"]},
                 r"groups\[0\] is 'a': wanted an int",
             ),
-            (GROUPS | {"groups": 3}, "groups: wanted one int per document, found int"),
+            (GROUPS | {"groups": 3}, "groups: wanted one int per document, found what is no array"),
             (
                 GROUPS | {"groups": [0, 0, 2**63]},
                 r"groups\[2\] is 9223372036854775808: wanted 64 bits",
