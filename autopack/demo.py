@@ -235,8 +235,7 @@ def compare(settings: DemoSettings) -> DemoResult:
     import autopack
 
     collate = autopack.PackingCollator()
-    ways: dict[str, Callable[..., dict[str, Any]]]
-    ways = {
+    ways: dict[str, Any] = {
         PADDED: lambda batch: {**pad(batch), "use_cache": False},
         STOCK: collate,
         ENABLED: collate,

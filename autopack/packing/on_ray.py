@@ -111,13 +111,10 @@ def _spread(
 ) -> list[list[Any]]:
     """Return, for each shard, references to the parts of all blocks with its documents."""
     task = ray.remote(spread).options(num_returns=len(needed))
-    cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
+    of_shards = [np.split(numbers, np.searchsorted(numbers, firsts[1:-1])) for numbers in needed]
     moved: list[list[Any]] = []
     for number, block in enumerate(blocks):
-        chosen = [
-            numbers[cut[number] : cut[number + 1]] - firsts[number]
-            for numbers, cut in zip(needed, cuts, strict=True)
-        ]
+        chosen = [of_blocks[number] - firsts[number] for of_blocks in of_shards]
         parts: Any = task.remote(block, names, chosen)
         moved.append(parts if len(needed) > 1 else [parts])
     return [list(parts) for parts in zip(*moved, strict=True)]

@@ -104,11 +104,7 @@ class PackedBatchSampler:
                 f"{overflow=} cuts documents, which indices cannot say: use autopack.pack"
             )
         check_ints(rows_per_batch=rows_per_batch)
-        if isinstance(cost, str):
-            if cost != "auto":
-                raise ValueError(
-                    f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None"
-                )
+        if cost == "auto":
             cost = None if strategy == "sequential" else CostModel()
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
         plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them

@@ -53,7 +53,7 @@ REFUSED = {
                 "no document is left of 2: all are longer than max_length; raise it",
             ),
             ({"rows_per_batch": 0}, "rows_per_batch=0"),
-            ({"cost": "quadratic"}, "cost='quadratic': wanted 'auto'"),
+            ({"cost": "quadratic"}, "cost='quadratic': wanted an autopack.packing.CostModel"),
             ({"num_replicas": 2}, "wanted both or neither"),
             ({"num_replicas": 2, "rank": 2}, "rank=2: wanted an int below num_replicas=2"),
         ],
