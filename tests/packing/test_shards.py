@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack.errors import InvalidPacking
-from autopack.packing import dataset as written
+from autopack.packing import dataset as of_pack
 from autopack.packing import documents, pack_shards, plan, shard_files, shards
 from tests.packing.batches import pieces
 from tests.packing.engines import LENGTHS, dataset_of, load, visible
@@ -74,7 +74,7 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp
     count=st.integers(1, 6),
     seed=st.integers(0, 9),
     overflow=st.sampled_from(["truncate", "split", "drop"]),
-    block=st.sampled_from([1, 30, written.BLOCK]),
+    block=st.sampled_from([1, 30, of_pack.BLOCK]),
     strategy=st.sampled_from(["best_fit", "sequential"]),
     picked=st.booleans(),
 )
@@ -82,7 +82,7 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp
 def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_array_write_them(
     lengths, cuts, count, seed, overflow, block, strategy, picked, monkeypatch, tmp_path_factory
 ):
-    monkeypatch.setattr(written, "BLOCK", block)
+    monkeypatch.setattr(of_pack, "BLOCK", block)
     folder = tmp_path_factory.mktemp("job")
     ids = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
     data = dataset_of([{"input_ids": each, "labels": each} for each in ids], *sorted(cuts))
@@ -236,7 +236,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
 
 
 def test_a_job_that_is_interrupted_leaves_nothing(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(written, "BLOCK", 64)
+    monkeypatch.setattr(of_pack, "BLOCK", 64)
     calls, written = [], pq.ParquetWriter.write_table
 
     def interrupted(self, table, *rest, **options):
