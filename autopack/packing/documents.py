@@ -48,10 +48,9 @@ class Documents:
     ):
         self.table, self.pictures = table, pictures or {}
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
-        names = carried(table.column_names, drop_columns)
         names = [
             name
-            for name in names
+            for name in carried(table.column_names, drop_columns)
             if name != IDS and not pa.types.is_null(table.schema.field(name).type)
         ]
         if not len(self.chosen):

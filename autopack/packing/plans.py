@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -88,9 +88,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return all(
-            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
-        )
+        return all(np.array_equal(v, vars(other)[name]) for name, v in vars(self).items())
 
     def __repr__(self) -> str:
         did = "".join(f", {name} {value:,}" for name, value in self.counts.overflow.items())
@@ -157,8 +155,7 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
         meta = {"strategy": self.strategy, "seed": self.seed, "capacity": self.max_length}
         meta |= {"format": _FORMAT, "counts": asdict(self.counts)}
         with open(path, "wb") as file:
