@@ -22,7 +22,7 @@ from autopack.bench.predicted import (
     layers_of,
     predict,
 )
-from autopack.bench.sources import documents_of, lengths_of
+from autopack.bench.subjects import documents_of, lengths_of
 from autopack.packing.checks import (
     Counts,
     Overflow,

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autopack.bench.sources import lengths_of
-from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, longest_document
+from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, lengths_of, longest_document
 from autopack.commands import (
     add_data_options,
     add_model_options,
