@@ -200,7 +200,7 @@ class Packing:
         pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
         wanted = {*names, self.groups} - pictures.keys()
         table = from_columns({name: columns[name] for name in columns if name in wanted})
-        return Documents(table, None, wanted.intersection(table.column_names) - {*names}, pictures)
+        return Documents(table, None, {*table.column_names} - {*names}, pictures)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the rows of a buffer of examples, columns in and columns out, as
