@@ -27,7 +27,7 @@ _PUBLIC = {
     "estimate": "autopack.bench.estimate",
     "is_enabled": "autopack.enabling.enable",
     "micro_batches": "autopack.steps.step",
-    "pack": "autopack.packing.dataset",
+    "pack": "autopack.packing",
 }
 _ROOMS = ("errors", "packing", "registry", "testing")
 """Modules with more names for users: `autopack.packing.plan` needs no import of its own."""
@@ -67,6 +67,6 @@ if TYPE_CHECKING:
     from autopack.errors import LeakDetected as LeakDetected
     from autopack.errors import UnsupportedModel as UnsupportedModel
     from autopack.packing import PackingCollator as PackingCollator
-    from autopack.packing.dataset import pack as pack
+    from autopack.packing import pack as pack
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
     from autopack.steps.step import micro_batches as micro_batches

@@ -1,7 +1,8 @@
 """The command ``autopack``: finds the subcommand, and turns errors into exit statuses.
 
-A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it
-imports neither torch nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
+A subcommand is a module whose docstring is its help, of which ``autopack --help`` shows the first
+line, with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch
+nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
 that could not be carried out; 130 means Ctrl-C, and 141 a closed pipe.
 """
 
@@ -17,27 +18,15 @@ from autopack.errors import AutopackError
 from autopack.version import __version__, refuse_old
 
 COMMANDS = {
-    "demo": ("autopack.demo", "train a small model offline: padded batches against packed rows"),
-    "doctor": (
-        "autopack.commands.doctor",
-        "say what is installed, what autopack would use, and what is broken",
-    ),
-    "families": ("autopack.commands.families", "list the architectures that are served, and how"),
-    "estimate": (
-        "autopack.commands.estimate",
-        "say what packing a data set would gain, counted from its lengths",
-    ),
-    "bench": ("autopack.commands.bench", "time a model on your lengths, padded and enabled"),
-    "audit": (
-        "autopack.commands.audit",
-        "measure whether documents in a packed row change each other in a model",
-    ),
-    "run": (
-        "autopack.commands.run",
-        "run a script as it is, with every model enabled that it trains",
-    ),
+    "demo": "autopack.demo",
+    "doctor": "autopack.commands.doctor",
+    "families": "autopack.commands.families",
+    "estimate": "autopack.commands.estimate",
+    "bench": "autopack.commands.bench",
+    "audit": "autopack.commands.audit",
+    "run": "autopack.commands.run",
 }
-"""Name of each subcommand, its module, and its line in ``autopack --help``."""
+"""Name and module of each subcommand."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,8 +83,10 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"autopack {__version__}")
     subparsers = whole.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (module, summary) in COMMANDS.items():
-        command, subparser = import_module(module), subparsers.add_parser(name, help=summary)
+    for name, module in COMMANDS.items():
+        command = import_module(module)
+        about = command.__doc__ or ""
+        subparser = subparsers.add_parser(name, help=about.partition("\n")[0], description=about)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return whole

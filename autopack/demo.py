@@ -1,9 +1,10 @@
-"""``autopack demo``: a small Llama trained on padded batches, and on packed rows without autopack
-and with it.
+"""Train a small model offline: padded batches against packed rows.
 
-Offline: the text is the documentation that every Python installation carries. Its lengths are
-skewed as in instruction data sets: half of the documents are a few lines long, a few are pages
-long.
+Trains a small Llama from the same seed on the same documents: as padded batches, as packed rows in
+stock transformers, and as packed rows with autopack. Needs no download and no GPU; takes about two
+minutes on two CPU cores. The text is the documentation that every Python installation carries: half
+of its documents are a few lines long, a few are pages long, as in instruction data sets. Exit
+status 1 if the losses of padded batches and of autopack differ.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
     """Return call arguments with one example per row, padded on the right to the longest."""
     import torch
 
-    from autopack.bench.contest import Batch
+    from autopack.bench.race import Batch
 
     return Batch([torch.tensor(example["input_ids"]) for example in examples]).padded(
         END_OF_TEXT_ID
@@ -234,8 +235,7 @@ def compare(settings: DemoSettings) -> DemoResult:
     import autopack
 
     collate = autopack.PackingCollator()
-    ways: dict[str, Callable[..., dict[str, Any]]]
-    ways = {
+    ways: dict[str, Any] = {
         PADDED: lambda batch: {**pad(batch), "use_cache": False},
         STOCK: collate,
         ENABLED: collate,
@@ -359,12 +359,6 @@ def _verdict(result: DemoResult) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Train a small Llama from the same seed on the same documents: as padded batches, as "
-        "packed rows in stock transformers, and as packed rows with autopack. Needs no download "
-        "and no GPU; takes about two minutes on two CPU cores. Exit status 1 if the losses of "
-        "padded batches and of autopack differ."
-    )
     parser.add_argument(
         "--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)"
     )

@@ -20,8 +20,11 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
-from autopack.bench.contest import Batch
-from autopack.bench.race import Entrant, wait_for
+from autopack.bench.race import (
+    Batch,
+    Entrant,
+    wait_for,
+)
 from benchmarks import interleave, workload
 
 VOCABULARY = 4096

@@ -35,8 +35,8 @@ import torch
 
 import autopack
 from autopack.bench import subjects
-from autopack.bench.contest import Batch
 from autopack.bench.predicted import DEVICES
+from autopack.bench.race import Batch
 from autopack.packing import HostBatch
 from benchmarks import interleave
 from benchmarks.counting import Counting, Counts, as_on_cuda, count
@@ -56,7 +56,14 @@ PERIODS = {
 }
 """The types, and after how many layers their kinds of layers begin anew."""
 SIZES = {name: subjects.SIZES[name] for name in ("1B", "7B")} | {
-    "70B": subjects._size(80, 8192, 28672, 64, 8)
+    "70B": subjects.SIZES["7B"]
+    | {
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    }
 }
 DENSE = ("llama", "qwen3")
 BY_HAND = (*DENSE, "mixtral", "gemma3_text")

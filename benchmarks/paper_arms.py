@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autopack
-from autopack.bench.contest import Batch
+from autopack.bench.race import Batch
 from autopack.bench.subjects import DISTRIBUTIONS, draw
 from benchmarks import workload
 

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from autopack.bench.contest import Batch
+from autopack.bench.race import Batch
 from benchmarks import interleave, workload
 
 GOALS = {

@@ -25,8 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from autopack.bench.contest import Batch
-from autopack.bench.race import kept_by, peak_memory
+from autopack.bench.race import (
+    Batch,
+    kept_by,
+    peak_memory,
+)
 from autopack.bench.subjects import Lengths, draw
 from autopack.commands import keep_freed_memory
 from benchmarks import interleave

@@ -24,7 +24,7 @@ import copy
 from functools import partial
 from typing import Any
 
-from autopack.bench.contest import Batch
+from autopack.bench.race import Batch
 from autopack.bench.subjects import draw
 from benchmarks import interleave, workload
 

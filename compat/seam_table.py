@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from autopack.auditing.compare import Difference
+from autopack.packing.media import SEEN
 from compat.matrix import COMPAT, tomllib
 from compat.seam_breaks import Break, Function, Seam, around, never, result, returns, stale
 
@@ -167,7 +168,7 @@ _BREAKS: dict[str, Break] = {
     "images: rows of a padded batch read those of other rows": returns((None, None)),
     "collator: positions run on, and first labels count": result(_run_on),
     "collator: masks of images begin one image later": result(
-        lambda found: {name: np.roll(m, 1, axis=2) for name, m in found.items()}
+        lambda found: {n: np.roll(m, 1, axis=2) if n in SEEN else m for n, m in found.items()}
     ),
     "audit: no document is replaced": result(lambda found: found * 0),
     "twins: what is on the model does not come along": never(lambda value, module, stand_in: value),

@@ -19,7 +19,7 @@ from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
 from autopack.layout.ways import OF_EXAMPLES
 from autopack.packing.batches import Example
 from autopack.packing.checks import IDS, PAIRS, labels_of
-from autopack.packing.examples import ANSWERS, COMPLETIONS, PROMPT, as_documents, read_example
+from autopack.packing.examples import ANSWERS, COMPLETIONS, PROMPT, read_example
 
 _READ = (IDS, PROMPT, COMPLETIONS, *ANSWERS, *LABEL_KEYS, *COMPLETION_KEYS, *OF_EXAMPLES)
 _SAME = 2e-6
@@ -52,7 +52,7 @@ def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Con
         return [_compared(example[name] for name in names)]
     if is_pair:
         return [_content(named[IDS], named.get("labels"))]
-    read = read_example(as_documents(named, ()), (), False, False, numbers_each=True)
+    read = read_example(named, (), False, False, completes=True)
     columns, parts = read.columns, read.starts[1:]
     rows = np.split(columns[IDS], parts)
     if rows_each > 1:

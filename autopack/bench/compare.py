@@ -14,8 +14,18 @@ import torch
 import transformers
 
 from autopack.auditing.cases import tokens_to_draw
-from autopack.bench.contest import PADDED, ROW, Arm, Batch, Contest, Outcome
-from autopack.bench.race import CONFIDENCE, LEAST, mebibytes, verdict
+from autopack.bench.race import (
+    CONFIDENCE,
+    LEAST,
+    PADDED,
+    ROW,
+    Arm,
+    Batch,
+    Contest,
+    Outcome,
+    mebibytes,
+    verdict,
+)
 from autopack.enabling.enable import enable
 from autopack.errors import AutopackError
 from autopack.inspection.configs import text_config
@@ -74,10 +84,11 @@ class Comparison(Report):
 
     def _sections(self) -> Sections:
         head = ["", "real tokens/s", "speed of padded", "peak MiB"]
-        rows = [self._row(outcome) for outcome in self.outcomes]
+        rows, bars = zip(*map(self._shown, self.outcomes), strict=True)
         caption = f"Real tokens per second and speed of padded, {self.rounds} rounds"
-        bars = Bars(caption, [self._bar(*each) for each in zip(self.outcomes, rows, strict=True)])
-        return Sections(self._head(), [Table([head, *rows], "<>>>")], [bars], [*self._notes()])
+        return Sections(
+            self._head(), [Table([head, *rows], "<>>>")], [Bars(caption, bars)], [*self._notes()]
+        )
 
     def _head(self) -> list[str]:
         """Return three lines that name the model, the machine and the documents."""
@@ -92,21 +103,17 @@ class Comparison(Report):
             f"{self.padding:.0%}",
         ]
 
-    def _row(self, outcome: Outcome) -> list[str]:
-        """Return an arm's cells of the table; its name and the reason if it was not timed."""
-        if outcome.speed is None:
-            return [outcome.arm.name, outcome.failed or "not timed"]
+    def _shown(self, outcome: Outcome) -> tuple[list[str], Bar]:
+        """Return an arm's cells of the table and its bar; the reason if it was not timed."""
+        name, speed = outcome.arm.name, outcome.speed
+        if speed is None:
+            why = outcome.failed or "not timed"
+            return [name, why], Bar(name, 0.0, why[:50])
         ratio = outcome.over(self.outcomes[0])
         said = "1" if outcome.arm == BASELINE else "-" if ratio is None else verdict(ratio)
-        return [outcome.arm.name, str(outcome.speed), said, mebibytes(outcome.peak_bytes)]
-
-    def _bar(self, outcome: Outcome, row: list[str]) -> Bar:
-        """Return an arm's bar: speed, interval, ratio to padded; or why it was not timed."""
-        speed = outcome.speed
-        if speed is None:
-            return Bar(row[0], 0.0, row[1][:50])
         color = PACKED if outcome.arm.enabled else figure.PADDED
-        return Bar(row[0], speed.median, row[2], color, (speed.low, speed.high))
+        bar = Bar(name, speed.median, said, color, (speed.low, speed.high))
+        return [name, str(speed), said, mebibytes(outcome.peak_bytes)], bar
 
     def _notes(self) -> Iterator[str]:
         """Yield the notes: wrong losses, notes of arms, the common loss, how time was measured."""

@@ -6,7 +6,7 @@ Nothing is trained and nothing is timed: only lengths are counted, and costs fol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -22,11 +22,21 @@ from autopack.bench.predicted import (
     layers_of,
     predict,
 )
-from autopack.bench.sources import documents_of, lengths_of
-from autopack.packing.checks import check_in, check_ints
-from autopack.packing.groups import groups_of
-from autopack.packing.lengths import Counts, Overflow, fit, nothing_left, read
-from autopack.packing.plans import Strategy, plan
+from autopack.bench.subjects import documents_of, lengths_of
+from autopack.packing.checks import (
+    Counts,
+    Overflow,
+    check_in,
+    check_options,
+    fit,
+    nothing_left,
+    read,
+)
+from autopack.packing.plans import (
+    Strategy,
+    groups_of,
+    plan,
+)
 from autopack.packing.strategies import CostModel
 from autopack.pages.figure import (
     GROUPED,
@@ -204,8 +214,8 @@ def estimate(
     max_length: int = 4096,
     *,
     batch_size: int = 8,
-    batch_sizes: Sequence[int] = (2, 4, 8, 16, 32, 64),
-    strategies: Sequence[Strategy] = get_args(Strategy),
+    batch_sizes: Collection[int] = (2, 4, 8, 16, 32, 64),
+    strategies: Collection[Strategy] = get_args(Strategy),
     overflow: Overflow = "truncate",
     cost: CostModel | None = None,
     column: str | Sequence[str] | None = None,
@@ -251,12 +261,9 @@ def estimate(
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least
     1, and `ValueError` for options out of range.
     """
-    for size in (batch_size, *batch_sizes):
-        check_ints(batch_size=size)
+    check_options(estimate, locals())
     check_in("on", on, (None, *DEVICES))
-    check_ints(max_tokens=max_tokens or 1, ranks=ranks, accumulation=accumulation)
     cost = cost or CostModel()
-    plan([1], max_length, overflow=overflow)  # checks the options
     documents = documents_of(data) if groups else None
     given = lengths_of(data, column, tokenizer) if documents is None else read(documents.lengths)
     pieces, counts = fit(given, max_length, overflow)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -89,24 +90,21 @@ def in_step(
     `lengths`, (documents,) int, are in the order of the epoch.
     """
     size = ranks * accumulation * batch_size
-    steps = lengths[: min(len(lengths) // size, _MOST) * size].reshape(
-        -1, ranks, accumulation * batch_size
-    )
+    whole = lengths[: min(len(lengths) // size, _MOST) * size]
+    steps, batches = whole.reshape(-1, size), whole.reshape(-1, ranks, accumulation, batch_size)
     if not len(steps):
         return ()
-    homes = np.repeat(np.arange(ranks), accumulation * batch_size)
-    batches = steps.reshape(len(steps), ranks, accumulation, batch_size)
+    homes = np.repeat(np.arange(ranks), accumulation * batch_size).tolist()
+    dealt = [deal(step.tolist(), homes, ranks, max_tokens, cost) for step in steps]
+    of_dealt = [
+        [cost(step[[*chain(*rows)]]).sum() for rows in of_step]
+        for step, of_step in zip(steps, dealt, strict=True)
+    ]
     costs = {
-        "padded": cost(batches.max(-1, keepdims=True) + 0 * batches).sum((2, 3)),
-        "mini-batch": cost(steps).sum(2),
+        "padded": batch_size * cost(batches.max(-1)).sum(2),
+        "mini-batch": cost(batches).sum((2, 3)),
+        "max_tokens": np.array(of_dealt),
     }
-    dealt = [deal(step.ravel().tolist(), homes.tolist(), ranks, max_tokens, cost) for step in steps]
-    costs["max_tokens"] = np.array(
-        [
-            [sum(float(cost(step.ravel()[row]).sum()) for row in rows) for rows in of_step]
-            for step, of_step in zip(steps, dealt, strict=True)
-        ]
-    )
     parts = float(np.mean([len(of_step[0]) for of_step in dealt]))
     return tuple(
         EstimatedSteps(

@@ -1,47 +1,51 @@
-"""Subjects of benchmarks: random models of any type in a given size, and lengths of documents like
-known data."""
+"""Subjects of benchmarks: random models of any type in a given size, and lengths of documents,
+drawn like known data or of given data, whose examples `datasets` reads."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.packing.checks import (
+    IDS,
+    MASK,
+    bad_file,
+    no_examples,
+    read,
+    reworded,
+    unusable,
+)
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from autopack.packing.documents import Documents
+
+BATCH = 1000
+"""Examples of a data set that are read at a time, and texts that are tokenized at a time."""
+FILES = (".json", ".jsonl", ".npy", ".parquet")
+_TEXT, _SAID = ("string", "large_string"), ("role", "content")
+"""Types of text in arrow, and what a message of a chat has."""
 TINY = "tiny"
 _LATENT = ("num_key_value_heads", "head_dim")
 """Fields that mean something else in multi-head latent attention: see `autopack.tiny`."""
 
 
-def _size(
-    layers: int, hidden: int, inner: int, heads: int, key_heads: int, vocabulary: int = 32000
-) -> dict[str, int]:
-    """Return the fields of a configuration of a size, in the proportions of released Llamas."""
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": hidden // heads,
-        "vocab_size": vocabulary,
-    }
-
-
-SIZES = {
-    "small": _size(2, 128, 344, 4, 4, 4096),
-    "7M": _size(4, 256, 688, 4, 4, 8192),
-    "60M": _size(8, 512, 1376, 8, 8),
-    "130M": _size(12, 768, 2048, 12, 12),
-    "370M": _size(24, 1024, 2736, 16, 16),
-    "1B": _size(16, 2048, 8192, 32, 8),
-    "7B": _size(32, 4096, 11008, 32, 32),
-}
-"""Fields of a Llama's configuration by size. Other types have more or fewer parameters: fields with
-other names, and others beside these (experts, states of mixers), are as in `autopack.tiny`."""
+SIZES: dict[str, dict[str, int]] = json.loads(
+    Path(__file__).with_name("sizes.json").read_text(encoding="utf-8")
+)
+"""Fields of a Llama's configuration by size, in the proportions of released ones. Other types have
+more or fewer parameters: fields with other names, and others beside these (experts, states of
+mixers), are as in `autopack.tiny`."""
 NAMES = (TINY, *SIZES)
 SHORTEST = 4
 
@@ -140,3 +144,179 @@ def longest_document(model: PreTrainedModel) -> int | None:
 
     known = getattr(text_config(model.config), "max_position_embeddings", None)
     return known - first_position(model.config) if isinstance(known, int) and known > 0 else None
+
+
+def lengths_of(
+    data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None
+) -> np.ndarray:
+    """Return the number of tokens of each document in data, (documents,) int64.
+
+    For the arguments see `autopack.estimate`. Raises `InvalidPacking` for data that holds none.
+    """
+    if isinstance(tokenizer, (str, PathLike)):
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        except (OSError, ValueError) as error:
+            raise InvalidPacking(
+                f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}", code="tokenizer"
+            ) from error
+    named = [column] if isinstance(column, str) else list(column or ())
+    return _read(data, partial(_lengths, named=named, tokenizer=tokenizer))
+
+
+def documents_of(data: Any) -> Documents:
+    """Return the documents of data with a column `input_ids`; see `autopack.estimate`."""
+    return _read(data, _documents)
+
+
+def _read(data: Any, what: Callable[[Any], Any]) -> Any:
+    """Open data, call a function on it and return the result; errors name the data's path."""
+    where = f"{data or 'an empty path'}: " if isinstance(data, (str, PathLike)) else ""
+    try:
+        with reworded(partial("{}{}".format, where)):
+            return what(_open(data))
+    except ImportError as error:
+        raise InvalidPacking(
+            f'{where}needs {error.name}: pip install "autopack[data]"', code="missing-package"
+        ) from error
+
+
+def _open(data: Any) -> Any:
+    """Return data, read if it is a path; examples and columns become a `Dataset`."""
+    if isinstance(data, (str, PathLike)):
+        data = _load(Path(data))
+    if hasattr(data, "column_names"):
+        if not isinstance(data.column_names, list) or not hasattr(data, "data"):
+            raise no_examples(
+                f"wanted a Dataset, found {type(data).__name__}; pass one split, or a sample of a "
+                "stream as a Dataset"
+            )
+        return data
+    first = data[0] if isinstance(data, (list, tuple)) and data else data
+    if not isinstance(first, Mapping):
+        return data
+    from datasets import Dataset
+
+    try:
+        return Dataset.from_dict(dict(data)) if first is data else Dataset.from_list(list(data))
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # what arrow raises is among them
+        raise unusable(
+            f"these examples make no columns, each of one kind of values: {error}"
+        ) from error
+
+
+def _load(path: Path) -> Any:
+    """Return the content of a file or folder: an array of .npy, JSON's values, or a `Dataset`."""
+    if not path.name or not path.exists():
+        raise bad_file("no such file or folder; check the path")
+    if not path.is_dir() and path.suffix not in FILES:
+        raise bad_file(f"wanted one of {', '.join(FILES)}, or a folder of a dataset")
+    try:
+        if path.suffix == ".npy":
+            return np.lib.format.open_memmap(path, mode="r")
+        if path.suffix == ".json":
+            return json.loads(path.read_text(encoding="utf-8"))
+        if path.suffix == ".jsonl":
+            return [
+                json.loads(line)
+                for line in path.read_text(encoding="utf-8").splitlines()
+                if line.strip()
+            ]
+        import datasets
+
+        return (
+            datasets.load_from_disk(str(path))
+            if path.is_dir()
+            else datasets.Dataset.from_parquet(str(path))
+        )
+    except (ValueError, OSError, RecursionError) as error:
+        raise bad_file(f"cannot be read as {path.suffix or 'a dataset'}: {error}") from error
+
+
+def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
+    """Return the number of tokens of each document; `named` columns are added up."""
+    if not hasattr(data, "column_names"):
+        return read(data)
+    unnamed = ["text", "messages"] if tokenizer is not None else [IDS, "length", "lengths", "text"]
+    known = [name for name in named or unnamed if name in data.column_names]
+    if not known or len(known) < len(named):
+        wanted = [name for name in named if name not in known] or unnamed
+        raise unusable(
+            f"found no column {' or '.join(map(repr, wanted))} in {data.column_names}; name the "
+            "column"
+        )
+    names = known if named else known[:1]
+    if names == [IDS]:
+        return _documents(data).lengths
+    batches = data.select_columns(names).with_format("arrow").iter(BATCH)
+    counted = [
+        sum(_token_counts(name, batch.column(name), tokenizer) for name in names)
+        for batch in batches
+    ]
+    return read(np.concatenate(counted) if counted else [])
+
+
+def _documents(data: Any) -> Documents:
+    """Return the documents in `input_ids` of a data set, without padding by `attention_mask`."""
+    names = getattr(data, "column_names", ())
+    if IDS not in names:
+        raise unusable(
+            f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike"
+        )
+    from autopack.packing.documents import Documents
+
+    return Documents.of_dataset(data, [name for name in names if name not in (IDS, MASK)])
+
+
+def _token_counts(name: str, values: Any, tokenizer: Any) -> np.ndarray:
+    """Return the number of tokens of each value of an arrow column, as an array of ints.
+
+    An int is their number. Lists of ints are counted; text is tokenized, and so are messages of a
+    chat as their template writes them.
+    """
+    import pyarrow.compute as pc
+
+    kind = str(values.type)
+    is_list = kind.startswith(("list<", "large_list<", "fixed_size_list<"))
+    is_chat = re.match(r"(large_)?list<\w+: struct<", kind) is not None
+    if absent := values.null_count or (is_list and pc.list_flatten(values).null_count):
+        raise unusable(
+            f"column {name!r}: values are missing ({absent:,}); fill them, or leave the examples "
+            "out"
+        )
+    if re.fullmatch(r"u?int\d+", kind):
+        return values.to_numpy()
+    if re.match(r"(large_|fixed_size_)?list<\w+: u?int\d+\b", kind):
+        return pc.list_value_length(values).to_numpy()
+    if kind not in _TEXT and not (
+        is_chat and all(re.search(rf"\b{key}: (large_)?string\b", kind) for key in _SAID)
+    ):
+        raise unusable(
+            f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
+            f"content, found {kind}"
+        )
+    if tokenizer is None:
+        raise InvalidPacking(
+            f"column {name!r} holds text, whose tokens are to be counted; name a tokenizer: "
+            "tokenizer=NAME",
+            code="tokenizer",
+        )
+    texts, options = values.to_pylist(), {}
+    if is_chat:
+        options["add_special_tokens"] = False  # the template has them
+        try:
+            texts = [tokenizer.apply_chat_template(messages, tokenize=False) for messages in texts]
+        except Exception as error:  # templates are programs
+            raise InvalidPacking(
+                f"column {name!r} holds messages, and the tokenizer has no template for them: "
+                f"{error}; use one that has",
+                code="tokenizer",
+            ) from error
+    return np.array([len(ids) for ids in tokenizer(texts, **options)["input_ids"]])

@@ -11,16 +11,22 @@ import ctypes
 import json
 import platform
 import shlex
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autopack.errors import AutopackError
+from autopack.bench.subjects import TINY, build
+from autopack.errors import AutopackError, did_you_mean
+from autopack.options import TASKS
 from autopack.pages import parts
 from autopack.pages.figure import formats
 from autopack.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
@@ -122,3 +128,155 @@ def keep_freed_memory() -> None:
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 2**28)
+
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+class CannotLoad(AutopackError):
+    """Error for a model that does not exist, or not with the options given."""
+
+    code = "model-unavailable"
+
+
+def add_model_options(
+    parser: argparse._ActionsContainer,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Add the options of commands that take a model, with these defaults.
+
+    By a default of None, the device is a GPU if there is one, and the dtype bfloat16 on a GPU, else
+    float32.
+    """
+    parser.add_argument(
+        "--attn-implementation",
+        "--attn",
+        metavar="NAME",
+        help="eager, sdpa, flash_attention_2 ... (what transformers chooses)",
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the code in the model's directory",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=dtype,
+        help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})",
+    )
+    parser.add_argument(
+        "--device",
+        default=device,
+        help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})",
+    )
+
+
+def obtain(
+    args: argparse.Namespace,
+    tasks: Collection[str],
+    size: str = TINY,
+    longest: int = 0,
+) -> PreTrainedModel:
+    """Load or build the model that `args.model` names: a folder, a type, or one of the Hub.
+
+    A type is built for one of `tasks`, in a size whose positions reach to `longest`. Of the Hub it
+    is one that has been downloaded; nothing is downloaded here. The class of a saved model is the
+    one that it was saved from, where transformers has it, and its causal language model otherwise.
+    Raises `CannotLoad`.
+    """
+    import torch
+    import transformers
+
+    from autopack.tiny import CannotBuild
+
+    try:
+        torch.zeros(1, device=args.device).item()
+    except Exception as error:  # each kind of device fails in its own way, by an AssertionError too
+        raise CannotLoad(
+            f"--device {args.device}: torch {torch.__version__} cannot compute on it here; pass "
+            "--device cpu, or another one that `autopack doctor` names"
+        ) from error
+    if is_built(args.model, tasks):
+        form = {
+            "attn": args.attn_implementation,
+            "dtype": getattr(torch, args.dtype),
+            "device": args.device,
+        }
+        try:
+            return build(args.model, size, _task_for(args.model, tasks), longest, **form)
+        except (CannotBuild, RuntimeError) as error:
+            reason = (
+                error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
+            )
+            raise CannotLoad(
+                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype "
+                "or --device"
+            ) from error
+    options: dict[str, Any] = {
+        "local_files_only": True,
+        "trust_remote_code": args.trust_remote_code,
+    }
+    name = str(Path(args.model).expanduser())
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **options)
+        # transformers 4.56 renamed the argument together with the field of the configuration.
+        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
+        if args.attn_implementation is not None:
+            options["attn_implementation"] = args.attn_implementation
+        saved: Any = getattr(
+            transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None
+        )
+        if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
+            saved = transformers.AutoModelForCausalLM
+        return saved.from_pretrained(name, config=config, **options).to(args.device)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        said = f"transformers {transformers.__version__} cannot load {name}: {error}"
+        if not is_saved(args.model):
+            known = types_for(tasks)
+            closest = did_you_mean(
+                args.model,
+                known,
+                f"; it knows {len(known)}, from {known[0]} to {known[-1]}",
+            )
+            sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
+            said = (
+                f"{args.model!r} is neither a directory with a saved model, nor a downloaded model "
+                f"of the Hub (nothing is downloaded here), nor a model type{sorts} of transformers "
+                f"{transformers.__version__}; name one of these{closest}"
+            )
+        raise CannotLoad(said) from error
+
+
+def is_saved(name: str) -> bool:
+    """Return True if a name is the path of a directory."""
+    return Path(name).expanduser().is_dir()
+
+
+def is_built(name: str, tasks: Iterable[str]) -> bool:
+    """Return True if a name is a type with a model for one of the tasks, and no directory."""
+    return not is_saved(name) and name in types_for(tasks)
+
+
+def types_for(tasks: Iterable[str]) -> list[str]:
+    """Return the model types that have a model for one of these tasks, sorted."""
+    from autopack import tiny
+
+    return sorted({name for task in tasks for name in tiny.types_for(task)})
+
+
+def _task_for(model_type: str, tasks: Iterable[str]) -> str:
+    """Return the task, one of `tasks`, that a model type is built for.
+
+    An encoder is built as a masked language model, an encoder-decoder as one, and others as the
+    first that they can be.
+    """
+    from transformers.models.auto import modeling_auto
+
+    from autopack import tiny
+
+    found = [task for task in tasks if model_type in tiny.types_for(task)]
+    masked = getattr(modeling_auto, f"{TASKS['masked-lm']}_NAMES").get(model_type, "")
+    first = "masked-lm" if masked.endswith("ForMaskedLM") else "seq2seq"
+    return first if first in found else found[0]

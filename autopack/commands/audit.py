@@ -1,23 +1,28 @@
-"""``autopack audit``: the leak audit for a model on disk, or for a tiny random model of any
-type."""
+"""Measure whether documents in a packed row change each other in a model.
+
+Packs a few documents into one row in every way that people call a model, and measures how far each
+document is from what it gets alone. The model is one on disk, or a tiny random one of any type.
+Exit status 0 if the model is exact, 1 if it leaks.
+"""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
 
-from autopack.commands import add_outputs, check_outputs, show
-from autopack.commands.models import add_model_options, is_saved, obtain
+from autopack.commands import (
+    add_model_options,
+    add_outputs,
+    check_outputs,
+    is_saved,
+    obtain,
+    show,
+)
 from autopack.errors import AutopackError
 from autopack.options import CHOICES, TASKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Pack a few documents into one row in every way that people call a model, and measure how "
-        "far each document is from what it gets alone. Exit status 0 if the model is exact, 1 if "
-        "it leaks."
-    )
     parser.add_argument(
         "model",
         metavar="MODEL",

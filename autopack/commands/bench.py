@@ -1,4 +1,10 @@
-"""``autopack bench``: time a model of yours on lengths of yours, padded and enabled."""
+"""Time a model on your lengths, padded and enabled.
+
+Times padded batches as they are, and both padded batches and packed rows with autopack enabled.
+Prints real tokens per second, peak memory, and the ratio to padded. First the losses of all are
+compared: exit status 1 if one computes something else than padded. Rounds are interleaved, and a
+ratio that noise could have made is too noisy to tell.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autopack.bench.sources import lengths_of
-from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, longest_document
-from autopack.commands import add_data_options, add_outputs, check_outputs, keep_freed_memory, show
-from autopack.commands.models import add_model_options, is_built, obtain
+from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, lengths_of, longest_document
+from autopack.commands import (
+    add_data_options,
+    add_model_options,
+    add_outputs,
+    check_outputs,
+    is_built,
+    keep_freed_memory,
+    obtain,
+    show,
+)
 from autopack.errors import AutopackError
 from autopack.packing.checks import check_ints
 
@@ -24,13 +37,6 @@ the longest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Time a model on documents of your lengths: padded batches as they are, and both padded "
-        "batches and packed rows with autopack enabled. Prints real tokens per second, peak "
-        "memory, and the ratio to padded. First the losses of all are compared: exit status 1 if "
-        "one computes something else than padded. Rounds are interleaved, and a ratio that noise "
-        "could have made is too noisy to tell."
-    )
     model = parser.add_argument_group("model")
     model.add_argument(
         "model",

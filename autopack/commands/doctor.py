@@ -1,5 +1,8 @@
-"""``autopack doctor``: what is installed, what autopack computes attention with here, and what is
-broken, by trying."""
+"""Say what is installed, what autopack would use, and what is broken, by trying.
+
+Prints which attention backends work here and why the others do not, and what autopack.enable would
+choose; enables a tiny model and audits it. Exit status 1 if something is broken.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,6 @@ SECTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Print what is installed, which attention backends work here and why the others do not, "
-        "and what autopack.enable would choose; enable a tiny model and audit it. Exit status 1 if "
-        "something is broken."
-    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -78,11 +76,9 @@ def examine() -> dict[str, Any]:
             f"Reinstall it {'with what it needs' if name in MINIMUM else way}."
         )
     python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    there = {name: installed or "not installed" for name, installed in versions.items()}
     found: dict[str, Any] = {name: {} for name in SECTIONS}
-    found["packages"] = {"python": python, "autopack": __version__}
-    found["packages"] |= {
-        name: installed or "not installed" for name, installed in versions.items()
-    }
+    found["packages"] = {"python": python, "autopack": __version__, **there}
     if torch is not None and "torch" not in fails:
         found["devices"] = _devices()
     trials: dict[str, Callable[[], None]] = {

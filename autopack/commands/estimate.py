@@ -1,5 +1,9 @@
-"""``autopack estimate``: what packing would gain on a data set, counted from lengths, before any
-training."""
+"""Say what packing a data set would gain, counted from its lengths before any training.
+
+Prints the padding of padded batches by batch size, in random order and grouped by length; the
+tokens and attention that packed rows save; and the speed-up to expect. Nothing is trained and
+nothing is timed.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,15 @@ from typing import get_args
 
 from autopack.bench.predicted import DEVICES
 from autopack.commands import add_data_options, add_outputs, check_outputs, show
-from autopack.packing.checks import check_ints
-from autopack.packing.lengths import Overflow
+from autopack.packing.checks import (
+    Overflow,
+    check_ints,
+)
 
 _PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accumulation on".split()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Say what packing a data set would gain: padding of padded batches by batch size, in "
-        "random order and grouped by length; tokens and attention that packed rows save; and the "
-        "speed-up to expect. Only lengths are counted: nothing is trained and nothing is timed."
-    )
     parser.add_argument(
         "data",
         metavar="DATA",

@@ -1,4 +1,8 @@
-"""``autopack families``: which architectures are served, and in which way on which device."""
+"""List the architectures that are served, and how.
+
+Names the path of each family and its model types; --json adds the mixers. Other models with
+attention of the same structure are served too.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "List the families of architectures that autopack serves: the path of each, and its model "
-        "types; --json adds the mixers. Other models with attention of the same structure are "
-        "served too."
-    )
     parser.add_argument(
         "types",
         nargs="*",
@@ -38,15 +37,13 @@ def run(args: argparse.Namespace) -> int:
     elif rows:
         for row in rows:
             known = [name for each in found for name in each.model_types]
-            said = (
-                f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit "
-                f"{row['type']}`"
-            )
-            if row["served"]:
-                said = f"served: {row['path']} (family {row['family']})"
-            elif row["refused"] is not None:
-                said = f"refused: {row['refused']}"
-            _print(row["type"], said)
+            said = {
+                True: f"served: {row['path']} (family {row['family']})",
+                False: f"refused: {row['refused']}",
+                None: f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit "
+                f"{row['type']}`",
+            }
+            _print(row["type"], said[row["served"]])
     else:
         for family in found:
             if family.model_types:

@@ -1,5 +1,11 @@
-"""``autopack run``: run a script that does not know autopack, with every model enabled that it
-trains."""
+"""Run a script as it is, with every model enabled that it trains.
+
+Every transformers model that a Python script or program trains is enabled by itself when it is
+first called in training: padded batches run without their padding, and packed rows are exact. That
+holds in processes that it starts too, so torchrun, python -m torch.distributed.run and accelerate
+launch work. A model that cannot be served runs as it would have. At exit, stderr gets a line for
+every model.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +30,6 @@ _LAUNCHERS = {"accelerate", "deepspeed", "torch", "torchrun"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = (
-        "Run a Python script or program as it is. Every transformers model that it trains is "
-        "enabled by itself when\nit is first called in training: padded batches run without their "
-        "padding, and packed rows are exact. That\nholds in processes that it starts too, so "
-        "torchrun, python -m torch.distributed.run and accelerate launch\nwork. A model that "
-        "cannot be served runs as it would have. At exit, stderr gets a line for every model."
-    )
     parser.epilog = (
         "Options stand before the script; each can be given as an environment variable instead "
         "(AUTOPACK_BACKEND,\nAUTOPACK_STRICT=1 ...), which the option overrides. The exit status "

@@ -271,7 +271,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     def _repr_html_(self) -> str:
         if self._holds_one_model:
-            return parts.facts(self._facts(), f"autopack: {self.summary}")
+            return parts.facts([(f"autopack: {self.summary}", self._facts())])
         groups = [(f"{name}: {each.summary}", each._facts()) for name, each in self.models.items()]
         groups.append(
             (
@@ -282,7 +282,7 @@ class Handle(AbstractContextManager["Handle"]):
                 ],
             )
         )
-        return parts.groups_of_facts(groups, f"autopack: {self._trainer_or_count}")
+        return parts.facts([(f"autopack: {self._trainer_or_count}", []), *groups])
 
 
 def take_off(enabled: EnabledModel) -> None:

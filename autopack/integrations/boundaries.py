@@ -144,7 +144,7 @@ def _columns(dataset: Any) -> list[str]:
     names = getattr(dataset, "column_names", None)
     functions = [getattr(each, "function", None) for each in iterables_of(dataset)]
     if names is None and any(
-        derives_from(each, "Packing", "autopack.packing.rows") for each in functions
+        derives_from(each, "Packing", "autopack.packing.dataset") for each in functions
     ):
         names = ["input_ids", "labels", *BOUNDARIES[:2]]
     return list(names or ())

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from autopack.packing.collator import PackingCollator
-from autopack.packing.dataset import pack
 from autopack.packing.plans import Plan, plan
 from autopack.packing.sampler import PackedBatchSampler
 from autopack.packing.strategies import CostModel
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from autopack.layout.host import HostBatch
     from autopack.layout.packed import PackedLayout
     from autopack.layout.row_parts import shard_rows
+    from autopack.packing.dataset import pack
     from autopack.packing.loss import weighted_loss
     from autopack.packing.shards import pack_shards, shard_files
 
@@ -36,6 +36,7 @@ __all__ = [
 _LATER = {
     "HostBatch": "autopack.layout.host",
     "PackedLayout": "autopack.layout.packed",
+    "pack": "autopack.packing.dataset",
     "pack_shards": "autopack.packing.shards",
     "shard_files": "autopack.packing.shards",
     "shard_rows": "autopack.layout.row_parts",

@@ -66,7 +66,7 @@ def cut(
     both sides (`is_pair`).
     """
     parts, places, paddings = zip(*(_declared(batch, first) for batch in batches), strict=True)
-    shapes = [shape_of(part) for part in parts]
+    shapes = [tokens_of(part).shape[:2] for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
     per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
     if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
@@ -108,18 +108,16 @@ def length_of(example: Example, columns: Columns) -> int:
     return sum(len(row[name]) for row in example for name in of_side.values())
 
 
-def shape_of(batch: Batch) -> tuple[int, int]:
-    """Return the (rows, columns) of a batch; raise `InvalidPacking` if it has no tokens."""
-    tokens = next(
-        (batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None),
-        None,
-    )
+def tokens_of(batch: Batch) -> torch.Tensor:
+    """Return a batch's tokens (rows, columns, ...); raise `InvalidPacking` if it has none."""
+    given = (batch.get(name) for name in ("input_ids", "inputs_embeds"))
+    tokens = next((value for value in given if value is not None), None)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
         raise _not_cut(
             f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}",
         )
-    return tokens.shape[0], tokens.shape[1]
+    return tokens
 
 
 def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
@@ -131,31 +129,29 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
         raise _not_cut(
             f"nothing says which of {', '.join(media.given(batch))} belongs to which row"
         )
-    shape = rows, columns = shape_of(batch)
+    tokens = tokens_of(batch)
+    shape = rows, columns = len(tokens), tokens.shape[1]
     found = {name: value for name, value in batch.items() if value is not None}
-    tokens = found.get("input_ids", found.get("inputs_embeds"))
-    assert tokens is not None
     declared = declarations.read(found, shape, tokens.device, first)
     layout, real = declared.layout, declared.real_of(shape)
     if layout is None:
         if found.get(_MASK) is None or found[_MASK].dim() != 2:
             found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
-        starts, ends = real.argmax(1), columns - real[:, ::-1].argmax(1)
-        lies = [(row, int(starts[row]), int(ends[row])) for row in range(rows)]
-        return found, lies, None if real.all() else ~real
-    found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
-    found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
-    kept = np.ones(len(layout.sizes), bool) if layout.is_padding is None else ~layout.is_padding
-    begins = layout.bounds[:-1][kept]
-    lies = [
-        (int(at // columns), int(at % columns), int(at % columns + size))
-        for at, size in zip(begins, layout.sizes[kept], strict=True)
-    ]
-    return found, lies, None
+        start = real.argmax(1)
+        sizes = columns - real[:, ::-1].argmax(1) - start
+        begins = np.arange(rows) * columns + start
+        padding = None if real.all() else ~real
+    else:
+        found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
+        found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
+        kept = slice(None) if layout.is_padding is None else ~layout.is_padding
+        begins, sizes, padding = layout.bounds[:-1][kept], layout.sizes[kept], None
+    row, start = np.divmod(begins, columns)
+    return found, np.stack([row, start, start + sizes], 1).tolist(), padding
 
 
 def _per(
-    name: str, values: list[Any], shapes: list[tuple[int, int]], rows_each: int, is_pair: bool
+    name: str, values: list[Any], shapes: list[torch.Size], rows_each: int, is_pair: bool
 ) -> Per:
     """Return the unit of a column's entries in all batches; raise `InvalidPacking` without one."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -191,37 +187,26 @@ def _count(value: Any) -> int | None:
 
 def _examples(batch: Batch, lies: list[Place], columns: Columns) -> list[Example]:
     """Return the documents of a batch as examples, each a dict of columns for each of its rows."""
-    ends = _ends_of_targets(batch, columns)
-    count = len(lies) // columns.rows_each
-
-    def row_of(number: int, row: int, start: int, stop: int) -> dict[str, Any]:
-        found = {}
-        for name, per in columns.per.items():
-            value = batch[name]
-            if per is Per.TOKEN:
-                value = value[row, start:stop]
-            elif per is Per.TARGET:
-                value = value[row, : ends[row]]
-            elif per is not Per.CALL:
-                value = value[row if per is Per.ROW else number % count]
-            found[name] = value
-        return found
-
-    found = [row_of(number, *place) for number, place in enumerate(lies)]
+    ends, count, found = _ends_of_targets(batch, columns), len(lies) // columns.rows_each, []
+    for number, (row, start, stop) in enumerate(lies):
+        at: dict[Per, Any] = {
+            Per.TOKEN: (row, slice(start, stop)),
+            Per.TARGET: (row, slice(ends[row] if ends else None)),
+            Per.ROW: row,
+            Per.EXAMPLE: number % count,
+        }
+        found.append(
+            {n: batch[n][at[per]] if per in at else batch[n] for n, per in columns.per.items()}
+        )
     return [tuple(found[number::count]) for number in range(count)]
 
 
 def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
-    """Return the number of decoder columns that each row uses; [] without a decoder."""
-    if Per.TARGET not in columns.per.values():
-        return []
+    """Return the number of decoder columns that each row uses; [] if all are, or there are none."""
     mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
-    real = (
-        mask != 0 if mask is not None else labels != IGNORED_LABEL if labels is not None else None
-    )
-    if real is None:
-        name = next(name for name, per in columns.per.items() if per is Per.TARGET)
-        return [batch[name].shape[1]] * len(batch[name])
+    if Per.TARGET not in columns.per.values() or (mask is None and labels is None):
+        return []
+    real: Any = mask != 0 if mask is not None else labels != IGNORED_LABEL
     last = real.long() * torch.arange(1, real.shape[1] + 1, device=real.device)
     return last.amax(1).clamp(min=1).tolist()
 

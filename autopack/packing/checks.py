@@ -1,13 +1,16 @@
-"""Columns that packing interprets: their names, weights of tokens, and errors about values and
-options."""
+"""Columns and options that packing interprets, and errors about them; numbers from lists, arrays
+and tensors; lengths of documents, and pieces of those too long."""
 
 from __future__ import annotations
 
+import array
+import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -35,6 +38,7 @@ bits, and its bounds into 32."""
 FROM_0 = ("seed", "first_position", "epoch", "step", "rank", "shard")
 """Options that begin to count at 0."""
 Weighing = Literal["document", "token"]
+Overflow = Literal["error", "truncate", "split", "drop"]
 
 
 unusable = partial(InvalidPacking, code="unusable-data")
@@ -133,10 +137,29 @@ def check_in(name: str, value: Any, choices: Collection[Any]) -> None:
         raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
 
 
-def check_names(option: str, value: Any, what: str) -> None:
-    """Raise `ValueError` if an option is one text instead of several names."""
-    if isinstance(value, str):
-        raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
+def check_options(of: Any, values: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless options have values that the annotations of a function or class
+    allow: ints, choices, True or False, or several of one kind."""
+    hints = get_type_hints(of)
+    for name, value in values.items():
+        _check(name, value, hints.get(name))
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Raise `ValueError` unless an annotation allows a value."""
+    kinds = (hint, *get_args(hint))
+    optional = type(None) in kinds
+    if get_origin(hint) is Collection:
+        if isinstance(value, str):
+            raise ValueError(f"{name}={value!r}: wanted several, such as ({value!r},)")
+        for each in value:
+            _check(name, each, kinds[1])
+    elif int in kinds:
+        check_ints(optional, **{name: value})
+    elif choices := [c for k in kinds if get_origin(k) is Literal for c in get_args(k)]:
+        check_in(name, value, [*choices, *[None] * optional])
+    elif hint is bool:
+        check_in(name, value, (True, False))
 
 
 def labels_of(columns: Mapping[str, Any]) -> np.ndarray:
@@ -161,3 +184,201 @@ def token_weights(
         counts = np.add.reduceat(targets, np.cumsum(lengths) - lengths, dtype=np.int64)
         weights = weights / np.maximum(counts, 1)
     return np.where(targets, np.repeat(weights, lengths), 0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Documents and tokens given to a plan, and the treatment of documents longer than a row.
+
+    `documents` and `tokens` were given; `truncated` documents lost `truncated_tokens` at their
+    ends, `split` documents were cut into several pieces, and `dropped` documents, of
+    `dropped_tokens`, were left out.
+    """
+
+    documents: int
+    tokens: int
+    truncated: int = 0
+    truncated_tokens: int = 0
+    split: int = 0
+    dropped: int = 0
+    dropped_tokens: int = 0
+
+    @property
+    def overflow(self) -> dict[str, int]:
+        """Treatments of longer documents that happened, with numbers of documents or tokens."""
+        treatments = [*vars(self).items()][2:]  # what stands behind documents and tokens
+        return {name.replace("_", " "): value for name, value in treatments if value}
+
+    @property
+    def level(self) -> int:
+        """Level of logging: a warning if anything was lost."""
+        return logging.WARNING if self.truncated or self.dropped else logging.INFO
+
+
+def nothing_left(counts: Counts) -> InvalidPacking:
+    """Return the error for data whose documents were all dropped."""
+    return does_not_fit(
+        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it",
+    )
+
+
+class Pieces(NamedTuple):
+    """Documents, or parts of them: document, offset in it, and length of each, (pieces,) int64.
+
+    `shared` are the tokens that another piece begins with and computes; None if there are none.
+    """
+
+    documents: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+    shared: np.ndarray | None = None
+
+    @property
+    def computed(self) -> np.ndarray:
+        """Number of tokens of each piece without shared ones, (pieces,) int64."""
+        return self.lengths if self.shared is None else self.lengths - self.shared
+
+    def take(self, order: np.ndarray) -> Pieces:
+        """Return the pieces in this order; offsets made by `zeros` stay one number in memory."""
+        given = (column for column in self if column is not None)
+        return Pieces(
+            *(
+                np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order]
+                for c in given
+            ),
+        )
+
+    def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
+        """Return the pieces of `chosen` rows, by the `bounds` of all rows, and their own bounds."""
+        sizes = np.diff(bounds)[chosen]
+        return self.take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
+
+
+def to_numpy(value: Any) -> Any:
+    """Return a tensor as a numpy array, half precision as float32; other values unchanged."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if value.is_floating_point() else value).numpy()
+
+
+def numbers(key: str, value: Any) -> np.ndarray:
+    """Return a list, array or tensor as an array of int64, float32 or bool; raise for other
+    values."""
+    try:
+        if isinstance(value, (list, tuple)):
+            # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
+            with suppress(TypeError):
+                return np.asarray(array.array("q", value))
+        found = np.asarray(to_numpy(value))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise unusable(
+            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys",
+        ) from error
+    kind = found.dtype.kind
+    if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
+        raise unusable(
+            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys",
+        )
+    return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
+
+
+def is_text(value: Any) -> bool:
+    """Return True for text, a mapping, an array of text, or a list that begins with one of them."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (str, bytes, Mapping)) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "US"
+    )
+
+
+def bounds_of(sizes: Any) -> np.ndarray:
+    """Return the bounds of parts of these sizes, end to end: (parts + 1,) ints, from 0 on."""
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Return the sum of the values of each part, between its bounds; no part may be empty."""
+    return np.add.reduceat(values, bounds[:-1]) if len(values) else values
+
+
+def numbered(sizes: np.ndarray) -> np.ndarray:
+    """Return each element's number in its part, for parts of these sizes: 0, 1, ..., 0, 1, ..."""
+    ends = np.cumsum(sizes)
+    return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
+
+
+def zeros(count: int) -> np.ndarray:
+    """Return `count` offsets of 0 for documents that are not cut, as one number in memory."""
+    return np.broadcast_to(np.int64(0), (count,))
+
+
+def read(lengths: Any, copy: bool = True) -> np.ndarray:
+    """Return lengths as (documents,) int64; raise `InvalidPacking` unless ints from 1 to `LONGEST`.
+
+    Without `copy` the given array itself is returned, if it is such an array.
+    """
+    found = ints("lengths", lengths)
+    if not len(found):
+        raise no_examples("lengths: wanted at least one document, found none")
+    check_each("lengths", found, found < 1, "wanted at least 1 token; leave empty documents out")
+    way = "cut such documents into several, or leave them out"
+    check_each("lengths", found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {way}")
+    return found.astype(np.int64, copy=copy)
+
+
+def ints(name: str, given: Any) -> np.ndarray:
+    """Return an argument as (documents,) ints, Python's beyond 64 bits; raise for other values."""
+    try:
+        if isinstance(given, Sequence):
+            # of a column of datasets a list, which numpy would read one number at a time
+            given = given[:]
+        elif not (hasattr(given, "__array__") or isinstance(given, Mapping)):
+            given = list(given)
+        found = np.asarray(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise wrong_numbers(
+            f"{name}: wanted one int per document, found what is no array: {error}",
+        ) from error
+    if found.ndim != 1:
+        raise wrong_numbers(
+            f"{name}: wanted one int per document, found shape {found.shape}; pass len() of each",
+        )
+    if found.dtype.kind in "iu" or not found.size:
+        return found
+    values = np.array(given if isinstance(given, (list, tuple)) else found.tolist(), object)
+    is_other = np.array([not is_int(value) for value in values])
+    check_each(name, values, is_other, f"wanted an int; convert from {found.dtype}")
+    return values  # ints of more than 64 bits
+
+
+def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
+    """Raise `InvalidPacking` for the first of the values that is `wrong`, if any."""
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}: {wanted}")
+
+
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
+    """Return documents as pieces that fit into a row, by `overflow`, and the counts."""
+    count, tokens = len(lengths), int(lengths.sum())
+    documents, over = np.arange(count), lengths > max_length
+    if not over.any():
+        return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
+    if overflow == "error":
+        index = int(over.argmax())
+        raise does_not_fit(
+            f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row; raise "
+            "max_length, or pass overflow='truncate', 'split' or 'drop'"
+        )
+    is_split = overflow == "split"
+    parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
+    owners = np.repeat(documents, parts)
+    offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
+    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
+    number = int(over.sum())
+    if is_split:
+        return pieces, Counts(count, tokens, split=number)
+    done = "dropped" if overflow == "drop" else "truncated"
+    lost = {done: number, f"{done}_tokens": tokens - int(pieces.lengths.sum())}
+    return pieces, Counts(count, tokens, **lost)

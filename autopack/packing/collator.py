@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,36 +26,30 @@ from autopack.packing.checks import (
     MASK,
     POSITIONS,
     Weighing,
+    bounds_of,
     check_in,
-    check_ints,
-    check_names,
+    check_options,
     invalid,
     labels_of,
     no_examples,
+    numbered,
     reworded,
     token_weights,
     unusable,
 )
 from autopack.packing.examples import (
     Example,
-    as_documents,
     check_alike,
     joined,
     merge,
     read_example,
 )
-from autopack.packing.lengths import bounds_of, numbered
-from autopack.packing.media import along_diagonal, join, read_pictures
+from autopack.packing.media import join, read_pictures, spread_masks
 from autopack.packing.strategies import Places, place
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "unshifted", "completions", "none"]
 Declaration = Literal["attention_mask", "cu_seq_lens", "seq_idx"]
-_CHOICES = {
-    "labels": get_args(Labels),
-    "overflow": ("error", "truncate"),
-    "loss_weights": (*get_args(Weighing), None),
-}
 
 _MADE_FOR = "_made_for"
 """Name of the attribute with the model of `for_model`, until a first batch is made."""
@@ -152,23 +146,16 @@ class PackingCollator:
     pad_to_multiple_of: int | None = None
     max_documents: int | None = None
     rows: int | None = None
-    declare: Collection[str] = ("attention_mask",)
+    declare: Collection[Declaration] = ("attention_mask",)  # type: ignore[assignment]
     loss_weights: Weighing | None = None
     image_processor: Any = field(default=None, repr=False)
     drop_keys: Collection[str] = ()
     images_by_row: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            check_in(name, getattr(self, name), choices)
-        optional = ("max_length", "pad_to_multiple_of", "max_documents", "rows")
-        check_ints(True, **{name: getattr(self, name) for name in optional})
-        check_ints(first_position=self.first_position)
-        for name, what in (("declare", "forms"), ("drop_keys", "keys")):
-            check_names(name, getattr(self, name), what)
+        check_options(type(self), vars(self))
+        for name in ("declare", "drop_keys"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for form in self.declare:
-            check_in("declare", form, get_args(Declaration))
         if self.max_length and self.max_length % (self.pad_to_multiple_of or 1):
             raise ValueError(
                 f"max_length={self.max_length}: wanted a multiple of "
@@ -240,19 +227,18 @@ class PackingCollator:
         self, examples: Iterable[Mapping[str, Any]], return_tensors: str = "pt"
     ) -> dict[str, Any]:
         """Return the packed batch of `examples`, of tensors (`"pt"`) or of numpy (`"np"`)."""
-        made_for = vars(self).pop(_MADE_FOR, None)
-        if made_for is not None:
-            _warn_if_not_enabled(made_for())
+        if (model := vars(self).pop(_MADE_FOR, lambda: None)()) is not None:
+            _warn_if_not_enabled(model)
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise no_examples(
                 f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts",
             )
-        read = self._read_all(list(examples))
-        if not read:
+        if not (examples := list(examples)):
             raise no_examples(
                 "wanted at least one example, found an empty batch; leave empty batches out"
             )
+        read = self._read_all(examples)
         self._add_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])
@@ -263,13 +249,12 @@ class PackingCollator:
         placed = place(whole.lengths, documents, *limits)
         batch = self._assemble(whole, placed)
         if any(media):
-            rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
-            where = rows, len(placed.real), self.images_by_row
+            rows, width = placed.real.shape
+            of_row = placed.tokens[placed.ends - 1] // width
+            where = [np.flatnonzero(of_row == row) for row in range(rows)], self.images_by_row
             pictures = [each.pop("images", []) for each in media]
-            seen = along_diagonal(
-                media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape
-            )
-            batch |= join(media, *where) | seen
+            spread_masks(media, np.split(placed.tokens % width, placed.ends[:-1]), width)
+            batch |= join(media, *where)
             batch |= read_pictures(self.image_processor, pictures, *where, return_tensors)
         if return_tensors == "pt":
             import torch
@@ -296,14 +281,12 @@ class PackingCollator:
     def _read(self, example: Any, ignored: set[str]) -> Example:
         """Return one example as arrays, cut to a row if `overflow` says so; raise if it is too
         long."""
-        completes = self.labels == "completions"
-        given = as_documents(example, ignored) if completes else example
         read = read_example(
-            given,
+            example,
             ignored,
             self.loss_weights is not None,
             self.image_processor is not None,
-            completes,
+            self.labels == "completions",
         )
         found = f"{IDS!r}: found {len(read)} tokens"
         if self.max_length and len(read) > self.max_length:
@@ -372,10 +355,8 @@ class PackingCollator:
         if MASK in self.declare and not real.all():
             batch[MASK] = real.astype(np.int64)
         if "seq_idx" in self.declare:
-            # documents before each row
-            before = np.searchsorted(starts, np.arange(shape[0]) * shape[1])
             numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
-            batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
+            batch["seq_idx"] = numbers - numbers[:, :1]
         if "cu_seq_lens" in self.declare:
             cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
@@ -386,10 +367,8 @@ class PackingCollator:
 def _warn_if_not_enabled(model: Any) -> None:
     """Log a warning if packed rows are made for a model that autopack has not enabled."""
     # `autopack run` enables at the first call
-    hooks = () if model is None else model._forward_pre_hooks.values()
-    if model is not None and not any(
-        type(hook).__module__.startswith("autopack.") for hook in hooks
-    ):
+    hooks = model._forward_pre_hooks.values()
+    if not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
         logger.warning(
             "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock "
             "transformers may let documents of a row see each other. Call autopack.enable(model) "

@@ -1,23 +1,237 @@
 """Packed data sets: `pack` makes rows of the examples of a dataset, a stream or a list, ahead of
-training."""
+training, as arrow tables: the pieces of a plan, gathered from the tables of documents."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Collection, Mapping
+import re
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from autopack.inspection.media import PICTURES
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import check_ints, no_examples, reworded
-from autopack.packing.lengths import Overflow
-from autopack.packing.plans import Strategy
+from autopack.layout import COMPLETION_KEYS, IGNORED_LABEL, LABEL_KEYS
+from autopack.packing.checks import (
+    IDS,
+    LENGTHS,
+    POSITIONS,
+    Overflow,
+    bounds_of,
+    check_options,
+    invalid,
+    labels_of,
+    no_examples,
+    nothing_left,
+    numbered,
+    reworded,
+    unusable,
+)
+from autopack.packing.documents import Documents, Values, carried, columns_of, from_columns
+from autopack.packing.media import has_pictures
+from autopack.packing.plans import Plan, Strategy, groups_of, plan
 from autopack.version import __version__
 
-if TYPE_CHECKING:
-    from autopack.packing.rows import Packing, WrittenRows
+logger = logging.getLogger(__name__)
+BLOCK = 1 << 20
+"""Tokens that are gathered and written at a time: a process holds no more of a dataset on disk."""
+
+
+@dataclass
+class WrittenRows:
+    """Rows of a plan as tables; `Dataset.map` calls it with a batch of row numbers.
+
+    Raises `InvalidPacking` if the columns of the documents cannot be columns of such rows.
+    """
+
+    documents: Documents
+    plan: Plan
+    packing: Packing
+
+    def __post_init__(self) -> None:
+        documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
+        if not len(self.plan):
+            raise nothing_left(counts)
+        if counts.split and key in documents.per_document:
+            raise unusable(
+                f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document; "
+                "use overflow='truncate' or 'drop', or name it in drop_columns"
+            )
+        columns = *documents.per_document, *documents.pictures
+        pictures = [name for name in columns if name in PICTURES]
+        if pictures and (counts.split or counts.truncated):
+            raise unusable(
+                f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} "
+                "are not; use overflow='drop', or name it in drop_columns"
+            )
+
+    def lists(self) -> dict[str, list[Any]]:
+        """Return the columns of all rows as lists, with the pictures of the documents."""
+        rows = self.table().to_pydict()
+        for name, pictures in self.documents.pictures.items():
+            rows[name] = [[pictures[number] for number in row] for row in self.plan]
+        return rows
+
+    def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
+        return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
+
+    def table(self, first: int = 0, end: int | None = None) -> pa.Table:
+        """Return the table of the rows from `first` to `end`."""
+        plan, documents = self.plan[first:end], self.documents
+        tokens = bounds_of(plan.lengths)
+        starts = tokens[:-1]
+        values = documents.values(plan.documents, plan.offsets, plan.lengths)
+        _refuse(values[IDS] < 0, plan, IDS, "found a token id below 0")
+        if documents.label_key is None and values.keys() & {*COMPLETION_KEYS}:
+            values["labels"] = labels_of(values)  # trainers drop columns that they do not know
+            values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
+        key = documents.label_key or "labels"
+        if self.packing.mask_first_label and key in values:
+            values[key] = _without_first(values[key], starts, key)
+        if POSITIONS in values:
+            # A difference of small types wraps around: 255, 0 would go on by 1.
+            breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
+            breaks[starts] = False
+            _refuse(
+                breaks,
+                plan,
+                POSITIONS,
+                "found positions that restart; pack the documents themselves, or name the "
+                "column in drop_columns",
+            )
+        else:
+            positions = numbered(plan.lengths) + self.packing.first_position
+            values[POSITIONS] = positions.astype(np.int32)
+        columns = {name: _lists(tokens[plan.bounds], array) for name, array in values.items()}
+        for name in documents.per_document:
+            columns[name] = _lists(plan.bounds, documents.of_documents(name, plan.documents))
+        columns[LENGTHS] = _lists(plan.bounds, plan.lengths.astype(np.int32))
+        return pa.table(columns)
+
+    @property
+    def width(self) -> int:
+        """Number of rows that are made at a time."""
+        return max(1, BLOCK // self.plan.max_length)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield tables of all rows, about a million tokens at a time."""
+        for first in range(0, len(self.plan), self.width):
+            yield self.table(first, first + self.width)
+
+
+def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
+    """Raise `InvalidPacking` for the document of a plan's first token that is `wrong`, if any."""
+    if wrong.any():
+        piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
+        raise invalid(int(plan.documents[piece]), name, reason, "column ")
+
+
+def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
+    """Return labels per token with -100 at `starts`; raise unless they are signed ints."""
+    if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
+        kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
+        raise unusable(
+            f"column {key!r}: found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no "
+            "target; cast it, or pass mask_first_label=False"
+        )
+    masked = labels.copy()
+    masked[starts] = IGNORED_LABEL
+    return masked
+
+
+def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
+    """Return an arrow array of lists: values cut at these offsets."""
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), values)
+
+
+@dataclass
+class Packing:
+    """Options of `autopack.pack`; its `repr` shows all of them.
+
+    `planned` holds the options of `autopack.packing.plan`.
+    """
+
+    max_length: int
+    planned: dict[str, Any]
+    drop_columns: Collection[str]
+    first_position: int
+    mask_first_label: bool
+    groups: str | bool = False
+    warned: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_options(Packing, vars(self))
+        if not isinstance(self.groups, (str, bool)):
+            raise ValueError(f"groups={self.groups!r}: wanted the name of a column, True or False")
+        plan([1], self.max_length, **self.planned)  # checks them
+        self.max_length, self.first_position = int(self.max_length), int(self.first_position)
+        self.drop_columns = sorted(self.drop_columns, key=str)
+
+    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
+        """Return the plan of documents of these lengths; an error names the example."""
+        with reworded(partial(re.sub, r"lengths\[", "example [")):
+            return plan(lengths, self.max_length, **self.planned | changes)
+
+    def planned_rows(self, documents: Documents, **changes: Any) -> Plan:
+        """Return the plan of all documents with their groups; `changes` replace options.
+
+        A column that names groups is left out of the rows, unless it is labels.
+        """
+        grouped, name = groups_of(documents, self.groups), self.groups
+        if name in documents.per_document and name not in LABEL_KEYS:
+            documents.per_document.remove(str(name))
+        return self.plan(documents.lengths, **grouped, **changes)
+
+    def rows(self, documents: Documents) -> WrittenRows:
+        """Return the planned rows of all documents of a dataset, and log the plan."""
+        made = self.planned_rows(documents)
+        logger.log(made.counts.level, "Packed: %r", made)
+        return WrittenRows(documents, made, self)
+
+    def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
+        """Return the `Documents` of examples in memory, from their columns."""
+        names = carried([*columns], self.drop_columns)  # those that are no text, too
+        pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
+        wanted = {*names, self.groups} - pictures.keys()
+        table = from_columns({name: columns[name] for name in columns if name in wanted})
+        return Documents(table, None, {*table.column_names} - {*names}, pictures)
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return the rows of a buffer of examples, columns in and columns out, as
+        `IterableDataset.map` calls it.
+
+        They depend on the buffer alone, so that a resumed stream makes the same rows again.
+        """
+        count = len(next(iter(batch.values())))
+        with reworded(
+            partial("in a buffer of {} examples, counted from its start: {}".format, count)
+        ):
+            columns = {name: batch[name] for name in batch}
+            for name, values in columns.items():
+                if name not in self.drop_columns and all(value is None for value in values):
+                    raise unusable(
+                        f"column {name!r}: found no value; fill it, or name it in drop_columns",
+                    )
+            documents = self.documents(columns)
+            seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
+            made = self.planned_rows(documents, seed=seed)
+            if made.counts.level == logging.WARNING and not self.warned:
+                logger.warning(
+                    "Packed: %r; buffers that follow are packed alike, and nothing more is said",
+                    made,
+                )
+                self.warned = True
+            if not len(made):
+                return {}
+            if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
+                made = made.select(np.random.default_rng(seed).permutation(len(made)))
+            return WrittenRows(documents, made, self).lists()
 
 
 def pack(
@@ -85,7 +299,7 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    check_ints(buffer_size=buffer_size)
+    check_options(pack, locals())
     planned = {
         "strategy": strategy,
         "seed": seed,
@@ -93,10 +307,6 @@ def pack(
         "max_documents": max_documents,
     }
     columns = drop_columns, first_position, mask_first_label, groups
-    try:
-        from autopack.packing.rows import Packing
-    except ImportError as error:
-        raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
     packing = Packing(max_length, planned, *columns)
     if not any(
         derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")
@@ -111,8 +321,6 @@ def pack(
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
     """Return the packed rows of one split, as a dataset of its kind or a list of mappings."""
-    from autopack.packing.documents import Documents, columns_of
-
     if derives_from(dataset, "IterableDataset", "datasets"):
         names = dataset.column_names or [*next(iter(dataset.take(1)), {})]
         buffers = {"batched": True, "batch_size": buffer_size, "remove_columns": names}

@@ -20,10 +20,11 @@ from autopack.packing.checks import (
     invalid,
     no_examples,
     refuse_unlike,
+    to_numpy,
     unusable,
     wrong_numbers,
+    zeros,
 )
-from autopack.packing.lengths import to_numpy, zeros
 
 Values = Any
 """An array: of numpy if the type allows it, else of arrow."""
@@ -47,10 +48,9 @@ class Documents:
     ):
         self.table, self.pictures = table, pictures or {}
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
-        names = carried(table.column_names, drop_columns)
         names = [
             name
-            for name in names
+            for name in carried(table.column_names, drop_columns)
             if name != IDS and not pa.types.is_null(table.schema.field(name).type)
         ]
         if not len(self.chosen):
@@ -122,7 +122,7 @@ class Documents:
         made: dict[str, Values] = {}
         for name in self.per_token if names is None else names:
             begins = self._starts[name][rows] + self._begins[rows] + starts
-            found = self._parts(name, rows, begins, lengths, inside_lists=True)
+            found = self._parts(name, rows, begins, lengths)
             if isinstance(found, pa.Array) and found.null_count:
                 token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
                 index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
@@ -139,23 +139,23 @@ class Documents:
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """Return the value of each of these documents in a column per document."""
-        rows = self.chosen[documents]
-        first = self.first_rows[np.searchsorted(self.first_rows, rows, "right") - 1]
-        return self._parts(name, rows, rows - first, np.ones_like(rows), inside_lists=False)
+        return self._parts(name, self.chosen[documents])
 
     def _parts(
         self,
         name: str,
         rows: np.ndarray,
-        begins: np.ndarray,
-        lengths: np.ndarray,
-        inside_lists: bool,
+        begins: np.ndarray | None = None,
+        lengths: int | np.ndarray = 1,
     ) -> pa.Array:
-        """Return parts of a column, or of its lists' values, from the batches of `rows`, end to
+        """Return the values of `rows` in a column, or parts of their lists from `begins` on, end to
         end."""
-        numbers = (np.searchsorted(self.first_rows, rows, "right") - 1).tolist()
+        batches = np.searchsorted(self.first_rows, rows, "right") - 1
+        numbers = batches.tolist()
         arrays = {number: self.batches[number].column(name) for number in {*numbers}}
-        if inside_lists:
+        if begins is None:
+            begins = rows - self.first_rows[batches]
+        else:
             arrays = {number: _as_list(column).values for number, column in arrays.items()}
             if all(_is_number(array.type) and not array.null_count for array in arrays.values()):
                 # faster to cut
@@ -190,20 +190,13 @@ class Documents:
 
     def _lengths(self, name: str) -> np.ndarray:
         """Return the number of values of each row in a column of lists, and keep their starts."""
-        offsets = [
-            _as_list(batch.column(name)).offsets.to_numpy().astype(np.int64)
-            for batch in self.batches
-        ]
-        if any(batch.column(name).null_count for batch in self.batches):
-            absent = [
-                batch.column(name).is_null().to_numpy(zero_copy_only=False)
-                for batch in self.batches
-            ]
-            self._refuse(
-                np.concatenate(absent),
-                name,
-                "found no value; fill it, or leave the example or column out",
-            )
+        lists = [_as_list(batch.column(name)) for batch in self.batches]
+        self._refuse(
+            np.concatenate([each.is_null().to_numpy(zero_copy_only=False) for each in lists]),
+            name,
+            "found no value; fill it, or leave the example or column out",
+        )
+        offsets = [each.offsets.to_numpy().astype(np.int64) for each in lists]
         self._starts[name] = np.concatenate([o[:-1] for o in offsets])
         return np.concatenate([np.diff(o) for o in offsets])
 
@@ -237,18 +230,18 @@ class Documents:
 
     def _remove_padding(self) -> None:
         """Cut zeros of the attention mask off both ends of each document; raise for other zeros."""
-        begins, lengths, ends, odd = np.zeros((4, self.table.num_rows), np.int64)
-        for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
-            rows, lists = slice(first, first + batch.num_rows), _as_list(batch.column(MASK))
-            offsets = lists.offsets.to_numpy().astype(np.int64)
-            mask = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(
-                zero_copy_only=False
-            )
-            bounds, real = offsets - offsets[0], np.append(np.flatnonzero(mask), 0)
+        parts = []
+        for batch in self.batches:
+            lists = _as_list(batch.column(MASK))
+            mask = lists.flatten().to_numpy(zero_copy_only=False)
+            bounds = lists.offsets.to_numpy().astype(np.int64)
+            bounds -= bounds[0]
+            real = np.append(np.flatnonzero(mask), 0)
             at = np.searchsorted(real[:-1], bounds)  # real tokens before each row
-            begins[rows], lengths[rows] = real[at[:-1]] - bounds[:-1], np.diff(at)
-            ends[rows] = real[at[1:] - 1] + 1 - bounds[:-1]
-            odd[rows] = np.diff(np.searchsorted(np.flatnonzero((mask != 0) & (mask != 1)), bounds))
+            odd = np.searchsorted(np.flatnonzero((mask != 0) & (mask != 1)), bounds)
+            ends = real[at[1:] - 1] + 1 - bounds[:-1]
+            parts.append([real[at[:-1]] - bounds[:-1], np.diff(at), ends, np.diff(odd)])
+        begins, lengths, ends, odd = np.concatenate(parts, axis=1)
         self._refuse(
             odd > 0,
             MASK,
@@ -315,19 +308,12 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [example[name] for example in examples] for name in examples[0]}
 
 
-def from_columns(
-    values: Mapping[str, Sequence[Any]],
-    drop_columns: Collection[str] = (),
-    read: str | bool = False,
-) -> pa.Table:
-    """Return an arrow table of some columns; dropped ones hold nulls, unless they are `read`."""
+def from_columns(values: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Return an arrow table of some columns."""
     made = {}
     for name, column in values.items():
-        if name in drop_columns and name != read:
-            made[str(name)] = pa.nulls(len(column))
-            continue
         try:
-            made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
+            made[name] = pa.array([_value(v) for v in column], from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise unusable(
                 f"column {name!r}: found values that make no column ({error}); fix them, or name "

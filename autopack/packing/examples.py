@@ -23,10 +23,13 @@ from autopack.packing.checks import (
     POSITIONS,
     check_columns,
     invalid,
+    is_text,
+    numbered,
+    numbers,
     refuse_unlike,
+    to_numpy,
     unusable,
 )
-from autopack.packing.lengths import is_text, numbered, numbers, to_numpy
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
@@ -63,23 +66,16 @@ class Example:
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
-def as_documents(example: Any, ignored: Collection[str]) -> Any:
+def _completed(others: dict[str, Any]) -> dict[str, Any]:
     """Return a prompt and its completions as an example of documents that begin with the prompt.
 
     Tokens of completions are targets, tokens of the prompt are not. An empty completion has no
-    target. Any other example stays as it is. Raises `InvalidPacking` for a prompt without
-    completions, and for values that are no lists of tokens.
+    target. Raises `InvalidPacking` for a prompt without completions, and for values that are no
+    lists of tokens.
     """
-    if not isinstance(example, Mapping):
-        return example
-    others = {key: value for key, value in example.items() if key not in ignored}
-    if PROMPT not in others:
-        return others
     if IDS in others:
         raise unusable(f"{IDS!r}: found beside {PROMPT!r}; name one of them in drop_keys")
-    given = {
-        name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if others.get(name) is not None
-    }
+    given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if name in others}
     if [*given] not in ([COMPLETIONS], [*ANSWERS]):
         raise unusable(
             f"{PROMPT!r}: wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r} beside it; "
@@ -118,17 +114,19 @@ def read_example(
     ignored: Collection[str],
     weighs: bool,
     reads_pictures: bool,
-    numbers_each: bool,
+    completes: bool,
 ) -> Example:
     """Return a mapping as an `Example`: arrays by key, without padding and ignored keys.
 
     `weighs` asks for weights of tokens from its weights of documents, `reads_pictures` for pixels
-    from its pictures, and `numbers_each` lets any key hold one number per document. Raises
-    `InvalidPacking`.
+    from its pictures. With `completes` it may be a prompt and its completions, and any key may hold
+    one number per document. Raises `InvalidPacking`.
     """
     if not isinstance(example, Mapping):
         raise unusable(f"wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
+    if completes and PROMPT in given:
+        given = _completed(given)
     check_columns(given, "drop_keys")
     ids = numbers(IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
@@ -157,8 +155,8 @@ def read_example(
             for k, values in arrays.items()
         }
     declared = {key: arrays.pop(key) for key in OF_EXAMPLES if key in arrays}
-    wanted = "one value per token" + " or one number per document" * numbers_each
-    wanted += "; name it in drop_keys" + " (scalars are not packed)" * (not numbers_each)
+    wanted = "one value per token" + " or one number per document" * completes
+    wanted += "; name it in drop_keys" + " (scalars are not packed)" * (not completes)
     for key, values in declared.items():
         if key != LENGTHS and values.shape != ids.shape:
             raise unusable(
@@ -192,7 +190,7 @@ def read_example(
             made = _targets(key, values, tokens, documents, is_packed)
             read.per_document["labels" if key in LABEL_KEYS else key] = made
         elif (
-            numbers_each
+            completes
             and key not in COMPLETION_KEYS
             and of_each.shape == starts.shape
             and (is_packed or not values.ndim)
@@ -214,12 +212,9 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     documents one by one takes longer than all the rest. Examples to refuse are not plain: they are
     reported one by one.
     """
-    first = examples[0] if examples else None
-    if type(first) is not dict or any(
-        type(e) is not dict or e.keys() != first.keys() for e in examples
-    ):
+    if any(type(e) is not dict or e.keys() != examples[0].keys() for e in examples):
         return None
-    names = [name for name in first if name not in ignored]
+    names = [name for name in examples[0] if name not in ignored]
     if IDS not in names or not {*names} <= {IDS, MASK, "labels"}:
         return None
     columns: dict[str, np.ndarray] = {}
@@ -342,8 +337,11 @@ def check_alike(examples: list[Example]) -> None:
     Own positions are optional.
     """
     sorts = [
-        {k: f"values per token of shape {v.shape[1:]}" for k, v in e.columns.items()}
-        | {k: f"values per document of shape {v.shape[1:]}" for k, v in e.per_document.items()}
+        {
+            key: f"values per {unit} of shape {values.shape[1:]}"
+            for unit, found in (("token", e.columns), ("document", e.per_document))
+            for key, values in found.items()
+        }
         for e in examples
     ]
     refuse_unlike(sorts, (POSITIONS,), "add it, or name it in drop_keys")

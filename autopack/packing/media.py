@@ -43,12 +43,10 @@ def has_pictures(name: str, values: Any) -> bool:
 
     An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
     """
-    found = pictures_in(values)
-    if name not in PICTURES:
-        return any(map(is_picture, found))
+    named = name in PICTURES
     return any(
-        is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
-        for each in found
+        is_picture(each) or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
+        for each in pictures_in(values)
     )
 
 
@@ -88,45 +86,25 @@ def of_tokens(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
     return values[0]
 
 
-def along_diagonal(
-    examples: Sequence[dict[str, Any]],
-    rows: Sequence[int],
-    tokens: Sequence[np.ndarray],
-    shape: tuple[int, ...],
-) -> dict[str, np.ndarray]:
-    """Remove masks of `SEEN` from examples' media; return them for the batch, along the diagonal.
+def spread_masks(
+    examples: Sequence[dict[str, Any]], columns: Sequence[np.ndarray], width: int
+) -> None:
+    """Write masks of `SEEN` in examples' media as media of a row, (1, images, width, ...).
 
-    They are (rows, columns, images, ...), `shape` is (rows, columns), and `tokens` are the places
-    of each example's tokens in the flattened rows. Images that no token sees are removed too, so
-    that a row has only the images that its documents see, unless no example has any other.
+    `columns` are those of each example's tokens. Images that no token sees are removed, so that a
+    row has only the images that its documents see, unless no example has any other.
     """
-    found = {}
     for name in SEEN:
         masks = {number: media.pop(name) for number, media in enumerate(examples) if name in media}
-        if not masks:
-            continue
         kept = {number: _needed_images(mask, examples[number]) for number, mask in masks.items()}
-        if any(each.any() for each in kept.values()):
-            for number, keep in kept.items():
-                masks[number] = masks[number][:, keep]
-                _keep_images(examples[number], keep)
-        before = np.zeros(shape[0], int)
-        width = (
-            np.bincount([rows[n] for n in masks], [m.shape[1] for m in masks.values()])
-            .astype(int)
-            .max()
-        )
-        rest = np.max([mask.shape[2:] for mask in masks.values()], axis=0).astype(int)
-        whole = np.zeros((*shape, width, *rest), np.int64)
+        is_seen = any(each.any() for each in kept.values())
         for number, mask in masks.items():
-            row, columns = rows[number], tokens[number] % shape[1]
-            place = before[row]
-            parts = (slice(place, place + mask.shape[1]), *(slice(size) for size in mask.shape[2:]))
-            here: Any = (row, columns, *parts)
-            whole[here] = mask
-            before[row] += mask.shape[1]
-        found[name] = whole
-    return found
+            if is_seen:
+                mask = mask[:, kept[number]]
+                _keep_images(examples[number], kept[number])
+            spread = np.zeros((1, mask.shape[1], width, *mask.shape[2:]), np.int64)
+            spread[0][:, columns[number]] = mask.swapaxes(0, 1)
+            examples[number][name] = spread
 
 
 def _needed_images(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
@@ -175,39 +153,33 @@ def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def join(
-    examples: Sequence[Mapping[str, Any]],
-    rows: Sequence[int],
-    count: int,
-    by_row: bool,
+    examples: Sequence[Mapping[str, Any]], rows: Sequence[Any], by_row: bool
 ) -> dict[str, np.ndarray]:
-    """Return the media of a batch by name, in the order of its examples, in these of `count` rows.
+    """Return the media of a batch by name, in the order of its examples, whose numbers `rows` hold.
 
     By row they come as (1, images, ...) and become (rows, images, ...), with empty images at the
-    end of rows with fewer. Values of other sizes, as pixels of images of several sizes, are padded
-    with zeros.
+    end of rows with fewer; so do masks of `SEEN`, (rows, tokens, images, ...), along the diagonal.
+    Values of other sizes, as pixels of images of several sizes, are padded with zeros.
     """
-    examples = _numbered_over_batch(examples)
-    names = list(dict.fromkeys(name for media in examples for name in media))
-    if not by_row:
-        return {
-            name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names
-        }
-    found = {}
-    for name in names:
-        of_rows: list[list[np.ndarray]] = [[] for _ in range(count)]
-        for index, (media, row) in enumerate(zip(examples, rows, strict=True)):
-            if name in media:
-                if media[name].shape[:1] != (1,) or media[name].ndim < 2:
-                    shape = media[name].shape
-                    raise invalid(
-                        index,
-                        name,
-                        f"found shape {shape}; wanted (1, images, ...), as processors give",
-                    )
-                of_rows[row].append(media[name][0])
+    examples, found = _numbered_over_batch(examples), {}
+    for name in dict.fromkeys(chain.from_iterable(examples)):
+        given = {number: media[name] for number, media in enumerate(examples) if name in media}
+        if not by_row and name not in SEEN:
+            found[name] = _concatenate(name, [*given.values()])
+            continue
+        for number, values in given.items():
+            if values.shape[:1] != (1,) or values.ndim < 2:
+                shape = values.shape
+                raise invalid(
+                    number,
+                    name,
+                    f"found shape {shape}; wanted (1, images, ...), as processors give",
+                )
+        of_rows = [[given[number][0] for number in row if number in given] for row in rows]
         like = next(of_row[0][:0] for of_row in of_rows if of_row)
         joined = [_concatenate(name, of_row or [like]) for of_row in of_rows]
-        found[name] = _concatenate(name, [each[None] for each in joined])
+        whole = _concatenate(name, [each[None] for each in joined])
+        found[name] = whole.swapaxes(1, 2) if name in SEEN else whole
     return found
 
 
@@ -230,18 +202,14 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 def read_pictures(
     processor: Any,
     pictures: Sequence[list[Any]],
-    rows: Sequence[int],
-    count: int,
+    rows: Sequence[Any],
     by_row: bool,
     tensors: str,
 ) -> dict[str, Any]:
     """Return an image processor's media of a batch's pictures, without values per token."""
     if not any(pictures):
         return {}
-    made: list[Any] = [[] for _ in range(count)]
-    for of_example, row in zip(pictures, rows, strict=True):
-        made[row] += of_example
-    if not by_row:
-        made = [*chain(*made)]
-    read = getattr(processor, "image_processor", processor)(images=made, return_tensors=tensors)
+    made = [[*chain.from_iterable(pictures[number] for number in row)] for row in rows]
+    images = made if by_row else [*chain(*made)]
+    read = getattr(processor, "image_processor", processor)(images=images, return_tensors=tensors)
     return {name: value for name, value in read.items() if holds_media(name)}

@@ -15,11 +15,16 @@ import pyarrow as pa
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import in_the_whole, no_examples, other_data, unusable
+from autopack.packing.checks import (
+    bounds_of,
+    in_the_whole,
+    no_examples,
+    other_data,
+    unusable,
+)
+from autopack.packing.dataset import Packing, WrittenRows
 from autopack.packing.documents import Documents, carried, from_columns
-from autopack.packing.lengths import bounds_of
 from autopack.packing.plans import Plan
-from autopack.packing.rows import Packing, WrittenRows
 
 
 def pack_ray(data: Any, packing: Packing, folder: Any, cut: Any) -> tuple[list[str], Plan]:
@@ -106,13 +111,10 @@ def _spread(
 ) -> list[list[Any]]:
     """Return, for each shard, references to the parts of all blocks with its documents."""
     task = ray.remote(spread).options(num_returns=len(needed))
-    cuts = [np.searchsorted(numbers, firsts) for numbers in needed]
+    of_shards = [np.split(numbers, np.searchsorted(numbers, firsts[1:-1])) for numbers in needed]
     moved: list[list[Any]] = []
     for number, block in enumerate(blocks):
-        chosen = [
-            numbers[cut[number] : cut[number + 1]] - firsts[number]
-            for numbers, cut in zip(needed, cuts, strict=True)
-        ]
+        chosen = [of_blocks[number] - firsts[number] for of_blocks in of_shards]
         parts: Any = task.remote(block, names, chosen)
         moved.append(parts if len(needed) > 1 else [parts])
     return [list(parts) for parts in zip(*moved, strict=True)]

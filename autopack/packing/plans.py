@@ -1,26 +1,45 @@
 """Plans: rows of documents for a whole data set at once.
 
-`plan` takes the lengths of all documents and gives a `Plan`.
+`plan` takes the lengths of all documents and gives a `Plan`. Documents that begin alike make a
+group, which shares a row. An enabled model finds common beginnings of a row's documents by itself
+(`autopack.calls.prefixes`). Here such documents are only put together, and a row holds as many as
+fit if the beginning counts once.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import check_in, check_ints, other_data
-from autopack.packing.groups import read_groups, units_of
-from autopack.packing.lengths import Counts, Overflow, Pieces, fit, read, sums
+from autopack.layout import LEAST_SHARED
+from autopack.packing.checks import (
+    IDS,
+    Counts,
+    Overflow,
+    Pieces,
+    check_each,
+    check_ints,
+    check_options,
+    fit,
+    ints,
+    other_data,
+    read,
+    sums,
+    wrong_numbers,
+    zeros,
+)
 from autopack.packing.strategies import CostModel, arrange, best_fit, complete, next_fit
 
 Strategy = Literal["best_fit", "sequential"]
 _FORMAT = 1
+ALONE = -1
+"""Group number of documents without a group."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,9 +88,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return all(
-            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
-        )
+        return all(np.array_equal(v, vars(other)[name]) for name, v in vars(self).items())
 
     def __repr__(self) -> str:
         did = "".join(f", {name} {value:,}" for name, value in self.counts.overflow.items())
@@ -138,8 +155,7 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to a file of numpy's `.npz` format, under exactly this name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
         meta = {"strategy": self.strategy, "seed": self.seed, "capacity": self.max_length}
         meta |= {"format": _FORMAT, "counts": asdict(self.counts)}
         with open(path, "wb") as file:
@@ -222,10 +238,7 @@ def plan(
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for
     options that are out of range, unknown, or contradict each other.
     """
-    check_in("strategy", strategy, get_args(Strategy))
-    check_in("overflow", overflow, get_args(Overflow))
-    check_ints(max_length=max_length, seed=seed, ranks=ranks)
-    check_ints(True, max_documents=max_documents)
+    check_options(plan, locals())
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
     if cost is not None and strategy == "sequential":
@@ -240,7 +253,7 @@ def plan(
         raise ValueError(
             "groups= go into a row together, whole: leave max_documents= and overflow='split' out",
         )
-    limit = max_length if max_documents is None else min(max_length, int(max_documents))
+    limit = min(max_length, int(max_documents or max_length))
     units: np.ndarray | None = None
     bounds = np.zeros(1, np.int64)
     pieces, counts = fit(found, max_length, overflow)
@@ -260,3 +273,107 @@ def plan(
             bounds = ends[bounds]
     made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, *pieces[3:])
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))
+
+
+def units_of(
+    pieces: Pieces,
+    groups: np.ndarray,
+    prefixes: np.ndarray,
+    max_length: int,
+) -> tuple[Pieces, np.ndarray]:
+    """Return the pieces ordered by units, and the bounds of units, (units + 1,).
+
+    A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
+    `groups` and `prefixes` are of all documents.
+    """
+    groups = groups[pieces.documents]
+    # a group for each
+    groups = np.where(groups == ALONE, ALONE - 1 - np.arange(len(groups)), groups)
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.append(True, np.diff(groups[order]) != 0))
+    sizes = np.diff(starts, append=len(order))
+    lengths = pieces.lengths[order]
+    prefixes = np.minimum.reduceat(np.minimum(prefixes[pieces.documents][order], lengths), starts)
+    rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
+    begins = starts
+    for number in np.flatnonzero(rooms > max_length).tolist():
+        rests = lengths[starts[number] : starts[number] + sizes[number]] - prefixes[number]
+        # Documents that are nothing but the prefix take no room, and one of them may fill a row
+        # with it.
+        parts = next_fit(
+            np.maximum(rests, 1), max(1, max_length - int(prefixes[number])), len(rests)
+        )
+        begins = np.union1d(begins, starts[number] + parts[:-1])
+    # In the order in which they come, which some strategies keep.
+    turn = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
+    members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
+    shared = np.repeat(np.repeat(prefixes, sizes)[begins[turn]], np.diff(bounds))
+    shared[bounds[:-1]] = 0
+    return members._replace(shared=shared), bounds
+
+
+def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
+    """Return arguments `groups` and `prefixes` for `autopack.packing.plan`; {} if `by` is False.
+
+    `documents` are `autopack.packing.documents.Documents`. `by` names a column, in which equal
+    values make a group, or is True for groups of the same first tokens.
+    """
+    if by is False:
+        return {}
+    groups = _by_first_tokens(documents) if by is True else documents.numbered(by)
+    return {"groups": groups, "prefixes": _common_beginnings(documents, groups)}
+
+
+def _first_tokens(documents: Any, chosen: np.ndarray, count: int) -> np.ndarray:
+    """Return the first `count` tokens of the chosen documents, (documents, count)."""
+    ids = documents.values(chosen, zeros(len(chosen)), np.full(len(chosen), count), (IDS,))[IDS]
+    return ids.reshape(-1, count)
+
+
+def _by_first_tokens(documents: Any) -> np.ndarray:
+    """Return group numbers, (documents,) int64, equal where the first `LEAST_SHARED` tokens are."""
+    long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
+    groups = np.full(len(documents.lengths), ALONE)
+    if len(long):
+        ids = _first_tokens(documents, long, LEAST_SHARED)
+        groups[long] = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
+    return groups
+
+
+def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
+    """Return each document's length of its group's beginning, (documents,) int64; 0 if short."""
+    lengths = documents.lengths
+    found = np.zeros(len(lengths), np.int64)
+    order = np.argsort(groups, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        if len(members) < 2 or groups[members[0]] == ALONE:
+            continue
+        ids = _first_tokens(documents, members, int(lengths[members].min()))
+        same = np.append((ids == ids[0]).all(axis=0), False)
+        found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
+    return found
+
+
+def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `groups` and `prefixes` as (documents,) int64, by name; {} if neither was given.
+
+    Raises `InvalidPacking` unless there is an int for each document, and a beginning of it, and
+    `ValueError` for prefixes without groups.
+    """
+    if groups is None and prefixes is None:
+        return {}
+    if groups is None:
+        raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
+    found = {"groups": ints("groups", groups)}
+    found["prefixes"] = zeros(len(lengths)) if prefixes is None else ints("prefixes", prefixes)
+    for name, numbers in found.items():
+        if len(numbers) != len(lengths):
+            raise wrong_numbers(
+                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}",
+            )
+        least = ALONE if name == "groups" else 0
+        check_each(name, numbers, numbers < least, f"wanted at least {least}")
+        check_each(name, numbers, numbers > np.iinfo(np.int64).max, "wanted 64 bits")
+    too_long = found["prefixes"] > lengths
+    check_each("prefixes", found["prefixes"], too_long, "wanted at most the tokens of its document")
+    return {name: numbers.astype(np.int64) for name, numbers in found.items()}

@@ -15,10 +15,17 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import callers
-from autopack.packing.checks import check_ints, other_data
-from autopack.packing.groups import read_groups
-from autopack.packing.lengths import nothing_left, read
-from autopack.packing.plans import Strategy, plan
+from autopack.packing.checks import (
+    check_ints,
+    nothing_left,
+    other_data,
+    read,
+)
+from autopack.packing.plans import (
+    Strategy,
+    plan,
+    read_groups,
+)
 from autopack.packing.strategies import CostModel, permutation
 
 logger = logging.getLogger(__name__)
@@ -97,12 +104,10 @@ class PackedBatchSampler:
                 f"{overflow=} cuts documents, which indices cannot say: use autopack.pack"
             )
         check_ints(rows_per_batch=rows_per_batch)
-        if isinstance(cost, str):
-            if cost != "auto":
-                raise ValueError(
-                    f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None"
-                )
+        if cost == "auto":
             cost = None if strategy == "sequential" else CostModel()
+        elif isinstance(cost, str):
+            raise ValueError(f"{cost=}: wanted 'auto', an autopack.packing.CostModel or None")
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
         plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them
         self._options = options | {"max_documents": max_documents and int(max_documents)}

@@ -25,12 +25,17 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from autopack.integrations.trainers import derives_from
-from autopack.packing.checks import bad_file, check_ints, no_examples
-from autopack.packing.dataset import features_of
+from autopack.packing.checks import (
+    Counts,
+    Overflow,
+    bad_file,
+    check_options,
+    no_examples,
+    nothing_left,
+)
+from autopack.packing.dataset import Packing, WrittenRows, features_of
 from autopack.packing.documents import Documents
-from autopack.packing.lengths import Counts, Overflow, nothing_left
 from autopack.packing.plans import Plan, Strategy
-from autopack.packing.rows import Packing, WrittenRows
 from autopack.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -262,7 +267,7 @@ def pack_shards(
         "max_documents": max_documents,
     }
     packing = Packing(max_length, planned, drop_columns, first_position, mask_first_label)
-    check_ints(True, num_shards=num_shards, shard=shard)
+    check_options(pack_shards, locals())
     if shard is not None and (num_shards is None or shard >= num_shards):
         raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
     folder = Folder(path)
@@ -300,15 +305,10 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
         )
     count = min(found.values())
     wanted = [NAME.format(number, count) for number in range(count)]
-    if others := found.keys() - {*wanted}:
+    if differ := min({*wanted} ^ found.keys(), default=""):
         raise bad_file(
-            f"{folder.path}: found shards of several sets, {min(others)!r} too; keep one set in a "
-            "folder",
-        )
-    if missing := [name for name in wanted if name not in found]:
-        raise bad_file(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {count} shards are "
-            "missing; write those"
+            f"{folder.path}: wanted the {count} shards of one set; {differ!r} is "
+            f"{'of another, keep that elsewhere' if differ in found else 'missing, write it'}"
         )
     marks = [folder.mark(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:

@@ -7,16 +7,22 @@ at a time.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from autopack.inspection.configs import text_config
-from autopack.packing.checks import POSITIONS, does_not_fit, invalid
-from autopack.packing.lengths import bounds_of, numbered, sums
+from autopack.packing.checks import (
+    POSITIONS,
+    bounds_of,
+    does_not_fit,
+    invalid,
+    numbered,
+    sums,
+)
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
@@ -59,35 +65,27 @@ def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Row
     with the number of documents.
     """
     least, opened = int(lengths.min()), 0
-    rooms: list[int] = []  # of rows that are not full, ascending, each once
-    # first row, end, documents of each
-    ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    # Rows that are not full: room, turn, first row, end, documents of each; ascending, the last
+    # that came first among equal rooms.
+    free: list[tuple[int, ...]] = []
     placed = []  # first row, rows, and how many documents each of them took, in this order
-
-    def push(room: int, start: int, stop: int, held: int) -> None:
-        if not ranges[room]:
-            insort(rooms, room)
-        ranges[room].append((start, stop, held))
-
+    turn = itertools.count(0, -1)
     sizes, counts = np.unique(lengths, return_counts=True)
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
-            at = bisect_left(rooms, size)  # the least room that suffices
-            if at == len(rooms):
+            at = bisect_left(free, (size,))  # the least room that suffices
+            if at == len(free):
                 room, start, held = max_length, opened, 0
                 stop = opened = opened + -(-count // min(max_length // size, limit))
             else:
-                room = rooms[at]
-                start, stop, held = ranges[room].pop()
-                if not ranges[room]:
-                    del rooms[at]
+                room, _, start, stop, held = free.pop(at)
             fit = min(room // size, limit - held, count)
             rows = min(stop - start, count // fit)
             placed.append((start, rows, fit))
             if room - fit * size >= least and held + fit < limit:
-                push(room - fit * size, start, start + rows, held + fit)
+                insort(free, (room - fit * size, next(turn), start, start + rows, held + fit))
             if start + rows < stop:
-                push(room, start + rows, stop, held)
+                insort(free, (room, next(turn), start + rows, stop, held))
             count -= rows * fit
     first, sizes, taken = np.array(placed).T
     numbers = np.repeat(first, sizes) + numbered(sizes)
@@ -230,32 +228,27 @@ class Places:
         if per_row is None:
             return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
         rows, columns = self.real.shape
-        starts, row = self.starts, self.starts // columns
         # The padding at the end of a row is one document here: how often it is cut differs between
         # batches.
-        is_filler = ~self.real.flat[starts]
-        again = is_filler & np.append(False, is_filler[:-1] & (row[1:] == row[:-1]))
+        starts, real = self.starts, self.real.ravel()
+        kept = starts[real[starts] | real[starts - 1] | (starts % columns == 0)]
         bounds = np.full(rows * (per_row + 1) + 1, rows * columns, np.int32)
-        bounds[: (~again).sum()] = starts[~again]
+        bounds[: len(kept)] = kept
         return bounds, columns
 
     def check_positions(self, positions: np.ndarray) -> None:
         """Raise `InvalidPacking` if `positions` (columns of all rows,) continue from one example to
         the next."""
-        last, width = self.tokens[self.ends - 1], self.real.shape[1]
-        following = np.append(self.starts, self.real.size)[
-            np.searchsorted(self.starts, last, side="right")
-        ]
-        step = np.append(positions, 0)[following] - positions[last]
-        in_row = following // width == last // width  # examples that something follows in their row
-        runs_on = np.flatnonzero(in_row & ((step == 1) | (step == following - last)))
+        last = self.tokens[self.ends - 1]
+        steps, columns = np.diff(positions, append=0), self.real.shape[1]
+        runs_on = np.flatnonzero((steps[last] == 1) & ((last + 1) % columns != 0))
         if runs_on.size:
-            at, start = int(positions[last[runs_on[0]]]), int(positions[following[runs_on[0]]])
+            at = int(positions[last[runs_on[0]]])
             raise invalid(
                 int(runs_on[0]),
                 POSITIONS,
-                f"end at {at}, and the next document of the row starts at {start}: no "
-                "boundary is left; drop them by drop_keys=('position_ids',)",
+                f"end at {at}, and the next document of the row starts at {at + 1}: no boundary is "
+                "left; drop them by drop_keys=('position_ids',)",
             )
 
 
@@ -293,18 +286,12 @@ def place(
     else:
         width = int(used.max()) + -int(used.max()) % multiple
 
-    before = np.cumsum(lengths) - lengths  # columns of all documents before
-    # of the documents of each row
-    moved = np.arange(len(bounds) - 1) * width - before[documents[bounds[:-1]]]
-    firsts = before + np.repeat(moved, np.diff(documents[bounds]))
-    tokens = np.repeat(firsts, lengths) + numbered(lengths)
-    real = np.zeros((len(used), width), np.bool_)
-    real.flat[tokens] = True
-
     # Padding is cut into documents as well, none of them longer than the longest real one.
     # columns after the last document of the row; negative in them
     past_end = np.arange(width) - used[:, None]
+    real, ends = past_end < 0, np.cumsum(lengths)
+    tokens = np.flatnonzero(real)
     fillers = np.flatnonzero((past_end >= 0) & (past_end % lengths.max() == 0))
-    starts = np.sort(np.concatenate([firsts, fillers]))
-    ends = np.cumsum(lengths)[documents[1:] - 1]
+    starts = np.sort(np.concatenate([tokens[ends - lengths], fillers]))
+    ends = ends[documents[1:] - 1]
     return Places(real, tokens, starts, np.diff(starts, append=real.size), ends)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,19 +28,7 @@ if TYPE_CHECKING:
 
 INK, LINE, PAPER = "#22303c", "#dde2e7", "#ffffff"
 PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
-STYLE: dict[Any, Any] = {
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-    ),
-    **dict.fromkeys(
-        ("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False
-    ),
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "svg.fonttype": "none",
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 """Settings of figures; texts are never taken for formulas."""
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML forbids and fonts lack: terminals' codes in messages, bytes of a path that
@@ -169,7 +158,7 @@ Chart: TypeAlias = Bars | Histogram | Influence
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
     """Draw a chart on axes of the user's, and return their figure."""
-    with _matplotlib().rc_context(STYLE):
+    with _matplotlib().style.context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
     return axes.figure
@@ -187,7 +176,7 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
     )
     height = rows * (0.3 + max(chart.height for chart in charts)) + 0.25 * len(title.splitlines())
     library = _matplotlib()
-    with library.rc_context(STYLE):
+    with library.style.context(STYLE):
         figure: Figure = library.figure.Figure(
             figsize=(WIDTH * columns, height),
             dpi=150,
@@ -214,7 +203,7 @@ def figures(charts: Sequence[Chart]) -> str:
     except NeedsMatplotlib:
         return parts.lines([NO_FIGURES])
     # Several figures share a page: what one names must not be another's.
-    with _matplotlib().rc_context(STYLE | {"svg.hashsalt": repr(charts)}):
+    with _matplotlib().style.context([STYLE, {"svg.hashsalt": repr(charts)}]):
         drawn.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     head, end, body = svg[svg.index("<svg") :].partition(">")
@@ -258,9 +247,7 @@ class Report(ABC):
 
     def _repr_html_(self) -> str:
         head, tables, charts, notes = self._sections()
-        shown = (parts.table(rows[0], rows[1:], sides, caption) for rows, sides, caption in tables)
-        drawn = [figures(charts)] if charts else []
-        return parts.joined(parts.lines(head), *shown, *drawn, parts.lines(notes))
+        return parts.report(head, tables, figures(charts) if charts else "", notes)
 
     def plot(self) -> Figure:
         """Return a matplotlib figure of the report's charts, below its head.
@@ -280,6 +267,7 @@ def _matplotlib() -> Any:
     """Return matplotlib; raise `NeedsMatplotlib` where it is not installed."""
     try:
         import matplotlib.figure
+        import matplotlib.style
     except ImportError as error:
         raise NeedsMatplotlib(
             f"pictures need matplotlib, which could not be imported ({error}); install it "

@@ -35,19 +35,11 @@ figure = partial(_part, "figure")
 """A figure, of its SVG and its largest width in em."""
 
 
-def facts(pairs: Iterable[tuple[str, str]], caption: str = "") -> str:
-    """Return an HTML table with a name and a text in each row."""
-    return _part("facts", [(caption, pairs)])
-
-
-def groups_of_facts(groups: Iterable[tuple[str, Iterable[tuple[str, str]]]], caption: str) -> str:
-    """Return one HTML table of several things' facts, each under its name after general ones."""
-    return _part("facts", [(caption, []), *groups])
-
-
-def joined(*pieces: str) -> str:
-    """Return pieces of HTML as one."""
-    return f"<div>{''.join(pieces)}</div>"
+facts = partial(_part, "facts")
+"""A table of several things' facts: for each its name and pairs of a name and a text. The first
+name is the caption."""
+report = partial(_part, "report")
+"""A report, of the lines at its head, its tables (rows, sides and caption), HTML and notes."""
 
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:

@@ -26,7 +26,7 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.positions import rotates
 from autopack.integrations.accelerate import in_their_own_precision, says_when_to_step
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
-from autopack.packing.batches import Columns, Example, Per, cut, join, length_of, shape_of
+from autopack.packing.batches import Columns, Example, Per, cut, join, length_of, tokens_of
 from autopack.packing.strategies import CostModel
 from autopack.runtime.model import EnabledModel
 from autopack.steps.fitting import AUTO, Memory, tokens_that_fit
@@ -196,7 +196,7 @@ class StepCutter:
         if self._memory is not None and self.steps < _MEASURED:
             # As many as the columns of a batch as it came, which fits.
             self.max_tokens = max(
-                ranks.gathered(max(math.prod(shape_of(batch)) for batch in batches))
+                ranks.gathered(max(math.prod(tokens_of(batch).shape[:2]) for batch in batches))
             )
         sizes = set().union(*(each for _, each in of_ranks))
         self._per_batch = sizes.pop() if len(sizes) == 1 else None

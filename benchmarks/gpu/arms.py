@@ -12,7 +12,7 @@ import torch
 
 import autopack
 from autopack.attention import choose
-from autopack.bench.contest import PADDED, ROW, Arm, Batch, calls_of
+from autopack.bench.race import PADDED, ROW, Arm, Batch, calls_of
 from autopack.packing import CostModel
 from autopack.steps.deal import deal
 from benchmarks.gpu import by_hand

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopack.bench import subjects
-from autopack.bench.contest import Arm, Batch, Contest, Outcome
+from autopack.bench.race import Arm, Batch, Contest, Outcome
 from benchmarks import workload
 from benchmarks.gpu.arms import ARMS, FLASH, GROUPED, REGROUPED, backend_of, by_document, calls, on
 from benchmarks.gpu.job import Job, LeftOut

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack.bench import predicted
-from autopack.bench.contest import Batch
+from autopack.bench.race import Batch
 from autopack.calls import unpadded
 from autopack.inspection import torches
 from autopack.packing import HostBatch

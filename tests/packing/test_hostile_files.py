@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import InvalidPacking
-from autopack.bench.sources import FILES
+from autopack.bench.subjects import FILES
 from autopack.packing import Plan
 from tests.support.refusals import refused
 

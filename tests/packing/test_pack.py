@@ -179,7 +179,7 @@ def test_rows_lie_in_a_file_that_the_same_arguments_find_again(on_disk, tmp_path
 
 
 def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr("autopack.packing.rows.BLOCK", 40)
+    monkeypatch.setattr("autopack.packing.dataset.BLOCK", 40)
     datasets.Dataset.from_list(examples() * 3).save_to_disk(tmp_path / "d")
     dataset = datasets.load_from_disk(tmp_path / "d")
     one = autopack.pack(dataset, 10)

@@ -213,7 +213,7 @@ def test_a_plan_is_kept_whole(tmp_path):
             r"lengths\[1\] is 4294967296: wanted at most 2,147,483,647 tokens; cut such documents",
         ),
         ([1, 2**63, 2**64], r"lengths\[1\] is 9223372036854775808: wanted at most"),
-        ("123", "found str"),
+        ("123", "found shape"),
         (Dataset.from_dict({"ids": [[5, 6, 7]] * 3})["ids"], r"found shape \(3, 3\); pass len"),
     ],
 )

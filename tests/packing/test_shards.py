@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack.errors import InvalidPacking
-from autopack.packing import documents, pack_shards, plan, rows, shard_files, shards
+from autopack.packing import dataset as of_pack
+from autopack.packing import documents, pack_shards, plan, shard_files, shards
 from tests.packing.batches import pieces
 from tests.packing.engines import LENGTHS, dataset_of, load, visible
 from tests.packing.test_pack import examples, featured
@@ -59,7 +60,7 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp
     count=st.integers(1, 6),
     seed=st.integers(0, 9),
     overflow=st.sampled_from(["truncate", "split", "drop"]),
-    block=st.sampled_from([1, 30, rows.BLOCK]),
+    block=st.sampled_from([1, 30, of_pack.BLOCK]),
     strategy=st.sampled_from(["best_fit", "sequential"]),
     picked=st.booleans(),
 )
@@ -67,7 +68,7 @@ def test_shards_hold_the_rows_of_pack(engine, dataset, options, count, cuts, tmp
 def test_rows_hold_what_the_plan_says_however_the_table_is_cut_and_jobs_of_an_array_write_them(
     lengths, cuts, count, seed, overflow, block, strategy, picked, monkeypatch, tmp_path_factory
 ):
-    monkeypatch.setattr(rows, "BLOCK", block)
+    monkeypatch.setattr(of_pack, "BLOCK", block)
     folder = tmp_path_factory.mktemp("job")
     ids = [[1000 * i + t for t in range(n)] for i, n in enumerate(lengths)]
     data = dataset_of([{"input_ids": each, "labels": each} for each in ids], *sorted(cuts))
@@ -178,7 +179,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
 
     write(shard=1)
     with refused(
-        "bad-file", match="found no 'rows-00000-of-00003.parquet'; 2 of 3 shards are missing"
+        "bad-file", match="wanted the 3 shards of one set; 'rows-00000-of-00003.parquet' is missing"
     ):
         shard_files(tmp_path)
     of_another = "of another plan or other options"
@@ -210,7 +211,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
     with refused("bad-file", match="'rows-00002-of-00003.parquet' is of another plan"):
         shard_files(tmp_path)
     (tmp_path / "rows-00000-of-00002.parquet").touch()
-    with refused("bad-file", match="several sets"):
+    with refused("bad-file", match="is of another, keep that elsewhere"):
         shard_files(tmp_path)
     with refused("bad-file", match="found no shards"):
         shard_files(tmp_path / "nowhere")
@@ -220,7 +221,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
 
 
 def test_a_job_that_is_interrupted_leaves_nothing(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "BLOCK", 64)
+    monkeypatch.setattr(of_pack, "BLOCK", 64)
     calls, written = [], pq.ParquetWriter.write_table
 
     def interrupted(self, table, *rest, **options):

@@ -14,7 +14,7 @@ import autopack
 from autopack import tiny
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.bench.compare import ARMS, Comparison
-from autopack.bench.contest import Outcome
+from autopack.bench.race import Outcome
 from autopack.cli import main
 from autopack.pages import parts
 

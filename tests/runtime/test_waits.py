@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.bench.contest import Batch
+from autopack.bench.race import Batch
 from autopack.inspection import torches
 from autopack.packing import HostBatch
 from autopack.tiny import configs, models
