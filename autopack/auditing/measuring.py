@@ -60,7 +60,7 @@ class Measuring:
         self.enabled = enabled_in(model)
         self.labels: Labels | None = None
         """Labels that the loss takes; None if none were found."""
-        self._kept: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
+        self._kept: dict[Any, tuple[Fields, Any]] = {}
 
     def case_of(self, name: str) -> Case:
         """Return the documents of a form: its own, or those that most forms share."""
@@ -72,10 +72,11 @@ class Measuring:
 
     def one_alone(
         self, case: Case, call: Input, number: int, labels: Labels | None = None, **more: Any
-    ) -> tuple[Fields, torch.Tensor | None]:
+    ) -> tuple[Fields, Any]:
         """Return stock's fields and loss of one document alone, with their graph, and keep them.
 
-        `more` are arguments besides its own and labels. A document that stands in two rows has a
+        `more` are arguments besides its own and labels, with which stock has to give a loss: raise
+        `NoReference` if it gives none. A document that stands in two rows has a
         graph for each: where upstream goes through float32, gradients of two uses round otherwise
         than the sum of each."""
         own = number if labels is None else number % len(case.documents)
@@ -86,6 +87,10 @@ class Measuring:
                 given |= labels.alone[own] | case.without_router
             output = run_as_stock(self.model, _without_none(given | more))
             self._kept[key] = fields_of(output), loss_of(output)
+        if labels is not None and self._kept[key][1] is None:
+            raise NoReference(
+                "stock gives no loss for a document alone, although it gives one for another"
+            )
         return self._kept[key]
 
     def errors(
@@ -147,10 +152,35 @@ class Measuring:
         # Where more is asked for, or documents begin elsewhere, than anybody has to.
         rare = form.asks_for_more or form.offset > 0
         alone: list[Fields] = []
+        outputs, told = Fields(), dict[str, Any]()
         try:
             more = case.outputs if form.asks_for_more else call.options
             alone = self.alone(case, call, **more)
-            return self._against_alone(name, case, call, alone, differentiate, replaces)
+            if self.labels is not None and form.labels:
+                outputs, told["loss"], told["loss_refused"] = self._with_labels(
+                    call, self.labels, replaces and name == "default"
+                )
+            if (replaces and form.replaces) or not _has_all_fields(outputs, alone):
+                # With labels, some models do not return all that they return without.
+                given = case.given(call)
+                if form.in_used_tensors:
+                    given = in_used_tensors(self.model, given)
+                outputs = fields_of(self.model(**given))
+            if form.padding:
+                # One number of a row with padding may be of its padding too, as it is in stock's
+                # padded batches.
+                outputs = with_axes(outputs)
+            found, expected, unknown = call.sides.split(outputs, alone)
+            if not any(expected):
+                raise UnsupportedModel(
+                    "no field of its output can be compared with what documents get alone",
+                    code="nothing-to-audit",
+                )
+            if unknown:
+                self._note_unknown(unknown, form)
+            if replaces:
+                told["influence"] = self._influence(case, call, alone, found, scales_of(expected))
+            told |= self.errors(Results(found), Results(expected), differentiate, is_padded=False)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
             # no mask, up to 4.57 (FNet)
@@ -161,44 +191,7 @@ class Measuring:
                 or (unexpected is not None and not case.takes(unexpected[1]))
             ):
                 raise NoReference(said) from failure
-            return ModeResult(name, self.model.training, failure=said)
-
-    def _against_alone(
-        self,
-        name: str,
-        case: Case,
-        call: Input,
-        alone: list[Fields],
-        differentiate: bool,
-        replaces: bool,
-    ) -> ModeResult:
-        """Return the result of a packed call, compared with the documents' fields `alone`."""
-        form, outputs, told = FORMS[name], Fields(), dict[str, Any]()
-        if self.labels is not None and form.labels:
-            outputs, told["loss"], told["loss_refused"] = self._with_labels(
-                call, self.labels, replaces and name == "default"
-            )
-        if (replaces and form.replaces) or not _has_all_fields(outputs, alone):
-            # With labels, some models do not return all that they return without.
-            given = case.given(call)
-            if form.in_used_tensors:
-                given = in_used_tensors(self.model, given)
-            outputs = fields_of(self.model(**given))
-        if form.padding:
-            # One number of a row with padding may be of its padding too, as it is in stock's padded
-            # batches.
-            outputs = with_axes(outputs)
-        found, expected, unknown = call.sides.split(outputs, alone)
-        if not any(expected):
-            raise UnsupportedModel(
-                "no field of its output can be compared with what documents get alone",
-                code="nothing-to-audit",
-            )
-        if unknown:
-            self._note_unknown(unknown, form)
-        if replaces:
-            told["influence"] = self._influence(case, call, alone, found, scales_of(expected))
-        told |= self.errors(Results(found), Results(expected), differentiate, is_padded=False)
+            told = {"failure": said}
         return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
@@ -256,7 +249,7 @@ class Measuring:
         counts = [labels.counts[number % len(labels.counts)] for number in numbers]
         if max(counts) <= 0:
             return {}, None, None  # documents of one token predict nothing
-        alone = [self._loss_alone(call, labels, number) for number in numbers]
+        alone = [self.one_alone(self.case, call, number, labels)[1] for number in numbers]
         outputs, error = Fields(), 0.0
         try:
             for given, wanted, terms in self._loss_calls(call, labels, alone, counts, in_every_way):
@@ -304,7 +297,7 @@ class Measuring:
         if self.case.is_pair:
             try:
                 wanted = [
-                    self._loss_alone(call, labels, number, **MADE_OF_LABELS)
+                    self.one_alone(self.case, call, number, labels, **MADE_OF_LABELS)[1]
                     for number in range(len(alone))
                 ]
             except Exception as error:
@@ -318,8 +311,8 @@ class Measuring:
         way = {_ITEMS: items}
         why = "stock's loss of a document alone is no sum divided by it"
         try:
-            told = self._loss_alone(call, labels, number, **way)
-        except (TypeError, ValueError, RuntimeError) as error:
+            _, told = self.one_alone(self.case, call, number, labels, **way)
+        except (TypeError, ValueError, RuntimeError, NoReference) as error:
             why = str(error)  # by any name, but something further in may not
         else:
             for of_one, of_all in (1.0, 1.0), (counts[number] / items, sum(counts) / items):
@@ -327,15 +320,6 @@ class Measuring:
                     yield labels.packed(call) | way, [loss * of_all for loss in alone], counts
                     return
         notes[_ITEMS] = f"not measured: {why}"
-
-    def _loss_alone(self, call: Input, labels: Labels, number: int, **more: Any) -> torch.Tensor:
-        """Return stock's loss of one document alone; raise `RuntimeError` if stock gives none."""
-        _, loss = self.one_alone(self.case, call, number, labels, **more)
-        if loss is None:
-            raise RuntimeError(
-                "stock gives no loss for a document alone, although it gives one for another"
-            )
-        return loss
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:

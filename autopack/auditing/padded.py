@@ -72,16 +72,14 @@ def _alone(
     audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
 ) -> Results | None:
     """Return documents' results alone, in the shapes of a padded batch's fields, or None."""
-    answers = [
-        audit.one_alone(audit.case, call, number, labels, **more)
-        for number in range(len(call.first))
-    ]
-    losses = [loss for _, loss in answers if loss is not None]
-    if labels is not None and len(losses) < len(answers):
-        return None
-    with suppress(WrongShape):
-        _, documents, _ = call.sides.split(with_axes(fields), [each for each, _ in answers])
-        loss = None if labels is None else expected_losses(losses, labels.counts)[0]
+    with suppress(WrongShape, NoReference):
+        answers = (
+            audit.one_alone(audit.case, call, number, labels, **more)
+            for number in range(len(call.first))
+        )
+        alone, losses = zip(*answers, strict=True)
+        _, documents, _ = call.sides.split(with_axes(fields), [*alone])
+        loss = None if labels is None else expected_losses([*losses], labels.counts)[0]
         return Results(documents, loss)
     return None
 

@@ -186,35 +186,28 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
 def _result_of_part(
     model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels
 ) -> Result:
-    """Return output and gradients of a rank's part of a batch, or of the whole without a group."""
-    ids = batch["input_ids"]
-    counted = batch.get("attention_mask", torch.ones_like(ids))
+    """Return weighted outputs of a rank's part of a batch, or of the whole without a group, and
+    the gradients of their sum."""
     given, share = batch, 1.0
     if group is not None:
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
         if labels == "as they are":  # a mean over the tokens of this part
             part, all_of_them = (each["labels"] != IGNORED_LABEL for each in (given, batch))
             share = int(part.sum()) / int(all_of_them.sum())
-
-    def mine(value: torch.Tensor) -> torch.Tensor:
-        return value if group is None else group.part(value, 1)
-
-    output = model(**given, use_cache=False, return_dict=True)
+    # What stands in padding is nobody's.
+    counted = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     found: Fields = {}
-    whole: Any = 0.0
-    for name, value in output.items():
-        if not (isinstance(value, torch.Tensor) and value.requires_grad):
-            continue
-        if name == "loss":
-            found[name] = value * share
-            whole = whole + found[name]
-            continue
-        # What stands in padding is nobody's.
-        real = counted.to(value).reshape(*ids.shape, *[1] * (value.dim() - 2))
-        size = (*ids.shape, *value.shape[2:])
-        weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
-        found[name] = value * mine(real)
-        whole = whole + (value * mine(real * weights)).sum() / counted.numel()
+    for name, value in model(**given, use_cache=False, return_dict=True).items():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            weights: Any = share
+            if name != "loss":
+                size = (*counted.shape, *value.shape[2:])
+                weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
+                real = counted.to(value).reshape(*counted.shape, *[1] * (value.dim() - 2))
+                weights = weights * real / counted.numel()
+                weights = weights if group is None else group.part(weights, 1)
+            found[name] = value * weights
+    whole: Any = sum(each.sum() for each in found.values())
     return [found], gradients_of(whole, trained(model))
 
 
