@@ -7,12 +7,9 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import errors, registry
@@ -26,22 +23,19 @@ from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
-from autopack.inspection.foreign import is_own, passes_on
 from autopack.inspection.heads import row_head
-from autopack.inspection.modules import device_of, entries, is_pair, takes_tokens
+from autopack.inspection.modules import device_of, entries, takes_tokens
 from autopack.inspection.sharding import without_exchange
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
-from autopack.proving.twin import NoTwin, Twin, rebound
+from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
 
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
 """Reasons for which a call form is left out that stock may have in one precision alone: what it
 raises, and NaN."""
-_TOKENS = 13
-"""Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
 _LENGTHS = (7, 11, 5)
 """Of the documents of an audit: one has neighbours on both sides, two have one between them.
@@ -151,7 +145,7 @@ def _audit_twin(
     is_own: bool,
 ) -> _Answer:
     """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
-    twin = twin_of(model, dtype, device)
+    twin = twins.of(model, dtype, device)
     outside = parts_outside(twin)
     if device == "cpu":
         _do_without_kernels(twin.model)
@@ -274,40 +268,6 @@ def _refuse_change(enabled: EnabledModel) -> None:
     raise NoTwin("its twin has changed while it was audited")
 
 
-def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
-    """Return a model's twin with the losses and methods put on its modules, without hooks.
-
-    Raises `NoTwin`.
-    """
-    twin = twins.of(model, dtype, device)
-    stand_ins = dict(twin.model.named_modules())
-    for name, module in model.named_modules():
-        if (stand_in := stand_ins.get(name)) is not None:
-            own = {
-                n: rebound(v, module, stand_in)
-                for n, v in vars(module).items()
-                if _suits_twin(n, v, module)
-            }
-            stand_in.__dict__.update(own)
-    known = twins.Kinds(twin.model)
-    if left := twins.Kinds(model).without(known):
-        _call(twin.model)  # the model may have been called before, and keep something of it
-        known.all |= twins.Kinds(twin.model).all
-        left = twins.Kinds(model).without(known)
-    return Twin(twin.model, {name: model.get_submodule(name) for name in left})
-
-
-def _suits_twin(name: str, value: Any, module: nn.Module) -> bool:
-    """Return True for code on a module that works on its twin: a loss, a method, a function."""
-    if name.startswith("_"):
-        return name == "_loss_function"
-    if isinstance(value, MethodType):
-        return value.__self__ is module
-    # What accelerate puts there reads its hook on the module.
-    is_third_party = isinstance(value, FunctionType | partial) and not is_own(value)
-    return is_third_party and not passes_on(module, name, value)
-
-
 def parts_outside(twin: Twin) -> list[str]:
     """Return the class names of a model's modules that its twin lacks.
 
@@ -317,14 +277,6 @@ def parts_outside(twin: Twin) -> list[str]:
         if not name or isinstance(module, PreTrainedModel):
             raise NoTwin(f"{name or 'the model'} is not as its class makes it")
     return list(dict.fromkeys(type(module).__name__ for module in twin.others.values()))
-
-
-def _call(model: PreTrainedModel) -> None:
-    """Call a twin with a few tokens, and ignore errors."""
-    ids = torch.arange(_TOKENS, device=device_of(model))[None] + 3
-    given = {"input_ids": ids, **({"decoder_input_ids": ids} if is_pair(model) else {})}
-    with contextlib.suppress(Exception), torch.no_grad():  # its audit will say what is wrong
-        model(**given)
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:

@@ -20,7 +20,6 @@ from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severe
 from autopack.enabling.by_twin import (
     callable_part,
     proof_by_twin,
-    twin_of,
     why_padding_is_unknown,
 )
 from autopack.enabling.sites import needed_sites
@@ -30,8 +29,9 @@ from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
 from autopack.inspection.modules import entries
 from autopack.proving import kept
+from autopack.proving import twin as twins
 from autopack.proving.apart import apart
-from autopack.proving.twin import NoTwin, own_class
+from autopack.proving.twin import NoTwin
 from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
 
@@ -99,11 +99,9 @@ def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
     """Return True if the first label counts in the loss of an entry's twin; None if not known."""
 
     def ask() -> bool | None:
-        twin = twin_of(model, torch.float32)
-        module = entries(twin.model)[level]
-        return (
-            first_label_counts(module) if type(module) is own_class(entries(model)[level]) else None
-        )
+        twin = twins.of(model, torch.float32)
+        module, entry = entries(twin.model)[level], entries(model)[level]
+        return first_label_counts(module) if type(module) is kept.own_class(entry) else None
 
     try:
         return apart(ask)

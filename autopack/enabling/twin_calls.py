@@ -25,7 +25,6 @@ from autopack.enabling.by_twin import (
     is_refusal,
     parts_outside,
     precisions_of,
-    twin_of,
 )
 from autopack.errors import AutopackError
 from autopack.inspection.foreign import is_own, whose
@@ -140,7 +139,7 @@ def _refuse_hooks(model: PreTrainedModel) -> None:
 def _refuse_layers(twin: Twin) -> None:
     """Raise `NoTwin` for third-party layers without a twin: they may look at earlier tokens."""
     for name, module in twin.others.items():
-        if not is_own(twins.own_class(module)):
+        if not is_own(kept.own_class(module)):
             raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
@@ -320,7 +319,7 @@ def _answer(
     for dtype in dtypes:
 
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
-            twin = twin_of(model, dtype, device)
+            twin = twins.of(model, dtype, device)
             parts_outside(twin)
             if kind == "parts":
                 _refuse_layers(twin)
