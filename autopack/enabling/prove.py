@@ -82,7 +82,9 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
         proof = _proof(model, enabled, code)
-        enabled.proof = _with_reason_of_hook(proof, code) if verify else proof
+        if verify and code.onlooker is not None and proof.why_not_unpadded is None:
+            proof = replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
+        enabled.proof = proof
         is_whole = enabled.proof.source in ("twin", "")
         enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
         enabled.is_checked_closely = bool(verify) and (
@@ -91,7 +93,15 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         if verify == "strict" and enabled.proof.source != "twin":
             known = enabled.proof.why_not_packed or enabled.proof.how
             enabled.proof = _unproven(f"no twin proves the whole of it ({known})")
-        _warn_of_fields_left_out(model, enabled)
+        left_out = ", ".join(enabled.proof.leaves_out)
+        if left_out and left_out not in enabled.logged:
+            enabled.logged.add(left_out)
+            logger.warning(
+                "packed calls of %s return None for %s, which autopack cannot split by document. "
+                "Run one document per row to get it.",
+                type(model).__name__,
+                left_out,
+            )
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
 
@@ -107,26 +117,6 @@ def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
         return apart(ask)
     except NoTwin:
         return None
-
-
-def _with_reason_of_hook(proof: Proof, code: ModelCode) -> Proof:
-    """Return the proof, with a reason to keep padding if a hook looks at rows and columns."""
-    if code.onlooker is None or proof.why_not_unpadded is not None:
-        return proof
-    return replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
-
-
-def _warn_of_fields_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Warn, once per model, of output fields that packed calls return as None."""
-    left_out = ", ".join(enabled.proof.leaves_out)
-    if left_out and left_out not in enabled.logged:
-        enabled.logged.add(left_out)
-        logger.warning(
-            "packed calls of %s return None for %s, which autopack cannot split by document. Run "
-            "one document per row to get it.",
-            type(model).__name__,
-            left_out,
-        )
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
