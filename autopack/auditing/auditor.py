@@ -111,12 +111,16 @@ def audited(
 ) -> LeakReport:
     """Return a model's report, judged by `bounds`; audit in float64 where float32 is not exact."""
     check_can_be_audited(base)
+
+    def run() -> LeakReport:
+        return Audit(base, bounds, lengths, modes).run(training, gradients)
+
     with left_as_found(base):
-        report = Audit(base, bounds, lengths, modes).run(training, gradients)
+        report = run()
         if report.exact or report.dtype != "float32" or not can_be_doubled(base):
             return report
         with in_double(base):
-            again = Audit(base, bounds, lengths, modes).run(training, gradients)
+            again = run()
     if not again.exact or report.measured - again.measured:
         return report
     again.notes["precision"] = (

@@ -47,7 +47,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
         if shape != tuple(value.shape):
             said = f"{field} has shape {shape}; stock gives {tuple(value.shape)}"
             return replace(measured, failure=said)
-    found = Results(_divided(fields, call.sides), loss_of(output))
+    found = _results(output, call.sides)
 
     def beside(expected: Results) -> ModeResult:
         loss = None
@@ -56,7 +56,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
         errors = audit.errors(found, expected, differentiate, is_padded=True)
         return replace(measured, loss=loss, unpadded=unpadded, **errors)
 
-    result = beside(Results(_divided(of_stock, call.sides), loss_of(wanted)))
+    result = beside(_results(wanted, call.sides))
     if not audit.report.is_exact(result) and _reads_padding(audit, enabled):
         # Where tokens get something of what stands in padding, documents alone tell, and not
         # stock's batch.
@@ -120,16 +120,19 @@ def _reference(audit: Measuring, arguments: dict[str, Any], sides: Sides) -> Any
         output = run_as_stock(audit.model, arguments)
     except Exception as error:
         raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-    documents = _divided(fields_of(output), sides)
+    documents = _results(output, sides).documents
     if any(bool(value.isnan().any()) for each in documents for value in each.values()):
         raise NoReference("stock gives values that are no numbers")
     return output
 
 
-def _divided(fields: Fields, sides: Sides) -> list[Fields]:
-    """Return the fields of each document; a field that its shape cannot divide is given whole."""
-    parts = {name: sides.parts(name, value) for name, value in fields.items()}
-    return [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
+def _results(output: Any, sides: Sides) -> Results:
+    """Return the loss and the fields of each document, whole where their shape does not tell."""
+    parts = {name: sides.parts(name, value) for name, value in fields_of(output).items()}
+    documents = [
+        {name: each[number] for name, each in parts.items()} for number in range(sides.count)
+    ]
+    return Results(documents, loss_of(output))
 
 
 @torch.no_grad()

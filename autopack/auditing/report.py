@@ -217,10 +217,12 @@ class LeakReport(Report):
         """Influence of document j on i, (documents, documents), in the worst mode with all
         pairs."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
-        of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
-        return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[
-            1
-        ]
+        found = max(
+            ran,
+            key=lambda each: (np.isnan(each[1]).sum() <= len(each[1]), each[0]),
+            default=(0.0, np.full((1, 1), np.nan)),
+        )
+        return found[1]
 
     def _headline(self) -> str:
         """Return a line with the model, its state and dtype, and the verdict."""

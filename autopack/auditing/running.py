@@ -176,9 +176,11 @@ def first_that_moves(
     names = {module: name for name, module in model.named_modules()}
 
     def keep(value: Any) -> Fields:
-        fields = {name: each for name, each in fields_of(value).items() if each.dim() > 1}
-        parts = {name: sides.part(name, each, ~touched) for name, each in fields.items()}
-        return {name: part.clone() for name, part in parts.items() if part is not None}
+        return {
+            name: part.clone()
+            for name, each in fields_of(value).items()
+            if each.dim() > 1 and (part := sides.part(name, each, ~touched)) is not None
+        }
 
     def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
         found: list[tuple[nn.Module, Fields, Fields]] = []

@@ -80,12 +80,11 @@ def _worst(
     count = sides.count if call.part is None else len(call.part[0].lengths)
     if count < 2:
         raise CannotTell("it has one document")
-    halves = halves_of(count, turn)[: 2 if both else 1]
-    changed = [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves]
     first = fields_of(runs(call.arguments))
     gone: Fields = {}
     moved: list[tuple[Difference, np.ndarray, dict[str, Any]]] = []
-    for touched, arguments in changed:
+    for touched in halves_of(count, turn)[: 2 if both else 1]:
+        arguments = with_other_tokens(call, sides, touched, turn)
         second = fields_of(runs(arguments))
         for name, value in first.items():
             if name in second and value.dim():
@@ -116,18 +115,15 @@ def _compared(
         return None if one is None or two is None else how_far(name, one, two)
 
     found = between(~touched)
-    if found is not None and found.excess > 1:
-        for number in np.flatnonzero(~touched):
-            of_one = between(np.arange(len(touched)) == number)
-            if of_one is not None and of_one.excess > 1:
-                return replace(found, document=int(number))
-    if found is not None:
-        return found
-    # Of what nobody can divide no number may depend on both halves.
-    now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
-    met = name in gone and bool((now & gone[name]).any())
-    gone[name] = now
-    return Difference(name + UNDIVIDED) if met else None
+    if found is None:
+        # Of what nobody can divide no number may depend on both halves.
+        now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
+        met = name in gone and bool((now & gone[name]).any())
+        gone[name] = now
+        return Difference(name + UNDIVIDED) if met else None
+    each = ((n, between(np.arange(len(touched)) == n)) for n in np.flatnonzero(~touched))
+    moved = (int(n) for n, of_one in each if of_one is not None and of_one.excess > 1)
+    return replace(found, document=next(moved, 0)) if found.excess > 1 else found
 
 
 def routes(model: nn.Module) -> bool:
