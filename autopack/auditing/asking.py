@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import Case, Input, empty_images, tokens_to_draw
@@ -70,7 +70,7 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
             for question, labels in _trial_calls(model, run):
                 arguments = question | plain
                 narrow = {
-                    n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v
+                    n: v[:, :-1].contiguous() if isinstance(v, Tensor) else v
                     for n, v in arguments.items()
                 }
                 answer = _uses_first_label(run, narrow, labels[:, :-1].contiguous())
@@ -84,7 +84,7 @@ def argument_names(model: nn.Module) -> set[str]:
     return set(parameters_of(type(model)).names)
 
 
-def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """Yield arguments that hold no labels, with labels of one per token, in each form to try."""
     try:
         allowed = tokens_to_draw(model)
@@ -102,9 +102,7 @@ def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, A
         yield from ((arguments, labels) for labels in labels_of(model, tokens, width))
 
 
-def labels_of(
-    model: PreTrainedModel, tokens: torch.Tensor, width: int | None
-) -> Iterator[torch.Tensor]:
+def labels_of(model: PreTrainedModel, tokens: Tensor, width: int | None) -> Iterator[Tensor]:
     """Yield labels of one per token (rows, columns), in each form that a model may take.
 
     They are classes (below `width`), classes of each codebook, or numbers.
@@ -118,7 +116,7 @@ def labels_of(
     yield (labels % 2).to(dtype_of(model))
 
 
-def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
+def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[dict[str, Any]]:
     """Yield arguments that pass these tokens without labels, in each form that a model may take."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
@@ -147,10 +145,10 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def _uses_first_label(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+def _uses_first_label(run: Run, arguments: dict[str, Any], labels: Tensor) -> bool | None:
     """Return True if replacing the first label changes the loss; None if no label does."""
 
-    def replaced(column: int) -> torch.Tensor:
+    def replaced(column: int) -> Tensor:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
@@ -168,9 +166,7 @@ def _uses_first_label(run: Run, arguments: dict[str, Any], labels: torch.Tensor)
     return False if any(other is not None and _differ(heard, other) for other in others) else None
 
 
-def _loss_and_gradients(
-    run: Run, arguments: dict[str, Any], labels: torch.Tensor
-) -> list[torch.Tensor] | None:
+def _loss_and_gradients(run: Run, arguments: dict[str, Any], labels: Tensor) -> list[Tensor] | None:
     """Return a seeded run's loss and its gradients by the outputs; None if it gives no loss."""
     torch.manual_seed(0)
     try:
@@ -183,7 +179,7 @@ def _loss_and_gradients(
     parts = [
         part
         for part in parts_of(output).values()
-        if isinstance(part, torch.Tensor) and part.is_floating_point()
+        if isinstance(part, Tensor) and part.is_floating_point()
         if part.dim() and part.requires_grad
     ]
     slopes = (
@@ -192,7 +188,7 @@ def _loss_and_gradients(
     return [each.detach().double() for each in (loss, *slopes) if each is not None]
 
 
-def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
     """Return True if two runs' gradients differ, or their losses where no gradient is usable.
 
     A number differs from one that is none.
@@ -245,7 +241,7 @@ class Labels:
     of the former: the loss is then the mean of the documents'.
     """
 
-    alone: list[dict[str, torch.Tensor]]
+    alone: list[dict[str, Tensor]]
     counts: list[int]
     per_token: bool
     ignore_first: bool = False
@@ -253,11 +249,11 @@ class Labels:
     shifts: bool = False
     """True if the loss compares each label with the prediction at the token before it."""
 
-    def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
+    def packed(self, call: Input, only: int | None = None) -> dict[str, Tensor]:
         """Return a packed call's labels; with `only`, labels of other documents are ignored."""
         return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
-    def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
+    def padded(self, sides: Sides, predicted: bool = False) -> dict[str, Tensor]:
         """Return a padded batch's labels by argument, in which labels of padding are ignored.
 
         With `predicted`, labels that a loss would compare with a prediction at padding are ignored
@@ -270,7 +266,7 @@ class Labels:
             found = {name: value + starts.to(value.device) for name, value in found.items()}
         return found
 
-    def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+    def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, Tensor]:
         """Return labels at the tokens of their documents, the first `skipped` of each ignored."""
         found = {}
         for name, example in self.alone[0].items():
@@ -290,7 +286,7 @@ class Labels:
         return found
 
 
-def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
+def expected_losses(losses: list[Tensor], counts: list[int]) -> list[Tensor]:
     """Return two losses of all documents: the mean weighted by `counts` of terms, and the sum."""
     found = torch.stack([loss.double() for loss, n in zip(losses, counts, strict=True) if n > 0])
     terms = found.new_tensor([n for n in counts if n > 0])
@@ -308,7 +304,7 @@ def find_labels(
     """
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
 
-    def refusal(made: list[dict[str, torch.Tensor]]) -> str | None:
+    def refusal(made: list[dict[str, Tensor]]) -> str | None:
         given = {**case.by_itself(number), **made[number], **case.without_router}
         try:
             loss = loss_of(labelled(model, lambda: run_as_stock(model, given)))
@@ -342,7 +338,7 @@ def find_labels(
 
 def _per_token(
     model: PreTrainedModel, case: Case, alone: list[Fields]
-) -> Iterator[list[dict[str, torch.Tensor]]]:
+) -> Iterator[list[dict[str, Tensor]]]:
     """Yield each document's labels of one per token, in each form that the model may take."""
     width = width_of(alone[0], (1, case.lengths[0]))
     of_each = (labels_of(model, document[None], width) for document in case.documents)
@@ -350,7 +346,7 @@ def _per_token(
         yield [{"labels": labels} for labels in form]
 
 
-def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
+def _per_token_and_document(case: Case) -> list[dict[str, Tensor]]:
     """Return each document's labels of its last tokens, with a `next_sentence_label`.
 
     Each document has as many labels as the shortest has tokens.
@@ -368,7 +364,7 @@ def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, Tensor]]]:
     """Yield each document's labels: a class or number, one per class, or a start and an end."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)

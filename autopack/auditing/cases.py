@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.fields import Side, Sides
@@ -122,8 +122,8 @@ class DrawnHalf:
 
     prefix: str
     lengths: list[int]
-    documents: list[torch.Tensor]
-    others: list[torch.Tensor]
+    documents: list[Tensor]
+    others: list[Tensor]
     """Documents of these lengths that replace those."""
 
 
@@ -207,7 +207,7 @@ class Case:
         return self.halves[0].lengths
 
     @property
-    def documents(self) -> list[torch.Tensor]:
+    def documents(self) -> list[Tensor]:
         """Tokens of each document, (tokens,), or of an encoder-decoder's targets."""
         return self.halves[0].documents
 
@@ -296,7 +296,7 @@ class Case:
             **self.options,
         }
 
-    def _with_required_inputs(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _with_required_inputs(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return inputs with token types of 0 and unseen images, where the model needs them."""
         like = ids["input_ids"]
         return {
@@ -306,7 +306,7 @@ class Case:
         }
 
 
-def empty_images(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+def empty_images(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """Return arguments that add an image that no token sees to each row (rows, columns), or none.
 
     It is for a model whose text does not run without any (Idefics); others get nothing.
@@ -329,7 +329,7 @@ class NoReference(Exception):
     """Error of a call mode that has no reference, since stock cannot run it on a document alone."""
 
 
-def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
+def tokens_to_draw(model: PreTrainedModel) -> Tensor:
     """Return tokens (tokens,) that a model can both read and predict, without special ones."""
     tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
     # Chameleon forbids the codes of images as predictions
@@ -348,7 +348,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
     for embedding in embeddings:
         # one per codebook
         each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]
-        weights = [e.weight for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]
+        weights = [e.weight for e in each if isinstance(getattr(e, "weight", None), Tensor)]
         sizes += [len(weight) for weight in weights if len(weight)]  # type: ignore[arg-type]
     # latents, hashes of characters (Perceiver, CANINE), or weights that ZeRO-3 has shared out
     if not sizes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
@@ -26,7 +26,7 @@ from autopack.integrations.opacus import uncounted
 from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
 
-_DATA = (torch.Tensor, int, float, str, type(None))
+_DATA = (Tensor, int, float, str, type(None))
 _ABSENT = object()
 _SETTINGS = ("live", "padding_read", "is_audited", "options")
 """Attributes of an enabled model that a run of it may be given others of."""
@@ -149,7 +149,7 @@ def preserved(
         contents.put_back()
 
     def begin() -> None:
-        copies: dict[int, torch.Tensor] = {}
+        copies: dict[int, Tensor] = {}
         for place, name, tensor in written:
             place[name] = copies.setdefault(id(tensor), tensor.detach().clone())
 
@@ -175,7 +175,7 @@ def preserved(
         yield begin
 
 
-def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
+def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
     """Yield (dict, name, tensor) of the tensors that a module's forward may write to.
 
     Many whole numbers are weights of a quantised layer, and not copied for their size.
@@ -184,7 +184,7 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
         if buffer is not None and (buffer.is_floating_point() or buffer.numel() <= _FEW):
             yield module._buffers, name, buffer
     for name, value in vars(module).items():
-        kept = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        kept = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
         if kept and value.is_floating_point() and not value.requires_grad:
             yield vars(module), name, value
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, expected_losses
@@ -45,7 +46,7 @@ class Results:
     """Results of each document of a call, and the loss of all, attached to their graph."""
 
     documents: list[Fields]
-    loss: torch.Tensor | None = None
+    loss: Tensor | None = None
 
 
 class Measuring:
@@ -277,10 +278,10 @@ class Measuring:
         self,
         call: Input,
         labels: Labels,
-        alone: list[torch.Tensor],
+        alone: list[Tensor],
         counts: list[int],
         all_of_them: bool,
-    ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
+    ) -> Iterator[tuple[dict[str, Any], list[Tensor], list[int]]]:
         """Yield arguments that ask for a loss, with losses and counts of terms of documents alone.
 
         One document may have labels alone: however a loss combines several, it must be the loss of

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Form, Input, NoReference
@@ -172,17 +173,17 @@ def routers(audit: Measuring, name: str) -> ModeResult:
     return replace(result, loss=worst)
 
 
-def _numbers(output: Any) -> dict[Any, torch.Tensor]:
+def _numbers(output: Any) -> dict[Any, Tensor]:
     """Return the loss of an output, and all other single floating numbers in it, by name."""
     parts = {**parts_of(output), "loss": loss_of(output)}
     return {
         name: value
         for name, value in parts.items()
-        if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point()
+        if isinstance(value, Tensor) and not value.dim() and value.is_floating_point()
     }
 
 
-def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+def _error(found: dict[Any, Tensor], expected: dict[Any, Tensor]) -> float:
     """Return the largest relative error of some numbers; infinite if one is missing."""
     return max(
         relative_error(found[name], value) if name in found else math.inf

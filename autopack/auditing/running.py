@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.stateless import _reparametrize_module
 
@@ -47,9 +47,7 @@ def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, An
 
     Programs write batches into the same tensors, for a captured graph or to save memory.
     """
-    used = {
-        name: value.flip(0) for name, value in arguments.items() if isinstance(value, torch.Tensor)
-    }
+    used = {name: value.flip(0) for name, value in arguments.items() if isinstance(value, Tensor)}
     model(**arguments | used)
     for name, tensor in used.items():
         tensor.copy_(arguments[name])
@@ -61,9 +59,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
 
-def gradients_of(
-    sums: torch.Tensor, by: Sequence[torch.Tensor], weights: torch.Tensor | None = None
-) -> list[Any]:
+def gradients_of(sums: Tensor, by: Sequence[Tensor], weights: Tensor | None = None) -> list[Any]:
     """Return gradients of `sums` (by `weights` if several) by some tensors; zero where unused."""
     # Documents alone are in the graphs of several call modes.
     options: dict[str, Any] = {
@@ -83,7 +79,7 @@ def forget_lengths(model: nn.Module) -> None:
             reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
 
 
-def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
+def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> Tensor | None:
     """Return the sum of documents' fields by fixed random weights, to differentiate, or None."""
     generator = torch.Generator().manual_seed(1)
     parts = []
@@ -126,7 +122,7 @@ def can_be_doubled(model: nn.Module) -> bool:
 @contextlib.contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
     """Run a block with parameters and buffers in float64, and the model's own back afterwards."""
-    doubled: dict[str, torch.Tensor] = {
+    doubled: dict[str, Tensor] = {
         name: nn.Parameter(weight.detach().double(), weight.requires_grad)
         for name, weight in model.named_parameters()
         if weight.is_floating_point()

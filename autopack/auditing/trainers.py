@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset
 
@@ -78,7 +79,7 @@ class HandedBatch(NamedTuple):
     columns: Columns
     examples: list[Example]
     documents: list[Content]
-    counted: list[torch.Tensor]
+    counted: list[Tensor]
     of_tokens: bool
 
 
@@ -237,7 +238,7 @@ class TrainerAudit:
             loss, *_ = self.trainer.prediction_step(self.trainer.model, {**batches[0].batch}, True)
             return self._against_alone([loss], batches, False)
 
-    def _differentiated(self, losses: Iterable[torch.Tensor]) -> tuple[torch.Tensor, list[Any]]:
+    def _differentiated(self, losses: Iterable[Tensor]) -> tuple[Tensor, list[Any]]:
         """Return the sum of some losses and, if gradients are enabled, its gradients."""
         parameters, total = trained(self.model), torch.zeros(())
         for parameter in parameters:
@@ -249,9 +250,7 @@ class TrainerAudit:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return total, grads if torch.is_grad_enabled() else []
 
-    def _against_alone(
-        self, losses: Iterable[torch.Tensor], batches: Batches, counts: bool
-    ) -> Answer:
+    def _against_alone(self, losses: Iterable[Tensor], batches: Batches, counts: bool) -> Answer:
         """Compare the sum of losses, and its gradients, with the same of documents alone.
 
         These have the loss of their tokens, or, if that differs, the trainer's own.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
@@ -44,7 +45,7 @@ from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import as_videos
 from autopack.tiny.media_rows import Document
 
-Result = tuple[list[Fields], list[torch.Tensor]]
+Result = tuple[list[Fields], list[Tensor]]
 """The outputs of a call, of each document if they can be told apart, and the gradients of a sum of
 them."""
 Labels = Literal["no", "shifted", "as they are"]
@@ -197,7 +198,7 @@ def _result_of_part(
     counted = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     found: Fields = {}
     for name, value in model(**given, use_cache=False, return_dict=True).items():
-        if isinstance(value, torch.Tensor) and value.requires_grad:
+        if isinstance(value, Tensor) and value.requires_grad:
             weights: Any = share
             if name != "loss":
                 size = (*counted.shape, *value.shape[2:])
@@ -275,7 +276,7 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
     return [as_videos(model, each) for each in found] if kind == "video" else found
 
 
-def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
+def _result(twin: PreTrainedModel, logits: list[Tensor]) -> Result:
     """Return the logits of documents, and the parameters' gradients of a weighted sum of them."""
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from autopack.runtime.row_group import RowGroup
 
@@ -50,11 +51,11 @@ class ThreadGroup(RowGroup):
         """Number of this rank, from 0."""
         return self._rank
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, stacked, (ranks, ...)."""
         return torch.stack(self._exchange(values))
 
-    def swap(self, parts: torch.Tensor) -> torch.Tensor:
+    def swap(self, parts: Tensor) -> Tensor:
         """Return the parts that all ranks have for this one, detached and stacked, (ranks, ...)."""
         return torch.stack([each[self._rank] for each in self._exchange(parts.detach())])
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.auditing.compare import (
     BOUNDS,
@@ -48,7 +49,7 @@ _OWN, _TOGETHER = 1, 3
 others of stock."""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
-Compared = Iterator[tuple[str, torch.Tensor, torch.Tensor, int]]
+Compared = Iterator[tuple[str, Tensor, Tensor, int]]
 """Names of fields, their values in a call and in stock by token, and documents.
 
 A value without axes is a loss.
@@ -131,7 +132,7 @@ def _compare_losses(output: Any, wanted: Any, number: int) -> Compared:
 
 
 def _difference(
-    call: Call, name: str, one: torch.Tensor, other: torch.Tensor, number: int, tolerance: float
+    call: Call, name: str, one: Tensor, other: Tensor, number: int, tolerance: float
 ) -> Difference:
     """Return the difference of one field of an output to stock. Raises `CannotTell`."""
     than = "than in its padded batch" if is_padded(call) else "than it gets alone"
@@ -214,8 +215,8 @@ def _labels_select_loss(call: Call) -> bool:
     """Return True if a call with labels of one document alone gives that document's loss."""
     labels, inputs = call.arguments.get("labels"), call.inputs
     return (
-        isinstance(labels, torch.Tensor)
-        and isinstance(inputs, torch.Tensor)
+        isinstance(labels, Tensor)
+        and isinstance(inputs, Tensor)
         and not labels.is_floating_point()
         and labels.shape == inputs.shape[:2]
         and call.arguments.get("shift_labels") is None
@@ -239,6 +240,6 @@ def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
         real = torch.from_numpy(call.padding.real)
         behind = torch.nn.functional.pad(~real[:, :-1], (1, 0)) & real
         for name, hidden in (("labels", behind), ("shift_labels", ~real)):
-            if isinstance(labels := found.get(name), torch.Tensor):
+            if isinstance(labels := found.get(name), Tensor):
                 found[name] = labels.masked_fill(hidden.to(labels.device), call.ignored_label)
     return found

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
@@ -83,16 +83,16 @@ class _Throughout(TorchFunctionMode):
     """A torch function mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
     _cuts = (
-        torch.Tensor.detach,
+        Tensor.detach,
         torch.detach,
-        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        Tensor.data.__get__,  # type: ignore[attr-defined]
     )
     _ends = (
-        torch.Tensor.item,
-        torch.Tensor.tolist,
-        torch.Tensor.numpy,
-        torch.Tensor.__float__,
-        torch.Tensor.__array__,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.__float__,
+        Tensor.__array__,
     )
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _Throughout(TorchFunctionMode):
             return func(True)
         tensor = args[0] if args else None
         # Leaves are parameters, which some models write to.
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
+        if isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_leaf:
             if func in self._cuts:
                 return tensor.view_as(tensor)
             if func in self._ends:
@@ -121,7 +121,7 @@ class _Run:
         given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
             "return_dict": True
         }
-        self._leaves: list[torch.Tensor] = []
+        self._leaves: list[Tensor] = []
         given |= {name: _followed(given[name], self._leaves) for name in media.given(given)}
         self._media = len(self._leaves)
         given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
@@ -165,8 +165,8 @@ class _Run:
     def _by_halves(
         self,
         chosen: list[int],
-        leaves: list[torch.Tensor],
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        leaves: list[Tensor],
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return gradients of the chosen documents' results, and of all others' results."""
         inside = torch.zeros_like(self._sums)
         inside[chosen] = 1.0
@@ -206,29 +206,29 @@ class _Run:
         return max(map(largest, added, wanted)) / size if size and math.isfinite(size) else 0.0
 
 
-def _of_others(model: nn.Module) -> list[torch.Tensor]:
+def _of_others(model: nn.Module) -> list[Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
     others = [part for part in model.modules() if not is_own(class_of(part))]
     held = [
         p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))
     ]
-    trained: list[torch.Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
+    trained: list[Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
     return trained if sum(p.numel() for p in trained) <= _MOST else []
 
 
-def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
+def _followed(value: Any, leaves: list[Tensor]) -> Any:
     """Return a value with its floating tensors copied from new leaves, which go into `leaves`."""
 
-    def follow(tensor: torch.Tensor) -> torch.Tensor:
+    def follow(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
         leaves.append(tensor.detach().clone().requires_grad_())
         return leaves[-1].clone()  # some write to it
 
-    return tree_map_only(torch.Tensor, follow, value)
+    return tree_map_only(Tensor, follow, value)
 
 
-def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
+def _embedded(model: Any, leaves: list[Tensor]) -> AbstractContextManager[None]:
     """Replace the outputs of token embeddings, in this block, by copies of new `leaves`."""
     embedding = None
     with suppress(NotImplementedError):

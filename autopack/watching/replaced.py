@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.auditing.cases import tokens_named
 from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
@@ -103,8 +103,8 @@ def _compared(
     sides: Sides,
     gone: Fields,
     name: str,
-    value: torch.Tensor,
-    other: torch.Tensor,
+    value: Tensor,
+    other: Tensor,
     touched: np.ndarray,
 ) -> Difference | None:
     """Return a field's move in untouched documents, or of an undivided number that both halves
@@ -162,7 +162,7 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     for side in sides.halves:
         for name in _names_of_tokens(call, side):
             value = arguments.get(name)
-            if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
+            if isinstance(value, Tensor) and tuple(value.shape[:2]) == side.owner.shape:
                 where = torch.from_numpy(
                     np.append(touched, False)[side.owner] & ~_shared(call, side)
                 )
@@ -193,9 +193,7 @@ def _shared(call: Call, side: Side) -> np.ndarray:
     return shared
 
 
-def _others(
-    value: torch.Tensor, where: torch.Tensor, special: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
+def _others(value: Tensor, where: Tensor, special: Tensor, generator: torch.Generator) -> Tensor:
     """Return tokens or embeddings with others of the same call in place of those at `where`."""
     if value.is_floating_point():
         drawn = torch.randperm(value.shape[1], generator=generator)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
@@ -76,14 +76,10 @@ def sides_of(call: Call) -> Sides:
     else:
         raise CannotTell("its documents are declared further in")
     given = map(call.arguments.get, LAST_LOGITS)
-    asked = next(
-        (v for v in given if isinstance(v, torch.Tensor) or (type(v) is int and v != 0)), None
-    )
+    asked = next((v for v in given if isinstance(v, Tensor) or (type(v) is int and v != 0)), None)
     if asked is not None:
         columns = (
-            host_values(asked).reshape(-1)
-            if isinstance(asked, torch.Tensor)
-            else slice(-asked, None)
+            host_values(asked).reshape(-1) if isinstance(asked, Tensor) else slice(-asked, None)
         )
         sides.append(Side(sides[0].owner[:, columns], sides[0].prefix))
     return Sides(sides)
@@ -126,9 +122,7 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     tokens: set[int] = set()
     if closely:
         ids = call.arguments.get("input_ids")
-        tokens = (
-            set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
-        )
+        tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, Tensor) else set()
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
     of_media = _sizes_of_media(call) if closely else (0, 0)
     return (*_sizes_of_rows(call), max(tokens, default=0), *of_media), kinds
@@ -162,7 +156,7 @@ def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
 def _sizes_of_media(call: Call) -> tuple[int, int]:
     """Return the size of a call's largest media tensor, and the longest side of any, in pixels."""
     values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
     # Of images of which only the sum of all has a size, a grid of whole numbers says how large each
     # is.
@@ -264,11 +258,7 @@ def precisions() -> Iterator[set[torch.dtype]]:
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
         weight = dict(module._parameters).get("weight")
         for tensor in (weight, given.get(0)):
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.is_floating_point()
-                and weight is not None
-            ):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and weight is not None:
                 # by the rule of layers, which is the same
                 dtypes.add(torches.taken_by_sdpa(tensor))
 
