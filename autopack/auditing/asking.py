@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import Case, Input, empty_images, tokens_to_draw
-from autopack.auditing.compare import Fields, largest, relative_error
+from autopack.auditing.compare import Arguments, Fields, largest, relative_error
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import dtype_of, run_as_stock, stock_again
@@ -84,7 +84,7 @@ def argument_names(model: nn.Module) -> set[str]:
     return set(parameters_of(type(model)).names)
 
 
-def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], Tensor]]:
+def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[Arguments, Tensor]]:
     """Yield arguments that hold no labels, with labels of one per token, in each form to try."""
     try:
         allowed = tokens_to_draw(model)
@@ -116,7 +116,7 @@ def labels_of(model: PreTrainedModel, tokens: Tensor, width: int | None) -> Iter
     yield (labels % 2).to(dtype_of(model))
 
 
-def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[dict[str, Any]]:
+def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[Arguments]:
     """Yield arguments that pass these tokens without labels, in each form that a model may take."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
@@ -145,7 +145,7 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def _uses_first_label(run: Run, arguments: dict[str, Any], labels: Tensor) -> bool | None:
+def _uses_first_label(run: Run, arguments: Arguments, labels: Tensor) -> bool | None:
     """Return True if replacing the first label changes the loss; None if no label does."""
 
     def replaced(column: int) -> Tensor:
@@ -166,7 +166,7 @@ def _uses_first_label(run: Run, arguments: dict[str, Any], labels: Tensor) -> bo
     return False if any(other is not None and _differ(heard, other) for other in others) else None
 
 
-def _loss_and_gradients(run: Run, arguments: dict[str, Any], labels: Tensor) -> list[Tensor] | None:
+def _loss_and_gradients(run: Run, arguments: Arguments, labels: Tensor) -> list[Tensor] | None:
     """Return a seeded run's loss and its gradients by the outputs; None if it gives no loss."""
     torch.manual_seed(0)
     try:

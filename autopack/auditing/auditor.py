@@ -27,7 +27,7 @@ from autopack.auditing.cases import (
     Case,
     NoReference,
 )
-from autopack.auditing.compare import Bounds, bounds_of
+from autopack.auditing.compare import Arguments, Bounds, bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
 from autopack.auditing.padded import padded, routers
@@ -202,7 +202,7 @@ class Audit(Measuring):
         device.
         """
         enabled, notes = self.enabled, self.report.notes
-        without: dict[str, Any] = {"use_cache": False}
+        without: Arguments = {"use_cache": False}
         ways = [({}, True), (without, True), ({}, False)]
         cases = [self.case, *self.others.values()]
         if enabled is not None and enabled.traits.masks_without_cache:

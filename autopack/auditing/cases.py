@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from autopack.auditing.compare import Arguments
 from autopack.auditing.fields import Side, Sides
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
@@ -28,10 +29,10 @@ class Input:
     at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
     """
 
-    arguments: dict[str, Any]
+    arguments: Arguments
     sides: Sides
     first: list[int]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Form:
     """True for padding in front of documents."""
     offset: int = 0
     """Number of the first document's tokens that came before."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
     """Arguments that say how to run."""
     asks_for_more: bool = False
     """True for a call that asks for all outputs that a model has."""
@@ -144,15 +145,15 @@ class Case:
         """
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
-        self.options: dict[str, Any] = {}
+        self.options: Arguments = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
-        self.options_of_packed: dict[str, Any] = {}
+        self.options_of_packed: Arguments = {}
         """Arguments of calls with packed rows beside those of their form."""
         self._named = named = parameters_of(type(model))
         self._model = model
         is_told = hasattr(model.config, "vision_config")
         self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
-        self.outputs: dict[str, Any] = (
+        self.outputs: Arguments = (
             {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
         )
         configs = model.config, text_config(model.config)
@@ -163,7 +164,7 @@ class Case:
         ]
         self.has_router = bool(flags)
         self.outputs |= {"output_router_logits": True} if flags else {}
-        self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
+        self.without_router: Arguments = {"output_router_logits": False} if any(flags) else {}
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)
 
@@ -227,7 +228,7 @@ class Case:
         rows = [[number] for number in numbers] if form.is_padded else [[*numbers]]
         if form.rows == "two":
             rows.append([count + number for number in reversed(numbers)])
-        arguments: dict[str, Any] = {}
+        arguments: Arguments = {}
         sides = []
         for place, half in enumerate(self.halves):
             filled = [
@@ -261,7 +262,7 @@ class Case:
 
     def given(
         self, call: Input, replaced: int | None = None, filler: int | None = None
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         """Return all arguments of a call, with other tokens for the document `replaced`, if any.
 
         `filler` is the token of padding, if it is to be another one.
@@ -278,7 +279,7 @@ class Case:
             found[f"{half.prefix}input_ids"] = ids
         return self._with_required_inputs(found)
 
-    def alone(self, call: Input, number: int) -> dict[str, Any]:
+    def alone(self, call: Input, number: int) -> Arguments:
         """Return one document of a call alone, as arguments; positions only if it begins midway."""
         found, first = self.by_itself(number), call.first[number]
         if first != self.base:
@@ -286,7 +287,7 @@ class Case:
             found["position_ids"] = torch.arange(first, first + length, device=self.device)[None]
         return found
 
-    def by_itself(self, number: int) -> dict[str, Any]:
+    def by_itself(self, number: int) -> Arguments:
         """Return arguments of one document alone, counted from its beginning, with `options`."""
         of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
         return {

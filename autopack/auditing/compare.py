@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Fields = dict[str, Tensor]
 """Tensors of one output, or of one document, by dotted name."""
+Arguments = dict[str, Any]
+"""Arguments of one call, by name."""
 
 
 class Bounds(NamedTuple):

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Case, Form, Input, NoReference
 from autopack.auditing.compare import (
+    Arguments,
     Fields,
     errors_between,
     first_beyond,
@@ -37,7 +38,7 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.runtime.marks import enabled_in
 
 _ITEMS = "num_items_in_batch"
-MADE_OF_LABELS: dict[str, Any] = {"decoder_input_ids": None}
+MADE_OF_LABELS: Arguments = {"decoder_input_ids": None}
 """Arguments of an encoder-decoder that makes its decoder's tokens of labels."""
 
 
@@ -281,7 +282,7 @@ class Measuring:
         alone: list[Tensor],
         counts: list[int],
         all_of_them: bool,
-    ) -> Iterator[tuple[dict[str, Any], list[Tensor], list[int]]]:
+    ) -> Iterator[tuple[Arguments, list[Tensor], list[int]]]:
         """Yield arguments that ask for a loss, with losses and counts of terms of documents alone.
 
         One document may have labels alone: however a loss combines several, it must be the loss of
@@ -323,7 +324,7 @@ class Measuring:
         notes[_ITEMS] = f"not measured: {why}"
 
 
-def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(arguments: Mapping[str, Any]) -> Arguments:
     """Return the arguments whose values are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 

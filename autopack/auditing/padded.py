@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Form, Input, NoReference
-from autopack.auditing.compare import Fields, relative_error
+from autopack.auditing.compare import Arguments, Fields, relative_error
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.measuring import MADE_OF_LABELS, Measuring, Results, with_axes
 from autopack.auditing.report import ModeResult
@@ -70,7 +70,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
 
 
 def _alone(
-    audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
+    audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: Arguments
 ) -> Results | None:
     """Return documents' results alone, in the shapes of a padded batch's fields, or None."""
     with suppress(WrongShape, NoReference):
@@ -87,7 +87,7 @@ def _alone(
 
 def _batch_arguments(
     audit: Measuring, call: Input, form: Form, filler: int | None = None, drops: bool = False
-) -> dict[str, Any]:
+) -> Arguments:
     """Return arguments of a padded batch in new tensors, with labels if the form has them.
 
     With `drops`, labels of tokens behind padding are ignored: autopack leaves these out, and stock
@@ -115,7 +115,7 @@ def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
     return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
 
 
-def _reference(audit: Measuring, arguments: dict[str, Any], sides: Sides) -> Any:
+def _reference(audit: Measuring, arguments: Arguments, sides: Sides) -> Any:
     """Return stock's output for a padded batch; raise `NoReference` if it raises or gives NaN."""
     try:
         output = run_as_stock(audit.model, arguments)
@@ -147,7 +147,7 @@ def routers(audit: Measuring, name: str) -> ModeResult:
     if labels is None:
         raise NoReference("there are no labels that its loss takes")
     batch = case.call(form)
-    wanted: dict[str, Any] = {"output_router_logits": True}
+    wanted: Arguments = {"output_router_logits": True}
     given, other = (
         _batch_arguments(audit, batch, form, filler) | wanted
         for filler in (None, case.other_filler)

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.stateless import _reparametrize_module
 
 from autopack.attention.rotary import reset_frequencies
-from autopack.auditing.compare import Fields, how_far
+from autopack.auditing.compare import Arguments, Fields, how_far
 from autopack.auditing.fields import Sides, fields_of
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
@@ -35,14 +35,14 @@ def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None
         yield
 
 
-def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
+def run_as_stock(model: nn.Module, arguments: Arguments) -> Any:
     """Return stock's output of a call, unaffected by earlier calls."""
     with stock_again(model, enabled_in(model)):
         return model(**arguments)
 
 
 @torch.no_grad()
-def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+def in_used_tensors(model: nn.Module, arguments: Arguments) -> Arguments:
     """Call the model with reversed rows; return the arguments, written into that call's tensors.
 
     Programs write batches into the same tensors, for a captured graph or to save memory.

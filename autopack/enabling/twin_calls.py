@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import Audit
 from autopack.auditing.cases import FORMS, Case
-from autopack.auditing.compare import OF_TWINS, Fields, errors_between, gradient_error, scales_of
+from autopack.auditing.compare import (
+    OF_TWINS,
+    Arguments,
+    Fields,
+    errors_between,
+    gradient_error,
+    scales_of,
+)
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import gradients_of, trained, weighted_sum
 from autopack.enabling.by_twin import (
@@ -164,7 +171,7 @@ def _results_of(
     return found
 
 
-def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
+def _rows(model: Any, labels: Labels, padded: bool) -> Arguments:
     """Return the arguments of a call with packed rows, with labels and padding as asked for."""
     case = Case(model, _LENGTHS)
     form = FORMS["two rows"]
@@ -184,7 +191,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
 
 
 def _result_of_part(
-    model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels
+    model: Any, batch: Arguments, group: ThreadGroup | None, labels: Labels
 ) -> Result:
     """Return weighted outputs of a rank's part of a batch, or of the whole without a group, and
     the gradients of their sum."""

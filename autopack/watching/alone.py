@@ -18,6 +18,7 @@ from autopack.auditing.compare import (
     BOUNDS,
     OTHER_CHOICES,
     OTHER_EXPERTS,
+    Arguments,
     Difference,
     bound_in_use,
     error_by_token,
@@ -111,7 +112,7 @@ def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: b
             yield from _compare_losses(runs(given), alone, number)
 
 
-def _compare_padded(runs: Runs, arguments: dict[str, Any], output: Any, sides: Sides) -> Compared:
+def _compare_padded(runs: Runs, arguments: Arguments, output: Any, sides: Sides) -> Compared:
     """Yield fields of a padded batch, run without its padding and in stock."""
     wanted = runs.stock(arguments)
     found, everybody = fields_of(output), np.ones(sides.count, dtype=bool)
@@ -192,13 +193,13 @@ def _has_usual_positions(call: Call, layout: PackedLayout) -> bool:
     return begins and layout.largest_positions is None
 
 
-def _arguments_alone(call: Call, number: int) -> dict[str, Any]:
+def _arguments_alone(call: Call, number: int) -> Arguments:
     """Return a call's arguments for one document alone. Raises `CannotTell`."""
     layout = call.declared.layout
     assert layout is not None
     batch = TokenMap.of_documents(layout, np.flatnonzero(real_documents(layout))[[number]])
     frame = Frame(*batch.shape, shared=True)
-    found: dict[str, Any] = {}
+    found: Arguments = {}
     for name, value in call.arguments.items():
         counted = (
             name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
@@ -226,7 +227,7 @@ def _labels_select_loss(call: Call) -> bool:
     )
 
 
-def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
+def _without_labels_behind_padding(call: Call) -> Arguments:
     """Return a call's arguments, ignoring labels that stock scores by predictions at padding.
 
     The call leaves these terms out of its loss.

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
+from autopack.auditing.compare import UNDIVIDED, Arguments, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.running import first_that_moves
 from autopack.calls.call import Call
@@ -71,7 +70,7 @@ def _worst(
     runs: Runs,
     turn: int,
     both: bool,
-) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
+) -> tuple[Difference, Sides, np.ndarray, Arguments]:
     """Return the field that moved the farthest, the sides, replaced documents, and arguments.
 
     Raises `CannotTell`.
@@ -82,7 +81,7 @@ def _worst(
         raise CannotTell("it has one document")
     first = fields_of(runs(call.arguments))
     gone: Fields = {}
-    moved: list[tuple[Difference, np.ndarray, dict[str, Any]]] = []
+    moved: list[tuple[Difference, np.ndarray, Arguments]] = []
     for touched in halves_of(count, turn)[: 2 if both else 1]:
         arguments = with_other_tokens(call, sides, touched, turn)
         second = fields_of(runs(arguments))
@@ -148,7 +147,7 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
     return halves[::-1] if turn % 3 == 2 else halves
 
 
-def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> dict[str, Any]:
+def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> Arguments:
     """Return arguments with other tokens in the documents `touched`. Raises `CannotTell`.
 
     The part of a row on one rank may have none of them.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
+from autopack.auditing.compare import UNDIVIDED, Arguments, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.left_as_found import preserved
 from autopack.auditing.running import listening, stock_again
@@ -176,14 +176,14 @@ class Runs:
         self._call, self._module, self._begin = call, call.module, begin
         self._count = 0
 
-    def __call__(self, arguments: dict[str, Any]) -> Any:
+    def __call__(self, arguments: Arguments) -> Any:
         """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
         self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
-    def stock(self, arguments: dict[str, Any]) -> Any:
+    def stock(self, arguments: Arguments) -> Any:
         """Return the output of stock transformers for these arguments, from the same state."""
         with stock_again(self._module, self._call.model):
             try:
@@ -193,9 +193,7 @@ class Runs:
             except Exception:  # of a row without its padding some types make no cache
                 return self({**arguments, "use_cache": False})
 
-    def beside_itself(
-        self, worst: Difference, before: Fields, arguments: dict[str, Any]
-    ) -> Difference:
+    def beside_itself(self, worst: Difference, before: Fields, arguments: Arguments) -> Difference:
         """Return a difference, with its tolerance widened if two equal runs differ as well.
 
         Atomic additions, and draws from an unknown generator, differ from run to run.
