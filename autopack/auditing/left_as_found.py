@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from autopack.inspection.randomness import (
     afterwards,
     drawing_nothing,
     draws_by_itself,
-    put_into,
 )
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
@@ -27,7 +26,7 @@ from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
 
 _DATA = (Tensor, int, float, str, type(None))
-_ABSENT = object()
+_NOTHING: Mapping[Any, Any] = {}
 _SETTINGS = ("live", "padding_read", "is_audited", "options")
 """Attributes of an enabled model that a run of it may be given others of."""
 _FEW = 1_000_000
@@ -108,44 +107,48 @@ def preserved(
     nor tells anything meanwhile."""
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
-    configs: list[Any] = list(
-        {id(m.config): m.config for m in modules if hasattr(m, "config")}.values()
-    )
+    kept: list[tuple[Any, set[Any], Mapping[Any, Any], Any, Any]] = []
+
+    def keep(
+        place: Any, before: Mapping[Any, Any], new: Any = (), parameters: Any = _NOTHING
+    ) -> None:
+        """Note values of a dict to put back, and the kinds of values to take out if they are new.
+
+        FSDP puts gathered `parameters` there, and takes them away itself.
+        """
+        kept.append((place, {*place.keys(), *parameters.keys()}, before, new, parameters))
+
     # A loss that finds no kind of problem writes its guess there.
-    attributes = [
-        (config, "problem_type", config.problem_type)
-        for config in configs
-        if hasattr(config, "problem_type")
-    ]
+    for config in {id(m.config): m.config for m in modules if hasattr(m, "config")}.values():
+        if "problem_type" in vars(config):
+            keep(vars(config), {"problem_type": config.problem_type})
     if enabled is not None:
-        attributes += [(enabled, name, getattr(enabled, name)) for name in _SETTINGS]
-        attributes += [
-            (enabled.tally, name, value) for name, value in enabled.tally.counted().items()
-        ]
-    data = [
-        (module, {*vars(module), *module._parameters.keys()}, _data_of(module))
-        for module in modules
-    ]
-    hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
-    buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+        keep(vars(enabled), {name: getattr(enabled, name) for name in _SETTINGS})
+        keep(vars(enabled.tally), enabled.tally.counted())
+    for module in modules:
+        held = vars(module)
+        keep(module._buffers, dict(module._buffers))
+        # States of its last batch, and rates of noise; and hooks, which transformers adds to record
+        # hidden states.
+        data = {name: value for name, value in held.items() if isinstance(value, _DATA)}
+        keep(held, data, _DATA, module._parameters)
+        for name, hooks in held.items():
+            if name.startswith("_forward") and isinstance(hooks, dict):
+                keep(hooks, {}, object)
     written = [tensor for module in modules for tensor in _tensors_of(module)]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
     contents = Contents(model)
 
     def put_back() -> None:
-        for owner, name, value in attributes:
-            if getattr(owner, name) is not value:
-                setattr(owner, name, value)
-        for module, held in buffers:
-            put_into(module._buffers, held)
+        for place, names, before, new, parameters in kept:
+            for name in [n for n, v in place.items() if n not in names and isinstance(v, new)]:
+                del place[name]
+            for name, value in before.items():
+                if name not in parameters and (name not in place or place[name] is not value):
+                    place[name] = value
         for parameter, copied in weights:
             if parameter.shape == copied.shape:  # engines that share it out may have taken it back
                 parameter.data.copy_(copied)
-        for held_hooks, before_hooks in hooks:
-            for number in set(held_hooks) - before_hooks:
-                del held_hooks[number]
-        for module, names, before in data:
-            _restore_data(module, names, before)
         contents.put_back()
 
     def begin() -> None:
@@ -206,30 +209,3 @@ def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
         for p in part.parameters(recurse=False)
     ]
     return list({id(p): p for p in held if not p.is_meta}.values())
-
-
-def _data_of(module: nn.Module) -> dict[str, Any]:
-    """Return a module's attributes that are tensors, numbers, strings or None."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, _DATA)}
-
-
-def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
-    """Return a module's dicts of forward hooks; transformers adds some to record hidden states."""
-    return [
-        held
-        for name, held in vars(module).items()
-        if name.startswith("_forward") and isinstance(held, dict)
-    ]
-
-
-def _restore_data(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
-    """Restore a module's attributes of data from `before`, and delete such as are not in `names`.
-
-    They are states of its last batch, and rates of noise. FSDP puts gathered parameters there, and
-    takes them away itself.
-    """
-    for name in _data_of(module).keys() - names:
-        del module.__dict__[name]
-    for name, value in before.items():
-        if vars(module).get(name, _ABSENT) is not value and name not in module._parameters:
-            module.__dict__[name] = value
