@@ -157,29 +157,19 @@ def _audit_twin(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
-    refused = [
-        result
-        for result in report.results
-        if result.failure is not None and is_refusal(result.failure)
-    ]
-    # the library's own code comes by the same refusal in the user's call, which says what to do
-    if is_own:
-        report = replace(
-            report, results=[result for result in report.results if result not in refused]
-        )
-    if not report.results and not (is_own and refused):
+    results, refused = [], []
+    for result in report.results:
+        is_refused = result.failure is not None and is_refusal(result.failure)
+        # the library's own code comes by it in the user's call too, which says what to do
+        (refused if is_refused and is_own else results).append(result)
+        if result.failure is not None and not is_refused:
+            raise _Raised(f"its twin raised {result.failure}")
+    if not report.results:
         raise NoTwin("nothing of its twin can be compared with stock")
-    failed = next(
-        (r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)),
-        None,
-    )
-    if failed is not None:
-        raise _Raised(f"its twin raised {failed}")
-    if report.results and not (
-        math.isfinite(report.worst) and math.isfinite(report.worst_gradient)
-    ):
+    report = replace(report, results=results)
+    if results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
         raise NoTwin("its twin gives what is no number")
-    return _Answer(twin, part, outside, report, refused if is_own else [])
+    return _Answer(twin, part, outside, report, refused)
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
