@@ -375,12 +375,9 @@ def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, Te
     numbers = torch.arange(len(case.documents), device=case.device)
     if width is not None:
         dtype = next(iter(alone[0].values())).dtype
-        if width > 1:
-            yield [{"labels": number[None] % width} for number in numbers]
-        else:
-            yield [{"labels": (number[None] / 4).to(dtype)} for number in numbers]
-        table = ((numbers[:, None] + torch.arange(width, device=case.device)) % 2).to(dtype)
-        yield [{"labels": row[None]} for row in table]
-    lengths = torch.tensor(case.lengths, device=case.device)
-    ends = [{"start_positions": (n // 2)[None], "end_positions": (n - 1)[None]} for n in lengths]
-    yield ends
+        table = (numbers[:, None] + torch.arange(width, device=case.device)) % 2
+        one_each = numbers % width if width > 1 else (numbers / 4).to(dtype)
+        for labels in (one_each, table.to(dtype)):
+            yield [{"labels": each} for each in labels[:, None]]
+    lengths = torch.tensor(case.lengths, device=case.device)[:, None]
+    yield [{"start_positions": n // 2, "end_positions": n - 1} for n in lengths]

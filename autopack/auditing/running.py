@@ -62,12 +62,10 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 def gradients_of(sums: Tensor, by: Sequence[Tensor], weights: Tensor | None = None) -> list[Any]:
     """Return gradients of `sums` (by `weights` if several) by some tensors; zero where unused."""
     # Documents alone are in the graphs of several call modes.
-    options: dict[str, Any] = {
-        "retain_graph": True,
-        "allow_unused": True,
-        "materialize_grads": True,
-    }
-    return list(torch.autograd.grad(sums, by, weights, **options))
+    found = torch.autograd.grad(
+        sums, by, weights, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return list(found)
 
 
 def forget_lengths(model: nn.Module) -> None:
@@ -122,15 +120,12 @@ def can_be_doubled(model: nn.Module) -> bool:
 @contextlib.contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
     """Run a block with parameters and buffers in float64, and the model's own back afterwards."""
-    doubled: dict[str, Tensor] = {
-        name: nn.Parameter(weight.detach().double(), weight.requires_grad)
-        for name, weight in model.named_parameters()
-        if weight.is_floating_point()
-    }
-    doubled |= {
-        name: buffer.double()
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point()
+    doubled = {
+        name: nn.Parameter(held.detach().double(), held.requires_grad)
+        if isinstance(held, nn.Parameter)
+        else held.double()
+        for name, held in (*model.named_parameters(), *model.named_buffers())
+        if held.is_floating_point()
     }
     with _reparametrize_module(model, doubled, tie_weights=True):
         yield

@@ -45,7 +45,7 @@ from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
-from autopack.proving.twin import NoTwin, Twin
+from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.tiny import images, media_rows, sounds
@@ -130,25 +130,6 @@ def _why_not_parts(
             groups, lambda group: _results_of(models[group], enabled, group, labels)
         )
     return _difference(list(map(_join_parts, zip(*parts, strict=True))), wanted, dtype)
-
-
-def _refuse_hooks(model: PreTrainedModel) -> None:
-    """Raise `NoTwin` if a third-party hook is on a module of the model.
-
-    One that looks at the token before finds none at the beginning of a part, which no check of a
-    call sees.
-    """
-    for name, module in model.named_modules():
-        for hook in hooks_of(module).values():
-            if not is_own(hook):
-                raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
-
-
-def _refuse_layers(twin: Twin) -> None:
-    """Raise `NoTwin` for third-party layers without a twin: they may look at earlier tokens."""
-    for name, module in twin.others.items():
-        if not is_own(kept.own_class(module)):
-            raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
 
 
 def _results_of(
@@ -309,8 +290,12 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
     """
     asked = kind, *given, enabled.options.backend, enabled.implementations()
     try:
-        if kind == "parts":
-            _refuse_hooks(model)
+        for name, module in model.named_modules() if kind == "parts" else ():
+            for hook in hooks_of(module).values():
+                # One that looks at the token before finds none at the beginning of a part, which no
+                # check of a call sees.
+                if not is_own(hook):
+                    raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
         key = enabled.kind and (enabled.kind, asked)
         with without_exchange(enabled.implementations()):
             return kept.answered(key, lambda: apart(lambda: _answer(model, enabled, kind, given)))
@@ -329,8 +314,10 @@ def _answer(
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
             twin = twins.of(model, dtype, device)
             parts_outside(twin)
-            if kind == "parts":
-                _refuse_layers(twin)
+            for name, module in twin.others.items() if kind == "parts" else ():
+                # It may look at earlier tokens.
+                if not is_own(kept.own_class(module)):
+                    raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
             return twin.model.eval()
 
         try:

@@ -32,7 +32,7 @@ from autopack.calls.sequence_parallel import exchange_of
 from autopack.inspection import media, releases
 from autopack.inspection.randomness import state_of
 from autopack.layout.forms import Frame
-from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.packed import real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.watching.replaced import routes
@@ -165,7 +165,9 @@ def _comparable_sides(call: Call) -> Sides:
         raise CannotTell(
             "only packed text of models with a result per token is compared with stock"
         )
-    if call.entry.uses_positions and not _has_usual_positions(call, layout):
+    starts, first = layout.first_positions, call.entry.first_position
+    begins = starts is None or bool((starts[real_documents(layout)] == first).all())
+    if call.entry.uses_positions and not (begins and layout.largest_positions is None):
         raise CannotTell("its documents have positions of their own")
     return Sides(sides_of(call).halves[:1])
 
@@ -182,15 +184,6 @@ def _stock_ignores_padding(call: Call) -> bool:
     return not call.model.traits.counts_padding or (
         call.padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary
     )
-
-
-def _has_usual_positions(call: Call, layout: PackedLayout) -> bool:
-    """Return True if positions of every document begin where the model's own begin."""
-    starts = layout.first_positions
-    begins = starts is None or bool(
-        (starts[real_documents(layout)] == call.entry.first_position).all()
-    )
-    return begins and layout.largest_positions is None
 
 
 def _arguments_alone(call: Call, number: int) -> Arguments:
