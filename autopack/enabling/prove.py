@@ -84,16 +84,16 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         proof = _proof(model, enabled, code)
         if verify and code.onlooker is not None and proof.why_not_unpadded is None:
             proof = replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
-        enabled.proof = proof
-        is_whole = enabled.proof.source in ("twin", "")
-        enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
+        is_whole = proof.source in ("twin", "")
+        enabled.unknown_code = code.unknown or (None if is_whole else proof.how)
         enabled.is_checked_closely = bool(verify) and (
             bool(code.foreign) or code.hook is not None or not is_whole
         )
-        if verify == "strict" and enabled.proof.source != "twin":
-            known = enabled.proof.why_not_packed or enabled.proof.how
-            enabled.proof = _unproven(f"no twin proves the whole of it ({known})")
-        left_out = ", ".join(enabled.proof.leaves_out)
+        if verify == "strict" and proof.source != "twin":
+            known = proof.why_not_packed or proof.how
+            proof = _unproven(f"no twin proves the whole of it ({known})")
+        enabled.proof = proof
+        left_out = ", ".join(proof.leaves_out)
         if left_out and left_out not in enabled.logged:
             enabled.logged.add(left_out)
             logger.warning(

@@ -87,12 +87,11 @@ class PackingLogs(TrainerCallback):
             return
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any
         # time.
+        trained, evaluated = self._tally.training, self._tally.evaluation
         if "loss" in logs and "learning_rate" in logs:
             self._add_time()
-            ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
-            added = numbers(
-                ran, self._seconds - self._logged, shares=self._tally.training.shared > 0
-            )
+            ran, self._trained = trained.minus(self._trained), trained
+            added = numbers(ran, self._seconds - self._logged, shares=trained.shared > 0)
             self._logged = self._seconds
             if (cutter := cutter_of(self._trainer)) is not None and cutter.steps:
                 added[f"{_PREFIX}micro_batches"] = round(cutter.micro_batches / cutter.steps, 2)
@@ -103,16 +102,13 @@ class PackingLogs(TrainerCallback):
                 last.update(added)
         elif "total_flos" in logs:
             self._add_time()
-            ran = self._tally.training.minus(self._trained_before)
+            ran = trained.minus(self._trained_before)
             added = numbers(ran, self._seconds, "train_")
         elif (
             runtime := next((name for name in logs if name.endswith("_runtime")), None)
         ) is not None:
-            ran, self._evaluated = (
-                self._tally.evaluation.minus(self._evaluated),
-                self._tally.evaluation,
-            )
-            shares = self._tally.evaluation.shared > 0
+            ran, self._evaluated = evaluated.minus(self._evaluated), evaluated
+            shares = evaluated.shared > 0
             added = numbers(ran, float(logs[runtime]), runtime.removesuffix("runtime"), shares)
         else:
             return

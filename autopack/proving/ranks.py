@@ -85,8 +85,5 @@ def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T
         running = [pool.submit(contextvars.copy_context().run, on_one, group) for group in groups]
         errors = [error for each in running if (error := each.exception()) is not None]
     if errors:
-        raise next(
-            (error for error in errors if not isinstance(error, threading.BrokenBarrierError)),
-            errors[0],
-        )
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     return [each.result() for each in running]

@@ -57,19 +57,17 @@ A value without axes is a loss.
 """
 
 
-def difference_to_stock(
-    call: Call, losses: bool = False, packs: bool = True, together: bool = False
-) -> Difference:
+def difference_to_stock(call: Call, losses: bool = False, packs: bool = True) -> Difference:
     """Return the largest difference between a call and stock. Raises `CannotTell`.
 
     Of packed rows these are the last and the first document alone, with `losses` their losses too,
     for which the call runs with the labels of one document; of a padded batch without its padding
-    it is the batch. Of ranks that gather parameters `together` each runs equally often, whatever it
-    has, also where its call does not pack.
+    it is the batch. Ranks that run together run equally often, whatever they have, also where a
+    call does not pack.
     """
     with unnoticed(call) as runs, precisions() as dtypes:
         padded = is_padded(call)
-        with runs.on_ranks(together, packs, _OWN, _TOGETHER):
+        with runs.on_ranks(packs, _OWN, _TOGETHER):
             arguments = _without_labels_behind_padding(call) if padded else call.arguments
             sides = _comparable_sides(call)
             output = runs(arguments)
@@ -85,7 +83,7 @@ def difference_to_stock(
         if not found:
             raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)
-        if worst.excess > 1 and not together:
+        if worst.excess > 1 and not runs.together:
             worst = runs.beside_itself(worst, fields_of(output), arguments)
             if worst.excess <= 1:
                 raise CannotTell(f"{worst.name} differs from run to run")

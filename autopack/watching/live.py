@@ -109,11 +109,9 @@ class Live:
         ):
             return
         turn = checked.calls.bit_length()  # the same on all ranks
-        ways: list[Callable[[], Difference]] = [
-            partial(replaced, call, turn, packs=packs, together=True)
-        ]
+        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs)]
         if call.model.groups and call.part is None:  # stock knows no parts of rows
-            ways.append(partial(difference_to_stock, call, packs=packs, together=True))
+            ways.append(partial(difference_to_stock, call, packs=packs))
         leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # that stock cannot be compared is not counted
             self._skip(call, reasons[0], call.model.is_checked_closely)

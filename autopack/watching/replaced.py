@@ -36,14 +36,12 @@ def replaced(
     both: bool = True,
     share: float | None = None,
     packs: bool = True,
-    together: bool = False,
 ) -> Difference:
     """Return the field that moves most if other documents are replaced. Raises `CannotTell`.
 
     Half of the documents are replaced, another half in each `turn`; with `both` then the other half
-    too. With a `share` every draw is the number below which that share of draws lie. Of ranks that
-    gather parameters `together` each runs equally often, whatever it has, also where its call does
-    not pack.
+    too. With a `share` every draw is the number below which that share of draws lie. Ranks that run
+    together run equally often, whatever they have, also where a call does not pack.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
     # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
@@ -53,9 +51,9 @@ def replaced(
     condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
     for noise in (True, False):
         with condition(noise=noise) as runs, drawn:
-            with runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
+            with runs.on_ranks(packs, own=_TOGETHER, count=_TOGETHER):
                 worst, sides, touched, changed = _worst(call, runs, turn, both)
-            if worst.excess <= 1 or together:
+            if worst.excess <= 1 or runs.together:
                 break
             if not (noise and draws):
                 again = [partial(runs, arguments) for arguments in (call.arguments, changed)]

@@ -175,6 +175,8 @@ class Runs:
     def __init__(self, call: Call, begin: Callable[[], None]):
         self._call, self._module, self._begin = call, call.module, begin
         self._count = 0
+        # ranks that share rows, or gather parameters, run each call equally often
+        self.together = bool(call.model.groups) or call.part is not None
 
     def __call__(self, arguments: Arguments) -> Any:
         """Run the model on arguments from the same state as all runs; return its output."""
@@ -212,8 +214,9 @@ class Runs:
         return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
 
     @contextmanager
-    def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Run the call until this rank has `count` runs, at the end of the block, if `together`.
+    def on_ranks(self, packs: bool, own: int, count: int) -> Iterator[None]:
+        """Run the call until this rank has `count` runs, at the end of the block, if ranks run
+        `together`: of the call as it came until it has `own`, then of stock.
 
         A rank whose call does not pack makes nothing else: it raises `CannotTell`.
         """
@@ -222,7 +225,7 @@ class Runs:
                 raise CannotTell("the call packed nothing")
             yield
         finally:
-            while together and self._count < count:
+            while self.together and self._count < count:
                 (self if self._count < own else self.stock)(self._call.arguments)
 
 
