@@ -27,7 +27,6 @@ from autopack.inspection.modules import device_of
 from autopack.inspection.randomness import normal_numbers
 from autopack.inspection.source import parameters_of
 from autopack.layout import IGNORED_LABEL
-from autopack.runtime.marks import enabled_in
 
 LABELS = ("labels", "start_positions", "end_positions")
 _ROWS, _COLUMNS = 2, 6
@@ -312,7 +311,7 @@ def find_labels(
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return "it gives no loss" if loss is None else None
 
-    with stock_again(model, enabled_in(model)):
+    with stock_again(model):
         counts_first = first_label_counts(model)
     of_tokens, one_each = _per_token(model, case, alone), [1] * len(case.documents)
     forms: Iterable[Labels]

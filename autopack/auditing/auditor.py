@@ -264,7 +264,7 @@ class Audit(Measuring):
                 try:
                     differentiate = gradients and is_last and form.trains == trains
                     if name == ROUTER:
-                        yield routers(self, name)
+                        yield routers(self)
                     elif form.is_padded:
                         yield padded(self, name, differentiate)
                     else:

@@ -25,8 +25,9 @@ from autopack.registry import families, first_position
 class Input:
     """Arguments of a call without its tokens, and the places of its documents.
 
-    `arguments` describe the tokens. `sides` hold the places of documents, and `first` the position
-    at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
+    `arguments` describe the tokens, as arrays (rows, columns). `sides` hold the places of
+    documents, and `first` the position at which each begins, of a pair in its decoder. `options`
+    are the arguments that say how to run.
     """
 
     arguments: Arguments
@@ -246,14 +247,10 @@ class Case:
                 begins = np.diff(owner, prepend=-2) != 0
                 since = columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
                 positions = self.base + since + form.offset * (owner == 0)
-                arguments[f"{half.prefix}position_ids"] = torch.from_numpy(positions).to(
-                    self.device
-                )
+                arguments[f"{half.prefix}position_ids"] = positions
             if form.mask:
                 mask = owner >= 0 if form.mask == "ones" else owner + 1
-                arguments[f"{half.prefix}attention_mask"] = (
-                    torch.from_numpy(mask).long().to(self.device)
-                )
+                arguments[f"{half.prefix}attention_mask"] = mask.astype(int)
             sides.append(Side(owner, half.prefix))
         first = [self.base + form.offset, *[self.base] * (sum(map(len, rows)) - 1)]
         more = self.outputs if form.asks_for_more else {}
@@ -268,7 +265,8 @@ class Case:
         `filler` is the token of padding, if it is to be another one.
         """
         # Some models count on positions in place (XGLM up to 4.47).
-        found = {name: value.clone() for name, value in call.arguments.items()} | call.options
+        found = {n: torch.tensor(v, device=self.device) for n, v in call.arguments.items()}
+        found |= call.options
         for half, side in zip(self.halves, call.sides.halves, strict=True):
             ids = torch.full(
                 side.owner.shape, self.filler if filler is None else filler, device=self.device

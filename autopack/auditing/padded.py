@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autopack.auditing.asking import Labels, expected_losses
-from autopack.auditing.cases import FORMS, Form, Input, NoReference
+from autopack.auditing.cases import FORMS, ROUTER, Form, Input, NoReference
 from autopack.auditing.compare import Arguments, Fields, relative_error
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.measuring import MADE_OF_LABELS, Measuring, Results, with_axes
@@ -137,13 +137,13 @@ def _results(output: Any, sides: Sides) -> Results:
 
 
 @torch.no_grad()
-def routers(audit: Measuring, name: str) -> ModeResult:
+def routers(audit: Measuring) -> ModeResult:
     """Compare router losses, and other single numbers, of packed rows with stock's padded batch.
 
     That is the reference, since a router is balanced over all tokens of a batch, so documents alone
     say nothing of it. Raise `NoReference` if stock counts padding in these losses.
     """
-    case, labels, model, form = audit.case, audit.labels, audit.model, FORMS[name]
+    case, labels, model, form = audit.case, audit.labels, audit.model, FORMS[ROUTER]
     if labels is None:
         raise NoReference("there are no labels that its loss takes")
     batch = case.call(form)
@@ -162,7 +162,7 @@ def routers(audit: Measuring, name: str) -> ModeResult:
         raise NoReference("stock counts padding in it, so that a padded batch says nothing")
     calls = (case.call(FORMS[each]) for each in ("default", "padding mask"))
     packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
-    result, worst = ModeResult(name, model.training, error=None), 0.0
+    result, worst = ModeResult(ROUTER, model.training, error=None), 0.0
     for arguments in (*packed, given):
         try:
             worst = max(worst, _error(_numbers(model(**arguments)), expected))

@@ -21,15 +21,15 @@ from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
 from autopack.runtime.marks import enabled_in
-from autopack.runtime.model import EnabledModel
 
 _MOST_BYTES = 2**31
 """Largest memory, in bytes, of weights in double precision beside a model's own."""
 
 
 @contextlib.contextmanager
-def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None]:
+def stock_again(model: nn.Module) -> Iterator[None]:
     """Run a block with a model as stock, whose rotaries forget earlier calls' longest position."""
+    enabled = enabled_in(model)
     with contextlib.nullcontext() if enabled is None else scope.stock(enabled):
         forget_lengths(model)
         yield
@@ -37,7 +37,7 @@ def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None
 
 def run_as_stock(model: nn.Module, arguments: Arguments) -> Any:
     """Return stock's output of a call, unaffected by earlier calls."""
-    with stock_again(model, enabled_in(model)):
+    with stock_again(model):
         return model(**arguments)
 
 

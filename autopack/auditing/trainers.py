@@ -96,7 +96,7 @@ class TrainerAudit:
         self.trainer, self.model, self.enabled, self.report = trainer, model, enabled, report
         self.adapter = adapter_of(trainer) or TRANSFORMERS
         self.is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
-        with stock_again(model, enabled):
+        with stock_again(model):
             self.shift = int(not self.is_pair and first_label_counts(model) is False)
         trainer.train_dataset = _few(trainer.train_dataset)
         trainer.eval_dataset = _few(trainer.eval_dataset)
@@ -282,7 +282,7 @@ class TrainerAudit:
         for number, each in enumerate(batches):
             for example, counted in zip(each.examples, each.counted, strict=True):
                 batch = join([example], each.columns)
-                with stock_again(self.model, self.enabled), trainer.compute_loss_context_manager():
+                with stock_again(self.model), trainer.compute_loss_context_manager():
                     if own:
                         options = {"num_items_in_batch": counted.sum()} if counts else {}
                         loss = trainer.compute_loss(trainer.model, batch, **options)

@@ -8,7 +8,7 @@ in an argument that it was not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media, torches
 from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.layout.pair import Half
 
 TRAINS = "mode", True, True
@@ -62,17 +62,18 @@ def sides_of(call: Call) -> Sides:
         raise CannotTell("its rows are choices of questions")
     layout, real = layout_of(call), None if isinstance(call, PairCall) else call.declared.real
     if call.part is not None:
-        sides = [Side(_documents_of_tokens(call.part[0])[:, call.part[1]])]
-    elif layout is not None:
-        sides = [Side(_documents_of_tokens(layout))]
+        layout = call.part[0]
+    if layout is not None:
+        owner = _owner(real_tokens(layout), layout.sizes[real_documents(layout)])
+        sides = [Side(owner if call.part is None else owner[:, call.part[1]])]
     elif halves := pair_halves(call):
         prefixes = ("decoder_", "")  # of an encoder that takes no tokens there is no half
         sides = [
-            Side(_documents_of_half(half), prefix)
+            Side(_owner(half.places.real, half.layout.lengths), prefix)
             for half, prefix in zip(halves[::-1], prefixes, strict=False)
         ]
     elif real is not None:
-        sides = [Side(np.where(real, np.arange(len(real))[:, None], -1))]
+        sides = [Side(_owner(real, real.sum(1)))]
     else:
         raise CannotTell("its documents are declared further in")
     given = map(call.arguments.get, LAST_LOGITS)
@@ -85,17 +86,10 @@ def sides_of(call: Call) -> Sides:
     return Sides(sides)
 
 
-def _documents_of_tokens(layout: PackedLayout) -> np.ndarray:
-    """Return the document of each token of packed rows, (rows, columns); -1 for padding."""
-    real = real_documents(layout)
-    numbers = np.where(real, np.cumsum(real) - 1, -1)
-    return np.repeat(numbers, layout.sizes).reshape(layout.rows, layout.columns)
-
-
-def _documents_of_half(half: Half) -> np.ndarray:
-    """Return the document of each token of a half, (rows, columns); -1 for padding."""
-    owner = np.full(half.places.real.shape, -1)
-    owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
+def _owner(real: np.ndarray, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the document of each token, (rows, columns), which is -1 where none is `real`."""
+    owner = np.full(real.shape, -1)
+    owner[real] = np.repeat(np.arange(len(lengths)), lengths)
     return owner
 
 
@@ -187,7 +181,7 @@ class Runs:
 
     def stock(self, arguments: Arguments) -> Any:
         """Return the output of stock transformers for these arguments, from the same state."""
-        with stock_again(self._module, self._call.model):
+        with stock_again(self._module):
             try:
                 return self(arguments)
             except CannotTell:
