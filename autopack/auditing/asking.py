@@ -50,10 +50,8 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
 
     False for a loss that shifts labels, as causal language models do; True for one that compares
     logits and labels of one column. None if the forward gives no loss for labels of one per token,
-    or one that no label changes. The model runs as it stands, in eval mode and, if that gives no
-    loss, in train mode; ask a model that autopack has enabled inside
-    `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
-    as they were.
+    or one that no label changes. The model runs as stock, in eval mode and, if that gives no loss,
+    in train mode. Weights, buffers, modes, random state and configuration are left as they were.
     """
 
     def run(**given: Any) -> Any:
@@ -63,7 +61,7 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     # It is not asked about the cache, of which stock raises where a class counts other layers than
     # it has.
     plain = {"use_cache": False} if "use_cache" in argument_names(model) else {}
-    with left_as_found(model):
+    with left_as_found(model), stock_again(model):
         for train in (False, True):
             model.train(train)
             for question, labels in _trial_calls(model, run):
@@ -311,8 +309,7 @@ def find_labels(
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return "it gives no loss" if loss is None else None
 
-    with stock_again(model):
-        counts_first = first_label_counts(model)
+    counts_first = first_label_counts(model)
     of_tokens, one_each = _per_token(model, case, alone), [1] * len(case.documents)
     forms: Iterable[Labels]
     said: str | None = None

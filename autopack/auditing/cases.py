@@ -287,13 +287,11 @@ class Case:
 
     def by_itself(self, number: int) -> Arguments:
         """Return arguments of one document alone, counted from its beginning, with `options`."""
-        of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
-        return {
-            **self._with_required_inputs(
-                {f"{name}input_ids": ids[None] for name, ids in of_one.items()}
-            ),
-            **self.options,
+        ids = {
+            f"{half.prefix}input_ids": half.documents[number % len(half.documents)][None]
+            for half in self.halves
         }
+        return self._with_required_inputs(ids) | self.options
 
     def _with_required_inputs(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return inputs with token types of 0 and unseen images, where the model needs them."""

@@ -96,8 +96,7 @@ class TrainerAudit:
         self.trainer, self.model, self.enabled, self.report = trainer, model, enabled, report
         self.adapter = adapter_of(trainer) or TRANSFORMERS
         self.is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
-        with stock_again(model):
-            self.shift = int(not self.is_pair and first_label_counts(model) is False)
+        self.shift = int(not self.is_pair and first_label_counts(model) is False)
         trainer.train_dataset = _few(trainer.train_dataset)
         trainer.eval_dataset = _few(trainer.eval_dataset)
 

@@ -25,7 +25,6 @@ from autopack.inspection.code import ModelCode
 from autopack.inspection.modules import Anatomy, modules_of
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
-from autopack.runtime import scope as scopes
 from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Neighbours, Options
 from autopack.runtime.scope import ArrivalHook, unbind_checkpointing
@@ -130,10 +129,7 @@ def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None]
     if "labels" not in argument_names(module):
         return False
     counts = None if ask is None else ask(level)
-    if counts is None:
-        with scopes.stock(enabled):
-            counts = first_label_counts(module)
-    return counts is False
+    return (first_label_counts(module) if counts is None else counts) is False
 
 
 def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
