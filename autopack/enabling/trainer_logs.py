@@ -30,7 +30,7 @@ class PackingLogs(TrainerCallback):
         self._added: tuple[dict[str, Any], list[str]] = {}, []
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, *_: Any, **__: Any) -> None:
         """Reset the counts of tokens and seconds that the next logs report."""
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
@@ -39,22 +39,18 @@ class PackingLogs(TrainerCallback):
         # seconds.
         self._since: float | None = None
 
-    def _add_time(self, counts: bool = True) -> None:
+    def _add_time(self, *_: Any, counts: bool = True, **__: Any) -> None:
         """Add the time since the last call of this method, if it `counts`."""
         now = time.perf_counter()
         if counts and self._since is not None:
             self._seconds += now - self._since
         self._since = now
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._begin()
+    on_train_begin, on_step_end = _begin, _add_time
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         if self._since is None:
             self._add_time()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._add_time()
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self._add_time(counts=False)
