@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from autopack.inspection.sharding import without_exchange
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
+from autopack.proving.kept import T
 from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
@@ -44,30 +46,40 @@ Their sum is a prime, so that columns are not taken for heads or channels of tha
 """
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
+def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     """Return the proof of a model by its twin. Raises `NoTwin` if there is none.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for
-    another one. Where its `code` is all of libraries, the answer is kept for the next model of the
-    kind in this process.
+    another one. `foreign` says what of its code is third-party, if any.
     """
-    options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin(
             "its layers take some tokens at a time, and those of a twin one, beside which nothing "
             "is mixed",
         )
-    kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
-    kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
-    asked = options.backend, options.unpad, enabled.implementations()
-    with without_exchange(enabled.implementations()):
-        proof = kept.answered(
-            kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign))
-        )
+    question = "proof", enabled.options.unpad
+    proof = asked(model, enabled, question, partial(_proof, model, enabled, foreign))
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, why_not_labels=None) if beside_images else proof
+
+
+def asked(
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    question: tuple[Any, ...],
+    ask: Callable[..., T],
+) -> T:
+    """Return what `ask(dtypes, device)` learns of twins, apart from what is in force here.
+
+    The answer to a `question` about models whose code is all of libraries is kept.
+    """
+    precisions, implementations = precisions_of(model, enabled), enabled.implementations()
+    backend = enabled.options.backend
+    key = enabled.kind and (enabled.kind, question, backend, implementations, precisions)
+    with without_exchange(implementations):
+        return kept.answered(key, lambda: apart(lambda: ask(*precisions)))
 
 
 def precisions_of(
@@ -91,9 +103,14 @@ def precisions_of(
     return (torch.float64, torch.float32), "cpu"
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+def _proof(
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    foreign: str | None,
+    precisions: tuple[torch.dtype, ...],
+    device: str,
+) -> Proof:
     """Return the proof by audits of twins, in one precision after another."""
-    precisions, device = precisions_of(model, enabled)
     answers: list[_Answer] = []
     failure = NoTwin()
     for dtype in precisions:

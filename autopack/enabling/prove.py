@@ -125,7 +125,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
     try:
-        return proof_by_twin(model, enabled, code)
+        return proof_by_twin(model, enabled, foreign)
     except NoTwin as error:
         because = (
             f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -28,22 +29,20 @@ from autopack.auditing.compare import (
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import gradients_of, trained, weighted_sum
 from autopack.enabling.by_twin import (
+    asked,
     callable_part,
     enabled_like,
     is_refusal,
     parts_outside,
-    precisions_of,
 )
 from autopack.errors import AutopackError
 from autopack.inspection.foreign import is_own, whose
 from autopack.inspection.put_on import hooks_of
 from autopack.inspection.randomness import drawing_nothing
-from autopack.inspection.sharding import without_exchange
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
 from autopack.proving import twin as twins
-from autopack.proving.apart import apart
 from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel
@@ -288,7 +287,6 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
     `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
     and hooks are all the library's is kept. Weights of the model have no part in it.
     """
-    asked = kind, *given, enabled.options.backend, enabled.implementations()
     try:
         for name, module in model.named_modules() if kind == "parts" else ():
             for hook in hooks_of(module).values():
@@ -296,18 +294,20 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
                 # check of a call sees.
                 if not is_own(hook):
                     raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
-        key = enabled.kind and (enabled.kind, asked)
-        with without_exchange(enabled.implementations()):
-            return kept.answered(key, lambda: apart(lambda: _answer(model, enabled, kind, given)))
+        return asked(model, enabled, (kind, *given), partial(_answer, model, enabled, kind, given))
     except NoTwin as error:
         return f"no twin of it tells whether it gives the same: {error}"
 
 
 def _answer(
-    model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    kind: str,
+    given: tuple[Any, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: str,
 ) -> str | None:
     """Return the reason against a kind of calls from a twin, in the first precision that runs."""
-    dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:
 
