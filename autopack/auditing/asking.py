@@ -64,14 +64,14 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     with left_as_found(model), stock_again(model):
         for train in (False, True):
             model.train(train)
-            for question, labels in _trial_calls(model, run):
+            for question in _trial_calls(model, run):
                 arguments = question | plain
                 narrow = {
                     n: v[:, :-1].contiguous() if isinstance(v, Tensor) else v
                     for n, v in arguments.items()
                 }
-                answer = _uses_first_label(run, narrow, labels[:, :-1].contiguous())
-                if answer is not None and _loss_and_gradients(run, arguments, labels) is not None:
+                answer = _uses_first_label(run, narrow)
+                if answer is not None and _loss_and_gradients(run, arguments) is not None:
                     return answer
     return None
 
@@ -81,8 +81,8 @@ def argument_names(model: nn.Module) -> set[str]:
     return set(parameters_of(type(model)).names)
 
 
-def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[Arguments, Tensor]]:
-    """Yield arguments that hold no labels, with labels of one per token, in each form to try."""
+def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[Arguments]:
+    """Yield arguments with labels of one per token, in each form to try."""
     try:
         allowed = tokens_to_draw(model)
     except UnsupportedModel:
@@ -96,7 +96,7 @@ def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[Arguments, 
         except Exception:
             fields = {}  # arguments of this form are not taken, or not without labels
         width = width_of(fields, (_ROWS, _COLUMNS))
-        yield from ((arguments, labels) for labels in labels_of(model, tokens, width))
+        yield from (arguments | {"labels": each} for each in labels_of(model, tokens, width))
 
 
 def labels_of(model: PreTrainedModel, tokens: Tensor, width: int | None) -> Iterator[Tensor]:
@@ -119,7 +119,7 @@ def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[Arguments]:
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
         # Without the decoder's tokens, they would be made of the labels, and every label would
         # count.
-        if "input_ids" in names or not names & {"decoder_input_ids"}:
+        if "input_ids" in names or "decoder_input_ids" not in names:
             yield {"input_ids": tokens, "decoder_input_ids": tokens}
         size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
         if isinstance(size, int):
@@ -142,20 +142,19 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def _uses_first_label(run: Run, arguments: Arguments, labels: Tensor) -> bool | None:
+def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
     """Return True if replacing the first label changes the loss; None if no label does."""
+    labels = arguments["labels"]
 
-    def replaced(column: int) -> Tensor:
+    def replaced(column: int) -> Arguments:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
         changed[0, column] = differing[0] if differing.numel() else 1 - labels[0, column]
-        return changed
+        return arguments | {"labels": changed}
 
-    heard = _loss_and_gradients(run, arguments, labels)
-    first, *others = (
-        heard and _loss_and_gradients(run, arguments, replaced(column)) for column in range(3)
-    )
+    heard = _loss_and_gradients(run, arguments)
+    first, *others = (heard and _loss_and_gradients(run, replaced(column)) for column in range(3))
     if heard is None or first is None:
         return None
     if _differ(heard, first):
@@ -163,11 +162,11 @@ def _uses_first_label(run: Run, arguments: Arguments, labels: Tensor) -> bool | 
     return False if any(other is not None and _differ(heard, other) for other in others) else None
 
 
-def _loss_and_gradients(run: Run, arguments: Arguments, labels: Tensor) -> list[Tensor] | None:
+def _loss_and_gradients(run: Run, arguments: Arguments) -> list[Tensor] | None:
     """Return a seeded run's loss and its gradients by the outputs; None if it gives no loss."""
     torch.manual_seed(0)
     try:
-        output = run(**arguments, labels=labels)
+        output = run(**arguments)
     except Exception:
         return None  # labels of this form are not taken
     loss = loss_of(output)
