@@ -154,17 +154,14 @@ class Case:
         self._model = model
         is_told = hasattr(model.config, "vision_config")
         self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
-        self.outputs: Arguments = (
-            {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
-        )
         configs = model.config, text_config(model.config)
-        flags = [
-            config.output_router_logits
-            for config in configs
-            if hasattr(config, "output_router_logits")
-        ]
-        self.has_router = bool(flags)
-        self.outputs |= {"output_router_logits": True} if flags else {}
+        flags = [getattr(each, "output_router_logits", None) for each in configs]
+        self.has_router = any(flag is not None for flag in flags)
+        asked = {
+            "output_hidden_states": self.takes("output_hidden_states"),
+            "output_router_logits": self.has_router,
+        }
+        self.outputs: Arguments = {name: True for name, takes in asked.items() if takes}
         self.without_router: Arguments = {"output_router_logits": False} if any(flags) else {}
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
 
 _DATA = (Tensor, int, float, str, type(None))
-_NOTHING: Mapping[Any, Any] = {}
 _SETTINGS = ("live", "padding_read", "is_audited", "options")
 """Attributes of an enabled model that a run of it may be given others of."""
 _FEW = 1_000_000
@@ -107,16 +106,14 @@ def preserved(
     nor tells anything meanwhile."""
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
-    kept: list[tuple[Any, set[Any], Mapping[Any, Any], Any, Any]] = []
+    kept: list[Any] = []
 
-    def keep(
-        place: Any, before: Mapping[Any, Any], new: Any = (), parameters: Any = _NOTHING
-    ) -> None:
+    def keep(place: Any, before: Any, new: Any = (), parameters: Any = ()) -> None:
         """Note values of a dict to put back, and the kinds of values to take out if they are new.
 
         FSDP puts gathered `parameters` there, and takes them away itself.
         """
-        kept.append((place, {*place.keys(), *parameters.keys()}, before, new, parameters))
+        kept.append((place, {*place.keys(), *parameters}, before, new, parameters))
 
     # A loss that finds no kind of problem writes its guess there.
     for config in {id(m.config): m.config for m in modules if hasattr(m, "config")}.values():
@@ -131,7 +128,7 @@ def preserved(
         # States of its last batch, and rates of noise; and hooks, which transformers adds to record
         # hidden states.
         data = {name: value for name, value in held.items() if isinstance(value, _DATA)}
-        keep(held, data, _DATA, module._parameters)
+        keep(held, data, _DATA, module._parameters.keys())
         for name, hooks in held.items():
             if name.startswith("_forward") and isinstance(hooks, dict):
                 keep(hooks, {}, object)
