@@ -171,18 +171,11 @@ def strip_severed(part: nn.Module) -> bool:
     """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
     parts = modules_of(part)
     marked = [module for module in parts if is_severed(module)]
-    hooks = (
-        hook
-        for m in parts
-        for held in (m._forward_pre_hooks, m._forward_hooks)
-        for hook in held.values()
-    )
-    if not marked and not any(map(_is_severed, hooks)):
+    if not remove_hooks(part, _is_severed) and not marked:
         return False
     for module in marked:
         del module.__dict__[MARK]
         remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
-    remove_hooks(part, _is_severed)
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
     accelerate.put_back(parts)
@@ -201,9 +194,11 @@ def _is_severed(hook: Any) -> bool:
 def remove_hooks(
     model: nn.Module,
     wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
-) -> None:
-    """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
+) -> bool:
+    """Take autopack's hooks off all modules of a model, or those that are `wanted`; return True if
+    there were any."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
+    found = False
     for module in modules_of(model):
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
@@ -214,7 +209,9 @@ def remove_hooks(
         ):
             for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
+                found = True
             for extra in extras:
                 # of an interrupted removal, too
                 for number in [n for n in extra if n not in hooks]:
                     del extra[number]
+    return found
