@@ -183,8 +183,8 @@ class Audit(Measuring):
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
             self.model.train(worst.training)
-            case, form = self.case_of(worst.mode), FORMS[worst.mode]
-            call = case.call(form)
+            case = self.case_of(worst.mode)
+            call = case.call(FORMS[worst.mode])
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
             place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if place:

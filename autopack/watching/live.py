@@ -77,7 +77,6 @@ class Live:
         if leak is None:
             self.checked.grow(*shape)
             return
-        self.checked.leaks += 1
         # none of its kind has run without its padding
         if is_padded(call) and (beyond or not self._padded):
             reason = (
@@ -114,9 +113,8 @@ class Live:
             ways.append(partial(difference_to_stock, call, packs=packs))
         leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # that stock cannot be compared is not counted
-            self._skip(call, reasons[0], call.model.is_checked_closely)
+            self._skip(call, reasons[0])
         if leak is not None:
-            checked.leaks += 1
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
@@ -141,7 +139,7 @@ class Live:
             return leak
         told = "" in reasons
         if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
-            self._skip(call, reasons[-1 if told else 0], closely)
+            self._skip(call, reasons[-1 if told else 0])
         self._padded |= told and is_padded(call)
         self.has_checked |= told
         return None
@@ -164,11 +162,12 @@ class Live:
                     leak = leak or self._leak_of(call, found)
                     reasons.append("")
         self.checked.checks += "" in reasons
+        self.checked.leaks += leak is not None
         return leak, reasons
 
-    def _skip(self, call: Call, reason: str, closely: bool) -> None:
+    def _skip(self, call: Call, reason: str) -> None:
         """Count a check that could not be made, and warn of it if the call is checked closely."""
-        if closely and not self.checked.skipped[reason]:
+        if call.model.is_checked_closely and not self.checked.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
