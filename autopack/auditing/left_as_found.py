@@ -116,7 +116,8 @@ def preserved(
         kept.append((place, {*place.keys(), *parameters}, before, new, parameters))
 
     # A loss that finds no kind of problem writes its guess there.
-    for config in {id(m.config): m.config for m in modules if hasattr(m, "config")}.values():
+    configs: Any = {id(m.config): m.config for m in modules if hasattr(m, "config")}
+    for config in configs.values():
         if "problem_type" in vars(config):
             keep(vars(config), {"problem_type": config.problem_type})
     if enabled is not None:

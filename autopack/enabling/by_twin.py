@@ -174,7 +174,8 @@ def _audit_twin(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
-    results, refused = [], []
+    results: list[ModeResult] = []
+    refused: list[ModeResult] = []
     for result in report.results:
         is_refused = result.failure is not None and is_refusal(result.failure)
         # the library's own code comes by it in the user's call too, which says what to do
