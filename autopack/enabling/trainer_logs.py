@@ -4,6 +4,7 @@ losses."""
 from __future__ import annotations
 
 import time
+from functools import partialmethod
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
@@ -52,8 +53,7 @@ class PackingLogs(TrainerCallback):
         if self._since is None:
             self._add_time()
 
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self._add_time(counts=False)
+    on_save = partialmethod(_add_time, counts=False)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._add_time(counts=False)
