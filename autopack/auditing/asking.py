@@ -19,8 +19,8 @@ from autopack.auditing.cases import Case, Input, empty_images, tokens_to_draw
 from autopack.auditing.compare import Arguments, Fields, largest, relative_error
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.running import dtype_of, run_as_stock, stock_again
-from autopack.calls.outputs import loss_of, parts_of
+from autopack.auditing.running import dtype_of, gradients_of, run_as_stock, stock_again
+from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.inspection.modules import device_of
@@ -172,16 +172,9 @@ def _loss_and_gradients(run: Run, arguments: Arguments) -> list[Tensor] | None:
     loss = loss_of(output)
     if loss is None:
         return None
-    parts = [
-        part
-        for part in parts_of(output).values()
-        if isinstance(part, Tensor) and part.is_floating_point()
-        if part.dim() and part.requires_grad
-    ]
-    slopes = (
-        torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
-    )
-    return [each.detach().double() for each in (loss, *slopes) if each is not None]
+    parts = [value for value in fields_of(output).values() if value.dim() and value.requires_grad]
+    slopes = gradients_of(loss, parts) if loss.requires_grad and parts else []
+    return [each.detach().double() for each in (loss, *slopes)]
 
 
 def _differ(one: list[Tensor], other: list[Tensor]) -> bool:

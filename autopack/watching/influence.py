@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.compare import ADDED_UP, MET, Difference, largest
 from autopack.auditing.fields import Sides, fields_of
-from autopack.auditing.running import gradients_of, listening, weighted_sum
+from autopack.auditing.running import gradients_of, listening, trained, weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
@@ -185,11 +185,11 @@ def _worst(name: str, sums: Tensor, leaves: list[Tensor], parameters: list[Tenso
 def _of_others(model: nn.Module) -> list[Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
     others = [part for part in model.modules() if not is_own(class_of(part))]
-    held = [
+    held = {
         p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))
-    ]
-    trained: list[Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
-    return trained if sum(p.numel() for p in trained) <= _MOST else []
+    }
+    found: list[Tensor] = [p for p in trained(model) if p in held]
+    return found if sum(p.numel() for p in found) <= _MOST else []
 
 
 def _followed(value: Any, leaves: list[Tensor]) -> Any:
