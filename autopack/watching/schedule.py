@@ -76,13 +76,12 @@ def sides_of(call: Call) -> Sides:
         sides = [Side(_owner(real, real.sum(1)))]
     else:
         raise CannotTell("its documents are declared further in")
-    given = map(call.arguments.get, LAST_LOGITS)
-    asked = next((v for v in given if isinstance(v, Tensor) or (type(v) is int and v != 0)), None)
-    if asked is not None:
-        columns = (
-            host_values(asked).reshape(-1) if isinstance(asked, Tensor) else slice(-asked, None)
-        )
-        sides.append(Side(sides[0].owner[:, columns], sides[0].prefix))
+    for asked in map(call.arguments.get, LAST_LOGITS):
+        if isinstance(asked, Tensor) or (type(asked) is int and asked != 0):
+            last: Any = (
+                slice(-asked, None) if type(asked) is int else host_values(asked).reshape(-1)
+            )
+            sides.append(Side(sides[0].owner[:, last], sides[0].prefix))
     return Sides(sides)
 
 
