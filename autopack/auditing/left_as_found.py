@@ -162,10 +162,10 @@ def preserved(
             setattr(module, name, 0.0)
         for module in modules:
             # Reentrant checkpointing knows no torch.autograd.grad, by which an audit
-            # differentiates.
-            if vars(module).get("gradient_checkpointing") and not (
-                checkpoints and _has_own_checkpointing(module)
-            ):
+            # differentiates. Functions other than torch's may be another.
+            function = vars(module).get("_gradient_checkpointing_func")
+            own = function is not None and not only_checkpoints(function)
+            if vars(module).get("gradient_checkpointing") and not (checkpoints and own):
                 module.__dict__["gradient_checkpointing"] = False
             # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no
             # gradients on for good.
@@ -188,12 +188,6 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
         kept = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
         if kept and value.is_floating_point() and not value.requires_grad:
             yield vars(module), name, value
-
-
-def _has_own_checkpointing(module: nn.Module) -> bool:
-    """Return True if a module checkpoints by another function than torch's."""
-    function = vars(module).get("_gradient_checkpointing_func")
-    return function is not None and not only_checkpoints(function)
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:

@@ -164,8 +164,10 @@ def _audit_twin(
     """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
     twin = twins.of(model, dtype, device)
     outside = parts_outside(twin)
-    if device == "cpu":
-        _do_without_kernels(twin.model)
+    for module in twin.model.modules() if device == "cpu" else ():
+        # some mixers insist on GPU kernels (Jamba, Zamba, up to transformers 4)
+        if vars(module).get("use_fast_kernels") is True:
+            module.use_fast_kernels = False  # type: ignore[assignment]
     try:
         with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
@@ -188,13 +190,6 @@ def _audit_twin(
     if results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
         raise NoTwin("its twin gives what is no number")
     return _Answer(twin, part, outside, report, refused)
-
-
-def _do_without_kernels(model: PreTrainedModel) -> None:
-    """Switch off GPU kernels in mixers that insist on them (Jamba, Zamba, up to transformers 4)."""
-    for module in model.modules():
-        if vars(module).get("use_fast_kernels") is True:
-            module.use_fast_kernels = False  # type: ignore[assignment]
 
 
 def is_refusal(failure: str) -> bool:

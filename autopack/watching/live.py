@@ -118,8 +118,16 @@ class Live:
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
-        """Return True if a call is not to be checked: it is within a check, or recorded."""
-        return _mine.checking or call.model.is_settling or _is_recorded(call)
+        """Return True if a call is not to be checked: it is within a check, recorded, run again in
+        backward, or has no values (fake, meta)."""
+        return (
+            _mine.checking
+            or call.model.is_settling
+            or torches.is_recorded()
+            or torch._C._current_graph_task_id() != -1
+            or isinstance(call.inputs, FakeTensor)
+            or getattr(call.inputs, "is_meta", False)
+        )
 
     def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
         """Check a call, and count a check that could not be made; return the leak, or None."""
@@ -212,9 +220,3 @@ def _checking() -> Iterator[None]:
             yield
         finally:
             _mine.checking = False
-
-
-def _is_recorded(call: Call) -> bool:
-    """Return True if a call is recorded, run again in backward, or has no values (fake, meta)."""
-    recorded = torches.is_recorded() or torch._C._current_graph_task_id() != -1
-    return recorded or isinstance(call.inputs, FakeTensor) or getattr(call.inputs, "is_meta", False)

@@ -157,7 +157,10 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     special = torch.tensor(sorted({call.ignored_label, *tokens_named(call.module.config)}))
     changed = False
     for side in sides.halves:
-        for name in _names_of_tokens(call, side):
+        names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
+        given = [name for name in names if arguments.get(name) is not None]
+        # of labels it makes the decoder's tokens
+        for name in given or (["labels"] if side.prefix else []):
             value = arguments.get(name)
             if isinstance(value, Tensor) and tuple(value.shape[:2]) == side.owner.shape:
                 where = torch.from_numpy(
@@ -170,13 +173,6 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     if not changed and call.part is None:
         raise CannotTell("it brings no tokens that could be replaced")
     return arguments
-
-
-def _names_of_tokens(call: Call, side: Side) -> list[str]:
-    """Return the names of the given arguments that hold the tokens of one side."""
-    names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
-    given = [name for name in names if call.arguments.get(name) is not None]
-    return given or (["labels"] if side.prefix else [])  # of which it makes the decoder's tokens
 
 
 def _shared(call: Call, side: Side) -> np.ndarray:

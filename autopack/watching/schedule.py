@@ -79,7 +79,7 @@ def sides_of(call: Call) -> Sides:
     for asked in map(call.arguments.get, LAST_LOGITS):
         if isinstance(asked, Tensor) or (type(asked) is int and asked != 0):
             last: Any = (
-                slice(-asked, None) if type(asked) is int else host_values(asked).reshape(-1)
+                host_values(asked).reshape(-1) if isinstance(asked, Tensor) else slice(-asked, None)
             )
             sides.append(Side(sides[0].owner[:, last], sides[0].prefix))
     return Sides(sides)
@@ -107,7 +107,12 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
     if padded:
-        kinds.add(("padding on the right", _pads_on_the_right(call)))
+        on_the_right = (
+            all(half.places.on_the_right for half in pair_halves(call))
+            if isinstance(call, PairCall)
+            else call.declared.real is None or call.padding.on_the_right
+        )
+        kinds.add(("padding on the right", on_the_right))
     if inputs is not None:
         weight = next(call.module.parameters(), None)
         lowered = torches.autocast_dtype(inputs.device.type)
@@ -119,13 +124,6 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
     of_media = _sizes_of_media(call) if closely else (0, 0)
     return (*_sizes_of_rows(call), max(tokens, default=0), *of_media), kinds
-
-
-def _pads_on_the_right(call: Call) -> bool:
-    """Return True if all padding of a padded batch is on the right."""
-    if isinstance(call, PairCall):
-        return all(half.places.on_the_right for half in pair_halves(call))
-    return call.declared.real is None or call.padding.on_the_right
 
 
 def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
