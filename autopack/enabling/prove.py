@@ -10,11 +10,9 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-import torch
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.auditing.asking import first_label_counts
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import (
@@ -27,10 +25,7 @@ from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
-from autopack.inspection.modules import entries
 from autopack.proving import kept
-from autopack.proving import twin as twins
-from autopack.proving.apart import apart
 from autopack.proving.twin import NoTwin
 from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
@@ -78,7 +73,7 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         # what it was refused for must not refuse the calls of its proof
         enabled.proof = Proof("not yet")
         # Of labels nothing is known either until it is proven.
-        code = attach(model, enabled, family, partial(_first_label_counts, model))
+        code = attach(model, enabled, family)
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
         proof = _proof(model, enabled, code)
@@ -103,20 +98,6 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
                 left_out,
             )
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
-
-
-def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
-    """Return True if the first label counts in the loss of an entry's twin; None if not known."""
-
-    def ask() -> bool | None:
-        twin = twins.of(model, torch.float32)
-        module, entry = entries(twin.model)[level], entries(model)[level]
-        return first_label_counts(module) if type(module) is kept.own_class(entry) else None
-
-    try:
-        return apart(ask)
-    except NoTwin:
-        return None
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
