@@ -156,8 +156,7 @@ class Measuring:
         alone: list[Fields] = []
         outputs, told = Fields(), dict[str, Any]()
         try:
-            more = case.outputs if form.asks_for_more else call.options
-            alone = self.alone(case, call, **more)
+            alone = self.alone(case, call, **call.options)
             if self.labels is not None and form.labels:
                 outputs, told["loss"], told["loss_refused"] = self._with_labels(
                     call, self.labels, replaces and name == "default"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,19 +29,18 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
     enabled, case = audit.enabled, audit.case
     assert enabled is not None, "padded batches of stock are stock's"
     call, form = case.call(FORMS[name]), FORMS[name]
+    given = partial(_batch_arguments, audit, call, form)
     before, measured = (
         enabled.tally.batches,
         ModeResult(name, audit.model.training, kind="padded"),
     )
     try:
-        output = audit.model(**_batch_arguments(audit, call, form))
+        output = audit.model(**given())
     except Exception as error:
-        _reference(
-            audit, _batch_arguments(audit, call, form), call.sides
-        )  # stock may not run it either
+        _reference(audit, given(), call.sides)  # stock may not run it either
         return replace(measured, failure=f"{type(error).__name__}: {error}")
     unpadded = enabled.tally.batches > before
-    arguments = _batch_arguments(audit, call, form, drops=unpadded)
+    arguments = given(drops=unpadded)
     wanted = _reference(audit, arguments, call.sides)
     fields, of_stock = fields_of(output), fields_of(wanted)
     for field, value in of_stock.items():
