@@ -12,22 +12,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import Case, Input, empty_images, tokens_to_draw
-from autopack.auditing.compare import Fields, largest, relative_error
+from autopack.auditing.compare import Arguments, Fields, largest, relative_error
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.running import dtype_of, run_as_stock, stock_again
-from autopack.calls.outputs import loss_of, parts_of
+from autopack.auditing.running import dtype_of, gradients_of, run_as_stock, stock_again
+from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.inspection.modules import device_of
 from autopack.inspection.randomness import normal_numbers
 from autopack.inspection.source import parameters_of
 from autopack.layout import IGNORED_LABEL
-from autopack.runtime.marks import enabled_in
 
 LABELS = ("labels", "start_positions", "end_positions")
 _ROWS, _COLUMNS = 2, 6
@@ -51,10 +50,8 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
 
     False for a loss that shifts labels, as causal language models do; True for one that compares
     logits and labels of one column. None if the forward gives no loss for labels of one per token,
-    or one that no label changes. The model runs as it stands, in eval mode and, if that gives no
-    loss, in train mode; ask a model that autopack has enabled inside
-    `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are left
-    as they were.
+    or one that no label changes. The model runs as stock, in eval mode and, if that gives no loss,
+    in train mode. Weights, buffers, modes, random state and configuration are left as they were.
     """
 
     def run(**given: Any) -> Any:
@@ -64,17 +61,17 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
     # It is not asked about the cache, of which stock raises where a class counts other layers than
     # it has.
     plain = {"use_cache": False} if "use_cache" in argument_names(model) else {}
-    with left_as_found(model):
+    with left_as_found(model), stock_again(model):
         for train in (False, True):
             model.train(train)
-            for question, labels in _trial_calls(model, run):
+            for question in _trial_calls(model, run):
                 arguments = question | plain
                 narrow = {
-                    n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v
+                    n: v[:, :-1].contiguous() if isinstance(v, Tensor) else v
                     for n, v in arguments.items()
                 }
-                answer = _uses_first_label(run, narrow, labels[:, :-1].contiguous())
-                if answer is not None and _loss_and_gradients(run, arguments, labels) is not None:
+                answer = _uses_first_label(run, narrow)
+                if answer is not None and _loss_and_gradients(run, arguments) is not None:
                     return answer
     return None
 
@@ -84,8 +81,8 @@ def argument_names(model: nn.Module) -> set[str]:
     return set(parameters_of(type(model)).names)
 
 
-def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-    """Yield arguments that hold no labels, with labels of one per token, in each form to try."""
+def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[Arguments]:
+    """Yield arguments with labels of one per token, in each form to try."""
     try:
         allowed = tokens_to_draw(model)
     except UnsupportedModel:
@@ -99,12 +96,10 @@ def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, A
         except Exception:
             fields = {}  # arguments of this form are not taken, or not without labels
         width = width_of(fields, (_ROWS, _COLUMNS))
-        yield from ((arguments, labels) for labels in labels_of(model, tokens, width))
+        yield from (arguments | {"labels": each} for each in labels_of(model, tokens, width))
 
 
-def labels_of(
-    model: PreTrainedModel, tokens: torch.Tensor, width: int | None
-) -> Iterator[torch.Tensor]:
+def labels_of(model: PreTrainedModel, tokens: Tensor, width: int | None) -> Iterator[Tensor]:
     """Yield labels of one per token (rows, columns), in each form that a model may take.
 
     They are classes (below `width`), classes of each codebook, or numbers.
@@ -118,13 +113,13 @@ def labels_of(
     yield (labels % 2).to(dtype_of(model))
 
 
-def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
+def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[Arguments]:
     """Yield arguments that pass these tokens without labels, in each form that a model may take."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
         # Without the decoder's tokens, they would be made of the labels, and every label would
         # count.
-        if "input_ids" in names or not names & {"decoder_input_ids"}:
+        if "input_ids" in names or "decoder_input_ids" not in names:
             yield {"input_ids": tokens, "decoder_input_ids": tokens}
         size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
         if isinstance(size, int):
@@ -147,20 +142,19 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
     return next((scores[name].shape[-1] for name in named if scores[name].shape[:2] == shape), None)
 
 
-def _uses_first_label(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
     """Return True if replacing the first label changes the loss; None if no label does."""
+    labels = arguments["labels"]
 
-    def replaced(column: int) -> torch.Tensor:
+    def replaced(column: int) -> Arguments:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
         changed[0, column] = differing[0] if differing.numel() else 1 - labels[0, column]
-        return changed
+        return arguments | {"labels": changed}
 
-    heard = _loss_and_gradients(run, arguments, labels)
-    first, *others = (
-        heard and _loss_and_gradients(run, arguments, replaced(column)) for column in range(3)
-    )
+    heard = _loss_and_gradients(run, arguments)
+    first, *others = (heard and _loss_and_gradients(run, replaced(column)) for column in range(3))
     if heard is None or first is None:
         return None
     if _differ(heard, first):
@@ -168,31 +162,22 @@ def _uses_first_label(run: Run, arguments: dict[str, Any], labels: torch.Tensor)
     return False if any(other is not None and _differ(heard, other) for other in others) else None
 
 
-def _loss_and_gradients(
-    run: Run, arguments: dict[str, Any], labels: torch.Tensor
-) -> list[torch.Tensor] | None:
+def _loss_and_gradients(run: Run, arguments: Arguments) -> list[Tensor] | None:
     """Return a seeded run's loss and its gradients by the outputs; None if it gives no loss."""
     torch.manual_seed(0)
     try:
-        output = run(**arguments, labels=labels)
+        output = run(**arguments)
     except Exception:
         return None  # labels of this form are not taken
     loss = loss_of(output)
     if loss is None:
         return None
-    parts = [
-        part
-        for part in parts_of(output).values()
-        if isinstance(part, torch.Tensor) and part.is_floating_point()
-        if part.dim() and part.requires_grad
-    ]
-    slopes = (
-        torch.autograd.grad(loss, parts, allow_unused=True) if loss.requires_grad and parts else ()
-    )
-    return [each.detach().double() for each in (loss, *slopes) if each is not None]
+    parts = [value for value in fields_of(output).values() if value.dim() and value.requires_grad]
+    slopes = gradients_of(loss, parts) if loss.requires_grad and parts else []
+    return [each.detach().double() for each in (loss, *slopes)]
 
 
-def _differ(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
     """Return True if two runs' gradients differ, or their losses where no gradient is usable.
 
     A number differs from one that is none.
@@ -245,7 +230,7 @@ class Labels:
     of the former: the loss is then the mean of the documents'.
     """
 
-    alone: list[dict[str, torch.Tensor]]
+    alone: list[dict[str, Tensor]]
     counts: list[int]
     per_token: bool
     ignore_first: bool = False
@@ -253,11 +238,11 @@ class Labels:
     shifts: bool = False
     """True if the loss compares each label with the prediction at the token before it."""
 
-    def packed(self, call: Input, only: int | None = None) -> dict[str, torch.Tensor]:
+    def packed(self, call: Input, only: int | None = None) -> dict[str, Tensor]:
         """Return a packed call's labels; with `only`, labels of other documents are ignored."""
         return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
-    def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
+    def padded(self, sides: Sides, predicted: bool = False) -> dict[str, Tensor]:
         """Return a padded batch's labels by argument, in which labels of padding are ignored.
 
         With `predicted`, labels that a loss would compare with a prediction at padding are ignored
@@ -270,7 +255,7 @@ class Labels:
             found = {name: value + starts.to(value.device) for name, value in found.items()}
         return found
 
-    def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+    def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, Tensor]:
         """Return labels at the tokens of their documents, the first `skipped` of each ignored."""
         found = {}
         for name, example in self.alone[0].items():
@@ -290,7 +275,7 @@ class Labels:
         return found
 
 
-def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
+def expected_losses(losses: list[Tensor], counts: list[int]) -> list[Tensor]:
     """Return two losses of all documents: the mean weighted by `counts` of terms, and the sum."""
     found = torch.stack([loss.double() for loss, n in zip(losses, counts, strict=True) if n > 0])
     terms = found.new_tensor([n for n in counts if n > 0])
@@ -308,7 +293,7 @@ def find_labels(
     """
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
 
-    def refusal(made: list[dict[str, torch.Tensor]]) -> str | None:
+    def refusal(made: list[dict[str, Tensor]]) -> str | None:
         given = {**case.by_itself(number), **made[number], **case.without_router}
         try:
             loss = loss_of(labelled(model, lambda: run_as_stock(model, given)))
@@ -316,8 +301,7 @@ def find_labels(
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return "it gives no loss" if loss is None else None
 
-    with stock_again(model, enabled_in(model)):
-        counts_first = first_label_counts(model)
+    counts_first = first_label_counts(model)
     of_tokens, one_each = _per_token(model, case, alone), [1] * len(case.documents)
     forms: Iterable[Labels]
     said: str | None = None
@@ -342,7 +326,7 @@ def find_labels(
 
 def _per_token(
     model: PreTrainedModel, case: Case, alone: list[Fields]
-) -> Iterator[list[dict[str, torch.Tensor]]]:
+) -> Iterator[list[dict[str, Tensor]]]:
     """Yield each document's labels of one per token, in each form that the model may take."""
     width = width_of(alone[0], (1, case.lengths[0]))
     of_each = (labels_of(model, document[None], width) for document in case.documents)
@@ -350,7 +334,7 @@ def _per_token(
         yield [{"labels": labels} for labels in form]
 
 
-def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
+def _per_token_and_document(case: Case) -> list[dict[str, Tensor]]:
     """Return each document's labels of its last tokens, with a `next_sentence_label`.
 
     Each document has as many labels as the shortest has tokens.
@@ -368,7 +352,7 @@ def _per_token_and_document(case: Case) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, Tensor]]]:
     """Yield each document's labels: a class or number, one per class, or a start and an end."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
@@ -379,12 +363,9 @@ def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, to
     numbers = torch.arange(len(case.documents), device=case.device)
     if width is not None:
         dtype = next(iter(alone[0].values())).dtype
-        if width > 1:
-            yield [{"labels": number[None] % width} for number in numbers]
-        else:
-            yield [{"labels": (number[None] / 4).to(dtype)} for number in numbers]
-        table = ((numbers[:, None] + torch.arange(width, device=case.device)) % 2).to(dtype)
-        yield [{"labels": row[None]} for row in table]
-    lengths = torch.tensor(case.lengths, device=case.device)
-    ends = [{"start_positions": (n // 2)[None], "end_positions": (n - 1)[None]} for n in lengths]
-    yield ends
+        table = (numbers[:, None] + torch.arange(width, device=case.device)) % 2
+        one_each = numbers % width if width > 1 else (numbers / 4).to(dtype)
+        for labels in (one_each, table.to(dtype)):
+            yield [{"labels": each} for each in labels[:, None]]
+    lengths = torch.tensor(case.lengths, device=case.device)[:, None]
+    yield [{"start_positions": n // 2, "end_positions": n - 1} for n in lengths]

@@ -27,7 +27,7 @@ from autopack.auditing.cases import (
     Case,
     NoReference,
 )
-from autopack.auditing.compare import Bounds, bounds_of
+from autopack.auditing.compare import Arguments, Bounds, bounds_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
 from autopack.auditing.padded import padded, routers
@@ -101,22 +101,22 @@ def audit(
     return report
 
 
-def audited(
-    base: PreTrainedModel,
-    bounds: Bounds,
-    lengths: tuple[int, ...],
-    modes: tuple[str, ...] | None = None,
-    training: tuple[bool, ...] = (False, True),
-    gradients: bool = True,
-) -> LeakReport:
-    """Return a model's report, judged by `bounds`; audit in float64 where float32 is not exact."""
+def audited(base: PreTrainedModel, bounds: Bounds, *asked: Any) -> LeakReport:
+    """Return a model's report, judged by `bounds`; audit in float64 where float32 is not exact.
+
+    What is `asked` are the further arguments of `Audit`.
+    """
     check_can_be_audited(base)
+
+    def run() -> LeakReport:
+        return Audit(base, bounds, *asked).run()
+
     with left_as_found(base):
-        report = Audit(base, bounds, lengths, modes).run(training, gradients)
+        report = run()
         if report.exact or report.dtype != "float32" or not can_be_doubled(base):
             return report
         with in_double(base):
-            again = Audit(base, bounds, lengths, modes).run(training, gradients)
+            again = run()
     if not again.exact or report.measured - again.measured:
         return report
     again.notes["precision"] = (
@@ -138,11 +138,13 @@ class Audit(Measuring):
         bounds: Bounds,
         lengths: tuple[int, ...],
         modes: tuple[str, ...] | None = None,
+        training: tuple[bool, ...] = (False, True),
+        gradients: bool = True,
         alike: bool = False,
     ):
         """Draw documents of these `lengths`, with `alike` behind a common beginning; choose modes.
 
-        Errors within the `bounds` count as rounding.
+        Errors within the `bounds` count as rounding. `training` and `gradients` are as in `audit`.
         """
         enabled = enabled_in(model)
         report = LeakReport(
@@ -168,21 +170,21 @@ class Audit(Measuring):
             name: name in self.others if form.own_documents else pads or not form.is_padded
             for name, form in FORMS.items()
         } | {ROUTER: self.case.has_router}
-        self.all = modes is None
+        self.all, self.training, self.gradients = modes is None, training, gradients
         self.modes = [name for name in modes or FORMS if there[name]]
         report.left_out.update({name: "it has none" for name in modes or () if not there[name]})
 
-    def run(self, training: tuple[bool, ...] = (False, True), gradients: bool = True) -> LeakReport:
+    def run(self) -> LeakReport:
         """Run all modes and return the report, filled with their results."""
         with torch.set_grad_enabled(self._find_reference()):
-            self.labels = self._labels(training)
-            results = self._measured(training, gradients and torch.is_grad_enabled())
+            self.labels = self._labels()
+            results = self._measured()
             self.report.results.extend(sorted(results, key=lambda r: self.modes.index(r.mode)))
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
             self.model.train(worst.training)
-            case, form = self.case_of(worst.mode), FORMS[worst.mode]
-            call = case.call(form)
+            case = self.case_of(worst.mode)
+            call = case.call(FORMS[worst.mode])
             runs = [partial(self.model, **case.given(call, replaced)) for replaced in (None, 0)]
             place = first_that_moves(self.model, runs, call.sides, np.arange(call.sides.count) == 0)
             if place:
@@ -198,7 +200,7 @@ class Audit(Measuring):
         device.
         """
         enabled, notes = self.enabled, self.report.notes
-        without: dict[str, Any] = {"use_cache": False}
+        without: Arguments = {"use_cache": False}
         ways = [({}, True), (without, True), ({}, False)]
         cases = [self.case, *self.others.values()]
         if enabled is not None and enabled.traits.masks_without_cache:
@@ -227,10 +229,10 @@ class Audit(Measuring):
             return differentiable
         return True  # it does not run at all, which every mode will say
 
-    def _labels(self, training: tuple[bool, ...]) -> Labels | None:
+    def _labels(self) -> Labels | None:
         """Return labels that the model's loss takes, or None and a note of the reason."""
         why: str | None = None
-        for train in training:
+        for train in self.training:
             self.model.train(train)
             try:
                 alone = self.alone(self.case, self.case.call(FORMS["default"]))
@@ -246,12 +248,13 @@ class Audit(Measuring):
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def _measured(self, training: tuple[bool, ...], gradients: bool) -> Iterator[ModeResult]:
+    def _measured(self) -> Iterator[ModeResult]:
         """Yield the result of each mode, in eval and in train; note modes without a reference."""
         trains = any(FORMS[name].trains for name in self.modes)
         replaces = any(FORMS[name].replaces for name in self.modes)
-        for train in training:
-            is_last, is_first = train == max(training), train == min(training)
+        gradients = self.gradients and torch.is_grad_enabled()
+        for train in self.training:
+            is_last, is_first = train == max(self.training), train == min(self.training)
             for name in self.modes:
                 form = FORMS[name]
                 if self.all and not (is_first or form.trains):
@@ -260,7 +263,7 @@ class Audit(Measuring):
                 try:
                     differentiate = gradients and is_last and form.trains == trains
                     if name == ROUTER:
-                        yield routers(self, name)
+                        yield routers(self)
                     elif form.is_padded:
                         yield padded(self, name, differentiate)
                     else:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from autopack.auditing.compare import Arguments
 from autopack.auditing.fields import Side, Sides
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
@@ -24,14 +25,15 @@ from autopack.registry import families, first_position
 class Input:
     """Arguments of a call without its tokens, and the places of its documents.
 
-    `arguments` describe the tokens. `sides` hold the places of documents, and `first` the position
-    at which each begins, of a pair in its decoder. `options` are the arguments that say how to run.
+    `arguments` describe the tokens, as arrays (rows, columns). `sides` hold the places of
+    documents, and `first` the position at which each begins, of a pair in its decoder. `options`
+    are the arguments that say how to run.
     """
 
-    arguments: dict[str, Any]
+    arguments: Arguments
     sides: Sides
     first: list[int]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Form:
     """True for padding in front of documents."""
     offset: int = 0
     """Number of the first document's tokens that came before."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
     """Arguments that say how to run."""
     asks_for_more: bool = False
     """True for a call that asks for all outputs that a model has."""
@@ -122,8 +124,8 @@ class DrawnHalf:
 
     prefix: str
     lengths: list[int]
-    documents: list[torch.Tensor]
-    others: list[torch.Tensor]
+    documents: list[Tensor]
+    others: list[Tensor]
     """Documents of these lengths that replace those."""
 
 
@@ -144,26 +146,23 @@ class Case:
         """
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
-        self.options: dict[str, Any] = {}
+        self.options: Arguments = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
-        self.options_of_packed: dict[str, Any] = {}
+        self.options_of_packed: Arguments = {}
         """Arguments of calls with packed rows beside those of their form."""
         self._named = named = parameters_of(type(model))
         self._model = model
         is_told = hasattr(model.config, "vision_config")
         self._zeros = [name for name in _KINDS_OF_TOKENS if is_told and name in named.names]
-        self.outputs: dict[str, Any] = (
-            {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
-        )
         configs = model.config, text_config(model.config)
-        flags = [
-            config.output_router_logits
-            for config in configs
-            if hasattr(config, "output_router_logits")
-        ]
-        self.has_router = bool(flags)
-        self.outputs |= {"output_router_logits": True} if flags else {}
-        self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
+        flags = [getattr(each, "output_router_logits", None) for each in configs]
+        self.has_router = any(flag is not None for flag in flags)
+        asked = {
+            "output_hidden_states": self.takes("output_hidden_states"),
+            "output_router_logits": self.has_router,
+        }
+        self.outputs: Arguments = {name: True for name, takes in asked.items() if takes}
+        self.without_router: Arguments = {"output_router_logits": False} if any(flags) else {}
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)
 
@@ -207,7 +206,7 @@ class Case:
         return self.halves[0].lengths
 
     @property
-    def documents(self) -> list[torch.Tensor]:
+    def documents(self) -> list[Tensor]:
         """Tokens of each document, (tokens,), or of an encoder-decoder's targets."""
         return self.halves[0].documents
 
@@ -227,7 +226,7 @@ class Case:
         rows = [[number] for number in numbers] if form.is_padded else [[*numbers]]
         if form.rows == "two":
             rows.append([count + number for number in reversed(numbers)])
-        arguments: dict[str, Any] = {}
+        arguments: Arguments = {}
         sides = []
         for place, half in enumerate(self.halves):
             filled = [
@@ -245,14 +244,10 @@ class Case:
                 begins = np.diff(owner, prepend=-2) != 0
                 since = columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
                 positions = self.base + since + form.offset * (owner == 0)
-                arguments[f"{half.prefix}position_ids"] = torch.from_numpy(positions).to(
-                    self.device
-                )
+                arguments[f"{half.prefix}position_ids"] = positions
             if form.mask:
                 mask = owner >= 0 if form.mask == "ones" else owner + 1
-                arguments[f"{half.prefix}attention_mask"] = (
-                    torch.from_numpy(mask).long().to(self.device)
-                )
+                arguments[f"{half.prefix}attention_mask"] = mask.astype(int)
             sides.append(Side(owner, half.prefix))
         first = [self.base + form.offset, *[self.base] * (sum(map(len, rows)) - 1)]
         more = self.outputs if form.asks_for_more else {}
@@ -261,13 +256,14 @@ class Case:
 
     def given(
         self, call: Input, replaced: int | None = None, filler: int | None = None
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         """Return all arguments of a call, with other tokens for the document `replaced`, if any.
 
         `filler` is the token of padding, if it is to be another one.
         """
         # Some models count on positions in place (XGLM up to 4.47).
-        found = {name: value.clone() for name, value in call.arguments.items()} | call.options
+        found = {n: torch.tensor(v, device=self.device) for n, v in call.arguments.items()}
+        found |= call.options
         for half, side in zip(self.halves, call.sides.halves, strict=True):
             ids = torch.full(
                 side.owner.shape, self.filler if filler is None else filler, device=self.device
@@ -278,7 +274,7 @@ class Case:
             found[f"{half.prefix}input_ids"] = ids
         return self._with_required_inputs(found)
 
-    def alone(self, call: Input, number: int) -> dict[str, Any]:
+    def alone(self, call: Input, number: int) -> Arguments:
         """Return one document of a call alone, as arguments; positions only if it begins midway."""
         found, first = self.by_itself(number), call.first[number]
         if first != self.base:
@@ -286,17 +282,15 @@ class Case:
             found["position_ids"] = torch.arange(first, first + length, device=self.device)[None]
         return found
 
-    def by_itself(self, number: int) -> dict[str, Any]:
+    def by_itself(self, number: int) -> Arguments:
         """Return arguments of one document alone, counted from its beginning, with `options`."""
-        of_one = {half.prefix: half.documents[number % len(half.documents)] for half in self.halves}
-        return {
-            **self._with_required_inputs(
-                {f"{name}input_ids": ids[None] for name, ids in of_one.items()}
-            ),
-            **self.options,
+        ids = {
+            f"{half.prefix}input_ids": half.documents[number % len(half.documents)][None]
+            for half in self.halves
         }
+        return self._with_required_inputs(ids) | self.options
 
-    def _with_required_inputs(self, ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _with_required_inputs(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return inputs with token types of 0 and unseen images, where the model needs them."""
         like = ids["input_ids"]
         return {
@@ -306,7 +300,7 @@ class Case:
         }
 
 
-def empty_images(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+def empty_images(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """Return arguments that add an image that no token sees to each row (rows, columns), or none.
 
     It is for a model whose text does not run without any (Idefics); others get nothing.
@@ -329,7 +323,7 @@ class NoReference(Exception):
     """Error of a call mode that has no reference, since stock cannot run it on a document alone."""
 
 
-def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
+def tokens_to_draw(model: PreTrainedModel) -> Tensor:
     """Return tokens (tokens,) that a model can both read and predict, without special ones."""
     tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
     # Chameleon forbids the codes of images as predictions
@@ -348,7 +342,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
     for embedding in embeddings:
         # one per codebook
         each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]
-        weights = [e.weight for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]
+        weights = [e.weight for e in each if isinstance(getattr(e, "weight", None), Tensor)]
         sizes += [len(weight) for weight in weights if len(weight)]  # type: ignore[arg-type]
     # latents, hashes of characters (Perceiver, CANINE), or weights that ZeRO-3 has shared out
     if not sizes:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-Fields = dict[str, torch.Tensor]
+Fields = dict[str, Tensor]
 """Tensors of one output, or of one document, by dotted name."""
+Arguments = dict[str, Any]
+"""Arguments of one call, by name."""
 
 
 class Bounds(NamedTuple):
@@ -93,7 +96,7 @@ def scales_of(documents: list[Fields]) -> dict[str, float]:
     }
 
 
-def scale_of(parts: Sequence[torch.Tensor]) -> float:
+def scale_of(parts: Sequence[Tensor]) -> float:
     """Return the standard deviation of all values of some floating tensors.
 
     A few values, such as one label of every document, may lie close together by chance; their
@@ -114,12 +117,12 @@ def scale_of(parts: Sequence[torch.Tensor]) -> float:
     return max(deviation, few) or size or 1.0
 
 
-def is_sane(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def is_sane(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a mask of values that are numbers and do not stand for minus infinity."""
     return values.abs() < torch.finfo(dtype).max / 2
 
 
-def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
     """Yield a tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
     flat = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
     for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
@@ -136,7 +139,7 @@ def errors_between(
     ]
 
 
-def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
+def largest(found: Tensor, expected: Tensor) -> float:
     """Return the largest absolute difference; infinite at NaN or at unequal infinities."""
     found, expected = found.detach(), expected.detach()
     if not found.is_floating_point():
@@ -169,7 +172,7 @@ class Difference:
         return self.error / max(self.tolerance, torch.finfo(torch.float64).tiny)
 
 
-def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
+def how_far(name: str, one: Tensor, two: Tensor) -> Difference:
     """Return the `Difference` of a part of a field between two runs with the same shapes."""
     if torch.equal(one, two):
         return Difference(name, 0.0)
@@ -187,7 +190,7 @@ def how_far(name: str, one: torch.Tensor, two: torch.Tensor) -> Difference:
     return Difference(name, error / scale, max(rounding, OF_SHAPES * bounds_of(one.dtype).results))
 
 
-def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def error_by_token(found: Tensor, expected: Tensor) -> Tensor:
     """Return each token's error in units of the deviation of `expected`, (tokens,).
 
     It is the root mean square over the channels of a token, in which rounding, other than leaked
@@ -212,7 +215,7 @@ def first_beyond(found: list[Fields], expected: list[Fields], name: str, bound: 
     return ""
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
+def relative_error(found: Tensor, expected: Tensor, least: float = 1e-12) -> float:
     """Return the relative difference of two losses: 0 if both are NaN (no terms), infinite for
     one."""
     one, other = float(found.detach()), float(expected.detach())
@@ -222,7 +225,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor, least: float = 1
     return error if math.isfinite(error) else math.inf
 
 
-def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def gradient_error(found: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference of any gradient, relative to that gradient's largest entry.
 
     0 if there is none, infinite if one is no number. Gradients that are zero but for rounding

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.auditing.compare import Fields, largest
 from autopack.layout.forms import rows_first, stands_for_no_router
@@ -38,9 +38,9 @@ def fields_of(output: Any) -> Fields:
     return dict(_walk("", output, ()))
 
 
-def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of a value and of all its parts; `inside` holds ids, against cycles."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         # where results have no names, the first number is a loss
         if value.dim() or name not in ("", "[0]"):
             yield name or "output", torch.view_as_real(value) if value.is_complex() else value
@@ -54,7 +54,7 @@ def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str,
             yield from _walk(part_name, part, (*inside, id(value)))
 
 
-def _numbers(value: Sequence[Any]) -> torch.Tensor | None:
+def _numbers(value: Sequence[Any]) -> Tensor | None:
     """Return a sequence of numbers, or of equally long rows of them, as a tensor, or else None."""
     rows = value if all(isinstance(part, (tuple, list)) for part in value) else [value]
     if not all(
@@ -112,7 +112,7 @@ class Side:
         return (int(rows[0]), (int(columns[0]), int(columns[-1]) + 1)) if len(rows) else (0, (0, 0))
 
 
-def _taken(value: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+def _taken(value: Tensor, mask: np.ndarray) -> Tensor:
     """Return the entries of a value at a mask."""
     return value[torch.from_numpy(np.ascontiguousarray(mask)).to(value.device)]
 
@@ -148,8 +148,8 @@ class Sides:
         return found, expected, unknown
 
     def _pairs(
-        self, name: str, value: torch.Tensor, alone: list[torch.Tensor]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        self, name: str, value: Tensor, alone: list[Tensor]
+    ) -> list[tuple[Tensor, Tensor]] | None:
         """Return each document's part of a field with its result alone; None if unknown."""
         dims = [part.dim() for part in (value, *alone)]
         if not all(dims):
@@ -185,8 +185,8 @@ class Sides:
         )
 
     def beside(
-        self, name: str, value: torch.Tensor, number: int, alone: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        self, name: str, value: Tensor, number: int, alone: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
         """Return a document's part of a field and of its result alone, in one shape, or None."""
         chosen = np.arange(self.count) == number
         for wanted in self._alone(number)._candidates(name, alone, _ALL):
@@ -195,7 +195,7 @@ class Sides:
                     return found, wanted
         return None
 
-    def _nearest(self, value: torch.Tensor, alone: list[torch.Tensor]) -> torch.Tensor:
+    def _nearest(self, value: Tensor, alone: list[Tensor]) -> Tensor:
         """Return the mean of documents' numbers (by tokens too) or their sum, nearest to
         `value`."""
         kept = torch.stack([part.double() for part in alone])
@@ -203,7 +203,7 @@ class Sides:
         wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
         return min(wanted, key=lambda each: largest(value.double(), each)).to(value.dtype)
 
-    def part(self, name: str, value: torch.Tensor, chosen: np.ndarray) -> torch.Tensor | None:
+    def part(self, name: str, value: Tensor, chosen: np.ndarray) -> Tensor | None:
         """Return the chosen documents' part of a field, (parts, ...), or None if its shape does not
         tell.
 
@@ -211,9 +211,7 @@ class Sides:
         """
         return next(self._candidates(name, value, chosen), None)
 
-    def _candidates(
-        self, name: str, value: torch.Tensor, chosen: np.ndarray
-    ) -> Iterator[torch.Tensor]:
+    def _candidates(self, name: str, value: Tensor, chosen: np.ndarray) -> Iterator[Tensor]:
         """Yield possible parts of a field for the chosen documents by its shape, likeliest
         first."""
         if name.partition("[")[0].endswith("attentions") and value.dim() > 2:
@@ -235,13 +233,13 @@ class Sides:
         for side in ordered:
             yield from _of_tokens(value, mine[side.by_document()], is_flat=True)
 
-    def parts(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
+    def parts(self, name: str, value: Tensor) -> list[Tensor]:
         """Return each document's part of a field by its shape, or else the whole field."""
         found = [self.part(name, value, chosen) for chosen in np.eye(self.count, dtype=bool)]
         return [value if part is None else part for part in found]
 
 
-def _of_tokens(value: torch.Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[torch.Tensor]:
+def _of_tokens(value: Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[Tensor]:
     """Yield a value's entries at a mask (rows, columns), on each pair of axes or axis that fits.
 
     Rows with a column fewer are never flat: three documents of four tokens would be taken for one.

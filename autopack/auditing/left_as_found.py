@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
@@ -18,7 +18,6 @@ from autopack.inspection.randomness import (
     afterwards,
     drawing_nothing,
     draws_by_itself,
-    put_into,
 )
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
@@ -26,8 +25,7 @@ from autopack.integrations.opacus import uncounted
 from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
 
-_DATA = (torch.Tensor, int, float, str, type(None))
-_ABSENT = object()
+_DATA = (Tensor, int, float, str, type(None))
 _SETTINGS = ("live", "padding_read", "is_audited", "options")
 """Attributes of an enabled model that a run of it may be given others of."""
 _FEW = 1_000_000
@@ -108,48 +106,51 @@ def preserved(
     nor tells anything meanwhile."""
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
-    configs: list[Any] = list(
-        {id(m.config): m.config for m in modules if hasattr(m, "config")}.values()
-    )
+    kept: list[Any] = []
+
+    def keep(place: Any, before: Any, new: Any = (), parameters: Any = ()) -> None:
+        """Note values of a dict to put back, and the kinds of values to take out if they are new.
+
+        FSDP puts gathered `parameters` there, and takes them away itself.
+        """
+        kept.append((place, {*place.keys(), *parameters}, before, new, parameters))
+
     # A loss that finds no kind of problem writes its guess there.
-    attributes = [
-        (config, "problem_type", config.problem_type)
-        for config in configs
-        if hasattr(config, "problem_type")
-    ]
+    configs: Any = {id(m.config): m.config for m in modules if hasattr(m, "config")}
+    for config in configs.values():
+        if "problem_type" in vars(config):
+            keep(vars(config), {"problem_type": config.problem_type})
     if enabled is not None:
-        attributes += [(enabled, name, getattr(enabled, name)) for name in _SETTINGS]
-        attributes += [
-            (enabled.tally, name, value) for name, value in enabled.tally.counted().items()
-        ]
-    data = [
-        (module, {*vars(module), *module._parameters.keys()}, _data_of(module))
-        for module in modules
-    ]
-    hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
-    buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+        keep(vars(enabled), {name: getattr(enabled, name) for name in _SETTINGS})
+        keep(vars(enabled.tally), enabled.tally.counted())
+    for module in modules:
+        held = vars(module)
+        keep(module._buffers, dict(module._buffers))
+        # States of its last batch, and rates of noise; and hooks, which transformers adds to record
+        # hidden states.
+        data = {name: value for name, value in held.items() if isinstance(value, _DATA)}
+        keep(held, data, _DATA, module._parameters.keys())
+        for name, hooks in held.items():
+            if name.startswith("_forward") and isinstance(hooks, dict):
+                keep(hooks, {}, object)
     written = [tensor for module in modules for tensor in _tensors_of(module)]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
     contents = Contents(model)
 
     def put_back() -> None:
-        for owner, name, value in attributes:
-            if getattr(owner, name) is not value:
-                setattr(owner, name, value)
-        for module, held in buffers:
-            put_into(module._buffers, held)
+        for place, names, before, new, parameters in kept:
+            for name in [n for n, v in place.items() if n not in names and isinstance(v, new)]:
+                del place[name]
+            for name, value in before.items():
+                if name not in parameters and (name not in place or place[name] is not value):
+                    place[name] = value
         for parameter, copied in weights:
             if parameter.shape == copied.shape:  # engines that share it out may have taken it back
                 parameter.data.copy_(copied)
-        for held_hooks, before_hooks in hooks:
-            for number in set(held_hooks) - before_hooks:
-                del held_hooks[number]
-        for module, names, before in data:
-            _restore_data(module, names, before)
         contents.put_back()
 
     def begin() -> None:
-        copies: dict[int, torch.Tensor] = {}
+        copies: dict[int, Tensor] = {}
         for place, name, tensor in written:
             place[name] = copies.setdefault(id(tensor), tensor.detach().clone())
 
@@ -161,10 +162,10 @@ def preserved(
             setattr(module, name, 0.0)
         for module in modules:
             # Reentrant checkpointing knows no torch.autograd.grad, by which an audit
-            # differentiates.
-            if vars(module).get("gradient_checkpointing") and not (
-                checkpoints and _has_own_checkpointing(module)
-            ):
+            # differentiates. Functions other than torch's may be another.
+            function = vars(module).get("_gradient_checkpointing_func")
+            own = function is not None and not only_checkpoints(function)
+            if vars(module).get("gradient_checkpointing") and not (checkpoints and own):
                 module.__dict__["gradient_checkpointing"] = False
             # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no
             # gradients on for good.
@@ -175,7 +176,7 @@ def preserved(
         yield begin
 
 
-def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
+def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
     """Yield (dict, name, tensor) of the tensors that a module's forward may write to.
 
     Many whole numbers are weights of a quantised layer, and not copied for their size.
@@ -184,15 +185,9 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, torch.Tensor]]:
         if buffer is not None and (buffer.is_floating_point() or buffer.numel() <= _FEW):
             yield module._buffers, name, buffer
     for name, value in vars(module).items():
-        kept = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        kept = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
         if kept and value.is_floating_point() and not value.requires_grad:
             yield vars(module), name, value
-
-
-def _has_own_checkpointing(module: nn.Module) -> bool:
-    """Return True if a module checkpoints by another function than torch's."""
-    function = vars(module).get("_gradient_checkpointing_func")
-    return function is not None and not only_checkpoints(function)
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
@@ -206,30 +201,3 @@ def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
         for p in part.parameters(recurse=False)
     ]
     return list({id(p): p for p in held if not p.is_meta}.values())
-
-
-def _data_of(module: nn.Module) -> dict[str, Any]:
-    """Return a module's attributes that are tensors, numbers, strings or None."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, _DATA)}
-
-
-def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
-    """Return a module's dicts of forward hooks; transformers adds some to record hidden states."""
-    return [
-        held
-        for name, held in vars(module).items()
-        if name.startswith("_forward") and isinstance(held, dict)
-    ]
-
-
-def _restore_data(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
-    """Restore a module's attributes of data from `before`, and delete such as are not in `names`.
-
-    They are states of its last batch, and rates of noise. FSDP puts gathered parameters there, and
-    takes them away itself.
-    """
-    for name in _data_of(module).keys() - names:
-        del module.__dict__[name]
-    for name, value in before.items():
-        if vars(module).get(name, _ABSENT) is not value and name not in module._parameters:
-            module.__dict__[name] = value

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import Labels, expected_losses
 from autopack.auditing.cases import FORMS, Case, Form, Input, NoReference
 from autopack.auditing.compare import (
+    Arguments,
     Fields,
     errors_between,
     first_beyond,
@@ -36,7 +38,7 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.runtime.marks import enabled_in
 
 _ITEMS = "num_items_in_batch"
-MADE_OF_LABELS: dict[str, Any] = {"decoder_input_ids": None}
+MADE_OF_LABELS: Arguments = {"decoder_input_ids": None}
 """Arguments of an encoder-decoder that makes its decoder's tokens of labels."""
 
 
@@ -45,7 +47,7 @@ class Results:
     """Results of each document of a call, and the loss of all, attached to their graph."""
 
     documents: list[Fields]
-    loss: torch.Tensor | None = None
+    loss: Tensor | None = None
 
 
 class Measuring:
@@ -60,7 +62,7 @@ class Measuring:
         self.enabled = enabled_in(model)
         self.labels: Labels | None = None
         """Labels that the loss takes; None if none were found."""
-        self._kept: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
+        self._kept: dict[Any, tuple[Fields, Any]] = {}
 
     def case_of(self, name: str) -> Case:
         """Return the documents of a form: its own, or those that most forms share."""
@@ -72,10 +74,11 @@ class Measuring:
 
     def one_alone(
         self, case: Case, call: Input, number: int, labels: Labels | None = None, **more: Any
-    ) -> tuple[Fields, torch.Tensor | None]:
+    ) -> tuple[Fields, Any]:
         """Return stock's fields and loss of one document alone, with their graph, and keep them.
 
-        `more` are arguments besides its own and labels. A document that stands in two rows has a
+        `more` are arguments besides its own and labels, with which stock has to give a loss: raise
+        `NoReference` if it gives none. A document that stands in two rows has a
         graph for each: where upstream goes through float32, gradients of two uses round otherwise
         than the sum of each."""
         own = number if labels is None else number % len(case.documents)
@@ -86,6 +89,10 @@ class Measuring:
                 given |= labels.alone[own] | case.without_router
             output = run_as_stock(self.model, _without_none(given | more))
             self._kept[key] = fields_of(output), loss_of(output)
+        if labels is not None and self._kept[key][1] is None:
+            raise NoReference(
+                "stock gives no loss for a document alone, although it gives one for another"
+            )
         return self._kept[key]
 
     def errors(
@@ -147,10 +154,34 @@ class Measuring:
         # Where more is asked for, or documents begin elsewhere, than anybody has to.
         rare = form.asks_for_more or form.offset > 0
         alone: list[Fields] = []
+        outputs, told = Fields(), dict[str, Any]()
         try:
-            more = case.outputs if form.asks_for_more else call.options
-            alone = self.alone(case, call, **more)
-            return self._against_alone(name, case, call, alone, differentiate, replaces)
+            alone = self.alone(case, call, **call.options)
+            if self.labels is not None and form.labels:
+                outputs, told["loss"], told["loss_refused"] = self._with_labels(
+                    call, self.labels, replaces and name == "default"
+                )
+            if (replaces and form.replaces) or not _has_all_fields(outputs, alone):
+                # With labels, some models do not return all that they return without.
+                given = case.given(call)
+                if form.in_used_tensors:
+                    given = in_used_tensors(self.model, given)
+                outputs = fields_of(self.model(**given))
+            if form.padding:
+                # One number of a row with padding may be of its padding too, as it is in stock's
+                # padded batches.
+                outputs = with_axes(outputs)
+            found, expected, unknown = call.sides.split(outputs, alone)
+            if not any(expected):
+                raise UnsupportedModel(
+                    "no field of its output can be compared with what documents get alone",
+                    code="nothing-to-audit",
+                )
+            if unknown:
+                self._note_unknown(unknown, form)
+            if replaces:
+                told["influence"] = self._influence(case, call, alone, found, scales_of(expected))
+            told |= self.errors(Results(found), Results(expected), differentiate, is_padded=False)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
             # no mask, up to 4.57 (FNet)
@@ -161,44 +192,7 @@ class Measuring:
                 or (unexpected is not None and not case.takes(unexpected[1]))
             ):
                 raise NoReference(said) from failure
-            return ModeResult(name, self.model.training, failure=said)
-
-    def _against_alone(
-        self,
-        name: str,
-        case: Case,
-        call: Input,
-        alone: list[Fields],
-        differentiate: bool,
-        replaces: bool,
-    ) -> ModeResult:
-        """Return the result of a packed call, compared with the documents' fields `alone`."""
-        form, outputs, told = FORMS[name], Fields(), dict[str, Any]()
-        if self.labels is not None and form.labels:
-            outputs, told["loss"], told["loss_refused"] = self._with_labels(
-                call, self.labels, replaces and name == "default"
-            )
-        if (replaces and form.replaces) or not _has_all_fields(outputs, alone):
-            # With labels, some models do not return all that they return without.
-            given = case.given(call)
-            if form.in_used_tensors:
-                given = in_used_tensors(self.model, given)
-            outputs = fields_of(self.model(**given))
-        if form.padding:
-            # One number of a row with padding may be of its padding too, as it is in stock's padded
-            # batches.
-            outputs = with_axes(outputs)
-        found, expected, unknown = call.sides.split(outputs, alone)
-        if not any(expected):
-            raise UnsupportedModel(
-                "no field of its output can be compared with what documents get alone",
-                code="nothing-to-audit",
-            )
-        if unknown:
-            self._note_unknown(unknown, form)
-        if replaces:
-            told["influence"] = self._influence(case, call, alone, found, scales_of(expected))
-        told |= self.errors(Results(found), Results(expected), differentiate, is_padded=False)
+            told = {"failure": said}
         return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
@@ -256,7 +250,7 @@ class Measuring:
         counts = [labels.counts[number % len(labels.counts)] for number in numbers]
         if max(counts) <= 0:
             return {}, None, None  # documents of one token predict nothing
-        alone = [self._loss_alone(call, labels, number) for number in numbers]
+        alone = [self.one_alone(self.case, call, number, labels)[1] for number in numbers]
         outputs, error = Fields(), 0.0
         try:
             for given, wanted, terms in self._loss_calls(call, labels, alone, counts, in_every_way):
@@ -284,10 +278,10 @@ class Measuring:
         self,
         call: Input,
         labels: Labels,
-        alone: list[torch.Tensor],
+        alone: list[Tensor],
         counts: list[int],
         all_of_them: bool,
-    ) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[int]]]:
+    ) -> Iterator[tuple[Arguments, list[Tensor], list[int]]]:
         """Yield arguments that ask for a loss, with losses and counts of terms of documents alone.
 
         One document may have labels alone: however a loss combines several, it must be the loss of
@@ -304,7 +298,7 @@ class Measuring:
         if self.case.is_pair:
             try:
                 wanted = [
-                    self._loss_alone(call, labels, number, **MADE_OF_LABELS)
+                    self.one_alone(self.case, call, number, labels, **MADE_OF_LABELS)[1]
                     for number in range(len(alone))
                 ]
             except Exception as error:
@@ -318,8 +312,8 @@ class Measuring:
         way = {_ITEMS: items}
         why = "stock's loss of a document alone is no sum divided by it"
         try:
-            told = self._loss_alone(call, labels, number, **way)
-        except (TypeError, ValueError, RuntimeError) as error:
+            _, told = self.one_alone(self.case, call, number, labels, **way)
+        except (TypeError, ValueError, RuntimeError, NoReference) as error:
             why = str(error)  # by any name, but something further in may not
         else:
             for of_one, of_all in (1.0, 1.0), (counts[number] / items, sum(counts) / items):
@@ -328,17 +322,8 @@ class Measuring:
                     return
         notes[_ITEMS] = f"not measured: {why}"
 
-    def _loss_alone(self, call: Input, labels: Labels, number: int, **more: Any) -> torch.Tensor:
-        """Return stock's loss of one document alone; raise `RuntimeError` if stock gives none."""
-        _, loss = self.one_alone(self.case, call, number, labels, **more)
-        if loss is None:
-            raise RuntimeError(
-                "stock gives no loss for a document alone, although it gives one for another"
-            )
-        return loss
 
-
-def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(arguments: Mapping[str, Any]) -> Arguments:
     """Return the arguments whose values are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.auditing.asking import Labels, expected_losses
-from autopack.auditing.cases import FORMS, Form, Input, NoReference
-from autopack.auditing.compare import Fields, relative_error
+from autopack.auditing.cases import FORMS, ROUTER, Form, Input, NoReference
+from autopack.auditing.compare import Arguments, Fields, relative_error
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.measuring import MADE_OF_LABELS, Measuring, Results, with_axes
 from autopack.auditing.report import ModeResult
@@ -27,19 +29,18 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
     enabled, case = audit.enabled, audit.case
     assert enabled is not None, "padded batches of stock are stock's"
     call, form = case.call(FORMS[name]), FORMS[name]
+    given = partial(_batch_arguments, audit, call, form)
     before, measured = (
         enabled.tally.batches,
         ModeResult(name, audit.model.training, kind="padded"),
     )
     try:
-        output = audit.model(**_batch_arguments(audit, call, form))
+        output = audit.model(**given())
     except Exception as error:
-        _reference(
-            audit, _batch_arguments(audit, call, form), call.sides
-        )  # stock may not run it either
+        _reference(audit, given(), call.sides)  # stock may not run it either
         return replace(measured, failure=f"{type(error).__name__}: {error}")
     unpadded = enabled.tally.batches > before
-    arguments = _batch_arguments(audit, call, form, drops=unpadded)
+    arguments = given(drops=unpadded)
     wanted = _reference(audit, arguments, call.sides)
     fields, of_stock = fields_of(output), fields_of(wanted)
     for field, value in of_stock.items():
@@ -47,7 +48,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
         if shape != tuple(value.shape):
             said = f"{field} has shape {shape}; stock gives {tuple(value.shape)}"
             return replace(measured, failure=said)
-    found = Results(_divided(fields, call.sides), loss_of(output))
+    found = _results(output, call.sides)
 
     def beside(expected: Results) -> ModeResult:
         loss = None
@@ -56,7 +57,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
         errors = audit.errors(found, expected, differentiate, is_padded=True)
         return replace(measured, loss=loss, unpadded=unpadded, **errors)
 
-    result = beside(Results(_divided(of_stock, call.sides), loss_of(wanted)))
+    result = beside(_results(wanted, call.sides))
     if not audit.report.is_exact(result) and _reads_padding(audit, enabled):
         # Where tokens get something of what stands in padding, documents alone tell, and not
         # stock's batch.
@@ -69,26 +70,24 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
 
 
 def _alone(
-    audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: dict[str, Any]
+    audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: Arguments
 ) -> Results | None:
     """Return documents' results alone, in the shapes of a padded batch's fields, or None."""
-    answers = [
-        audit.one_alone(audit.case, call, number, labels, **more)
-        for number in range(len(call.first))
-    ]
-    losses = [loss for _, loss in answers if loss is not None]
-    if labels is not None and len(losses) < len(answers):
-        return None
-    with suppress(WrongShape):
-        _, documents, _ = call.sides.split(with_axes(fields), [each for each, _ in answers])
-        loss = None if labels is None else expected_losses(losses, labels.counts)[0]
+    with suppress(WrongShape, NoReference):
+        answers = (
+            audit.one_alone(audit.case, call, number, labels, **more)
+            for number in range(len(call.first))
+        )
+        alone, losses = zip(*answers, strict=True)
+        _, documents, _ = call.sides.split(with_axes(fields), [*alone])
+        loss = None if labels is None else expected_losses([*losses], labels.counts)[0]
         return Results(documents, loss)
     return None
 
 
 def _batch_arguments(
     audit: Measuring, call: Input, form: Form, filler: int | None = None, drops: bool = False
-) -> dict[str, Any]:
+) -> Arguments:
     """Return arguments of a padded batch in new tensors, with labels if the form has them.
 
     With `drops`, labels of tokens behind padding are ignored: autopack leaves these out, and stock
@@ -116,36 +115,39 @@ def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
     return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
 
 
-def _reference(audit: Measuring, arguments: dict[str, Any], sides: Sides) -> Any:
+def _reference(audit: Measuring, arguments: Arguments, sides: Sides) -> Any:
     """Return stock's output for a padded batch; raise `NoReference` if it raises or gives NaN."""
     try:
         output = run_as_stock(audit.model, arguments)
     except Exception as error:
         raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-    documents = _divided(fields_of(output), sides)
+    documents = _results(output, sides).documents
     if any(bool(value.isnan().any()) for each in documents for value in each.values()):
         raise NoReference("stock gives values that are no numbers")
     return output
 
 
-def _divided(fields: Fields, sides: Sides) -> list[Fields]:
-    """Return the fields of each document; a field that its shape cannot divide is given whole."""
-    parts = {name: sides.parts(name, value) for name, value in fields.items()}
-    return [{name: each[number] for name, each in parts.items()} for number in range(sides.count)]
+def _results(output: Any, sides: Sides) -> Results:
+    """Return the loss and the fields of each document, whole where their shape does not tell."""
+    parts = {name: sides.parts(name, value) for name, value in fields_of(output).items()}
+    documents = [
+        {name: each[number] for name, each in parts.items()} for number in range(sides.count)
+    ]
+    return Results(documents, loss_of(output))
 
 
 @torch.no_grad()
-def routers(audit: Measuring, name: str) -> ModeResult:
+def routers(audit: Measuring) -> ModeResult:
     """Compare router losses, and other single numbers, of packed rows with stock's padded batch.
 
     That is the reference, since a router is balanced over all tokens of a batch, so documents alone
     say nothing of it. Raise `NoReference` if stock counts padding in these losses.
     """
-    case, labels, model, form = audit.case, audit.labels, audit.model, FORMS[name]
+    case, labels, model, form = audit.case, audit.labels, audit.model, FORMS[ROUTER]
     if labels is None:
         raise NoReference("there are no labels that its loss takes")
     batch = case.call(form)
-    wanted: dict[str, Any] = {"output_router_logits": True}
+    wanted: Arguments = {"output_router_logits": True}
     given, other = (
         _batch_arguments(audit, batch, form, filler) | wanted
         for filler in (None, case.other_filler)
@@ -160,7 +162,7 @@ def routers(audit: Measuring, name: str) -> ModeResult:
         raise NoReference("stock counts padding in it, so that a padded batch says nothing")
     calls = (case.call(FORMS[each]) for each in ("default", "padding mask"))
     packed = [case.given(call) | labels.packed(call) | wanted for call in calls]
-    result, worst = ModeResult(name, model.training, error=None), 0.0
+    result, worst = ModeResult(ROUTER, model.training, error=None), 0.0
     for arguments in (*packed, given):
         try:
             worst = max(worst, _error(_numbers(model(**arguments)), expected))
@@ -171,17 +173,17 @@ def routers(audit: Measuring, name: str) -> ModeResult:
     return replace(result, loss=worst)
 
 
-def _numbers(output: Any) -> dict[Any, torch.Tensor]:
+def _numbers(output: Any) -> dict[Any, Tensor]:
     """Return the loss of an output, and all other single floating numbers in it, by name."""
     parts = {**parts_of(output), "loss": loss_of(output)}
     return {
         name: value
         for name, value in parts.items()
-        if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point()
+        if isinstance(value, Tensor) and not value.dim() and value.is_floating_point()
     }
 
 
-def _error(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> float:
+def _error(found: dict[Any, Tensor], expected: dict[Any, Tensor]) -> float:
     """Return the largest relative error of some numbers; infinite if one is missing."""
     return max(
         relative_error(found[name], value) if name in found else math.inf

@@ -146,13 +146,12 @@ class LeakReport(Report):
     def labels(self) -> str | None:
         """The reason, in words, why packed calls with labels are not known to be exact; None if
         they are, or have no loss."""
-        wrong = [r for r in self._of_kind("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
+        packed = self._of_kind("packed")
+        wrong = [r for r in packed if not (r.loss or 0.0) <= self.loss_tolerance]
         if wrong:
             worst = max(wrong, key=lambda r: r.loss or 0.0)
             return f"in mode '{worst.name}' the loss is off by {_number(worst.loss)}"
-        refused = next(
-            (r for r in self._of_kind("packed") if r.loss_refused and r.mode != ROUTER), None
-        )
+        refused = next((r for r in packed if r.loss_refused and r.mode != ROUTER), None)
         if refused is not None:
             return f"in mode '{refused.name}' the call with labels raised {refused.loss_refused}"
         if "loss" in self.notes:
@@ -217,10 +216,12 @@ class LeakReport(Report):
         """Influence of document j on i, (documents, documents), in the worst mode with all
         pairs."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
-        of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
-        return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[
-            1
-        ]
+        found = max(
+            ran,
+            key=lambda each: (np.isnan(each[1]).sum() <= len(each[1]), each[0]),
+            default=(0.0, np.full((1, 1), np.nan)),
+        )
+        return found[1]
 
     def _headline(self) -> str:
         """Return a line with the model, its state and dtype, and the verdict."""

@@ -10,46 +10,44 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.stateless import _reparametrize_module
 
 from autopack.attention.rotary import reset_frequencies
-from autopack.auditing.compare import Fields, how_far
+from autopack.auditing.compare import Arguments, Fields, how_far
 from autopack.auditing.fields import Sides, fields_of
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.inspection.randomness import normal_numbers
 from autopack.runtime import scope
 from autopack.runtime.marks import enabled_in
-from autopack.runtime.model import EnabledModel
 
 _MOST_BYTES = 2**31
 """Largest memory, in bytes, of weights in double precision beside a model's own."""
 
 
 @contextlib.contextmanager
-def stock_again(model: nn.Module, enabled: EnabledModel | None) -> Iterator[None]:
+def stock_again(model: nn.Module) -> Iterator[None]:
     """Run a block with a model as stock, whose rotaries forget earlier calls' longest position."""
+    enabled = enabled_in(model)
     with contextlib.nullcontext() if enabled is None else scope.stock(enabled):
         forget_lengths(model)
         yield
 
 
-def run_as_stock(model: nn.Module, arguments: dict[str, Any]) -> Any:
+def run_as_stock(model: nn.Module, arguments: Arguments) -> Any:
     """Return stock's output of a call, unaffected by earlier calls."""
-    with stock_again(model, enabled_in(model)):
+    with stock_again(model):
         return model(**arguments)
 
 
 @torch.no_grad()
-def in_used_tensors(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+def in_used_tensors(model: nn.Module, arguments: Arguments) -> Arguments:
     """Call the model with reversed rows; return the arguments, written into that call's tensors.
 
     Programs write batches into the same tensors, for a captured graph or to save memory.
     """
-    used = {
-        name: value.flip(0) for name, value in arguments.items() if isinstance(value, torch.Tensor)
-    }
+    used = {name: value.flip(0) for name, value in arguments.items() if isinstance(value, Tensor)}
     model(**arguments | used)
     for name, tensor in used.items():
         tensor.copy_(arguments[name])
@@ -61,17 +59,13 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad and p.numel()]
 
 
-def gradients_of(
-    sums: torch.Tensor, by: Sequence[torch.Tensor], weights: torch.Tensor | None = None
-) -> list[Any]:
+def gradients_of(sums: Tensor, by: Sequence[Tensor], weights: Tensor | None = None) -> list[Any]:
     """Return gradients of `sums` (by `weights` if several) by some tensors; zero where unused."""
     # Documents alone are in the graphs of several call modes.
-    options: dict[str, Any] = {
-        "retain_graph": True,
-        "allow_unused": True,
-        "materialize_grads": True,
-    }
-    return list(torch.autograd.grad(sums, by, weights, **options))
+    found = torch.autograd.grad(
+        sums, by, weights, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return list(found)
 
 
 def forget_lengths(model: nn.Module) -> None:
@@ -83,7 +77,7 @@ def forget_lengths(model: nn.Module) -> None:
             reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
 
 
-def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
+def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> Tensor | None:
     """Return the sum of documents' fields by fixed random weights, to differentiate, or None."""
     generator = torch.Generator().manual_seed(1)
     parts = []
@@ -126,15 +120,12 @@ def can_be_doubled(model: nn.Module) -> bool:
 @contextlib.contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
     """Run a block with parameters and buffers in float64, and the model's own back afterwards."""
-    doubled: dict[str, torch.Tensor] = {
-        name: nn.Parameter(weight.detach().double(), weight.requires_grad)
-        for name, weight in model.named_parameters()
-        if weight.is_floating_point()
-    }
-    doubled |= {
-        name: buffer.double()
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point()
+    doubled = {
+        name: nn.Parameter(held.detach().double(), held.requires_grad)
+        if isinstance(held, nn.Parameter)
+        else held.double()
+        for name, held in (*model.named_parameters(), *model.named_buffers())
+        if held.is_floating_point()
     }
     with _reparametrize_module(model, doubled, tie_weights=True):
         yield
@@ -176,9 +167,11 @@ def first_that_moves(
     names = {module: name for name, module in model.named_modules()}
 
     def keep(value: Any) -> Fields:
-        fields = {name: each for name, each in fields_of(value).items() if each.dim() > 1}
-        parts = {name: sides.part(name, each, ~touched) for name, each in fields.items()}
-        return {name: part.clone() for name, part in parts.items() if part is not None}
+        return {
+            name: part.clone()
+            for name, each in fields_of(value).items()
+            if each.dim() > 1 and (part := sides.part(name, each, ~touched)) is not None
+        }
 
     def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
         found: list[tuple[nn.Module, Fields, Fields]] = []

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset
 
@@ -78,7 +79,7 @@ class HandedBatch(NamedTuple):
     columns: Columns
     examples: list[Example]
     documents: list[Content]
-    counted: list[torch.Tensor]
+    counted: list[Tensor]
     of_tokens: bool
 
 
@@ -95,8 +96,7 @@ class TrainerAudit:
         self.trainer, self.model, self.enabled, self.report = trainer, model, enabled, report
         self.adapter = adapter_of(trainer) or TRANSFORMERS
         self.is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
-        with stock_again(model, enabled):
-            self.shift = int(not self.is_pair and first_label_counts(model) is False)
+        self.shift = int(not self.is_pair and first_label_counts(model) is False)
         trainer.train_dataset = _few(trainer.train_dataset)
         trainer.eval_dataset = _few(trainer.eval_dataset)
 
@@ -237,7 +237,7 @@ class TrainerAudit:
             loss, *_ = self.trainer.prediction_step(self.trainer.model, {**batches[0].batch}, True)
             return self._against_alone([loss], batches, False)
 
-    def _differentiated(self, losses: Iterable[torch.Tensor]) -> tuple[torch.Tensor, list[Any]]:
+    def _differentiated(self, losses: Iterable[Tensor]) -> tuple[Tensor, list[Any]]:
         """Return the sum of some losses and, if gradients are enabled, its gradients."""
         parameters, total = trained(self.model), torch.zeros(())
         for parameter in parameters:
@@ -249,9 +249,7 @@ class TrainerAudit:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return total, grads if torch.is_grad_enabled() else []
 
-    def _against_alone(
-        self, losses: Iterable[torch.Tensor], batches: Batches, counts: bool
-    ) -> Answer:
+    def _against_alone(self, losses: Iterable[Tensor], batches: Batches, counts: bool) -> Answer:
         """Compare the sum of losses, and its gradients, with the same of documents alone.
 
         These have the loss of their tokens, or, if that differs, the trainer's own.
@@ -283,7 +281,7 @@ class TrainerAudit:
         for number, each in enumerate(batches):
             for example, counted in zip(each.examples, each.counted, strict=True):
                 batch = join([example], each.columns)
-                with stock_again(self.model, self.enabled), trainer.compute_loss_context_manager():
+                with stock_again(self.model), trainer.compute_loss_context_manager():
                     if own:
                         options = {"num_items_in_batch": counted.sum()} if counts else {}
                         loss = trainer.compute_loss(trainer.model, batch, **options)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -25,7 +27,10 @@ from autopack.inspection.code import ModelCode
 from autopack.inspection.modules import Anatomy, modules_of
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
-from autopack.runtime import scope as scopes
+from autopack.proving import twin as twins
+from autopack.proving.apart import apart, is_apart
+from autopack.proving.kept import own_class
+from autopack.proving.twin import NoTwin
 from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Neighbours, Options
 from autopack.runtime.scope import ArrivalHook, unbind_checkpointing
@@ -62,17 +67,10 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     return anatomy, replace(traits, sounds_together=registry.sounds_together_of(anatomy.model_type))
 
 
-def attach(
-    model: PreTrainedModel,
-    enabled: EnabledModel,
-    family: Family,
-    ask: Callable[[int], bool | None] | None = None,
-) -> ModelCode:
+def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> ModelCode:
     """Mark mixing modules, install a model's sites, hook its entries; return its `ModelCode`.
 
-    What is marked and hooked already is brought up to date. `ask` says of an entry by its level if
-    the first label of a row counts in its third-party loss; the model itself is asked where it does
-    not know, or there is none.
+    What is marked and hooked already is brought up to date.
     """
     anatomy = enabled.anatomy
     code = ModelCode(model, enabled.implementations())
@@ -98,7 +96,7 @@ def attach(
         accelerate.covered_mixer(anatomy.mixers), boundaries.check_step, peft.hands_rows_to_layers
     )
     for level, module in enumerate(anatomy.entries):
-        shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
+        shifts = _shifts(enabled, level) if foreign[level] is not None else None
         entry = Entry(
             enabled,
             level,
@@ -124,16 +122,21 @@ def attach(
     return code
 
 
-def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
-    """Return True if an entry's third-party loss shifts labels; run it if `ask` does not know."""
-    module = enabled.anatomy.entries[level]
+def _shifts(enabled: EnabledModel, level: int) -> bool:
+    """Return True if an entry's third-party loss shifts labels: its twin tells, or else itself."""
+    model, module = enabled.anatomy.entries[0], enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
-    counts = None if ask is None else ask(level)
-    if counts is None:
-        with scopes.stock(enabled):
-            counts = first_label_counts(module)
-    return counts is False
+
+    def ask() -> bool | None:
+        twin = modules.entries(twins.of(model, torch.float32).model)[level]
+        return first_label_counts(twin) if type(twin) is own_class(module) else None
+
+    counts = None
+    if not is_apart():  # as twins are
+        with suppress(NoTwin):
+            counts = apart(ask)
+    return (first_label_counts(module) if counts is None else counts) is False
 
 
 def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
@@ -175,18 +178,11 @@ def strip_severed(part: nn.Module) -> bool:
     """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
     parts = modules_of(part)
     marked = [module for module in parts if is_severed(module)]
-    hooks = (
-        hook
-        for m in parts
-        for held in (m._forward_pre_hooks, m._forward_hooks)
-        for hook in held.values()
-    )
-    if not marked and not any(map(_is_severed, hooks)):
+    if not remove_hooks(part, _is_severed) and not marked:
         return False
     for module in marked:
         del module.__dict__[MARK]
         remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
-    remove_hooks(part, _is_severed)
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
     accelerate.put_back(parts)
@@ -205,9 +201,11 @@ def _is_severed(hook: Any) -> bool:
 def remove_hooks(
     model: nn.Module,
     wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
-) -> None:
-    """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
+) -> bool:
+    """Take autopack's hooks off all modules of a model, or those that are `wanted`; return True if
+    there were any."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
+    found = False
     for module in modules_of(model):
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
@@ -216,11 +214,11 @@ def remove_hooks(
                 (module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
             ),
         ):
-            if not hooks and not any(extras):
-                continue
             for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
+                found = True
             for extra in extras:
                 # of an interrupted removal, too
                 for number in [n for n in extra if n not in hooks]:
                     del extra[number]
+    return found

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import errors, registry
@@ -26,22 +24,20 @@ from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
-from autopack.inspection.foreign import is_own, passes_on
 from autopack.inspection.heads import row_head
-from autopack.inspection.modules import device_of, entries, is_pair, takes_tokens
+from autopack.inspection.modules import device_of, entries, takes_tokens
 from autopack.inspection.sharding import without_exchange
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
-from autopack.proving.twin import NoTwin, Twin, rebound
+from autopack.proving.kept import T
+from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.runtime.scope import stock
 
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
 """Reasons for which a call form is left out that stock may have in one precision alone: what it
 raises, and NaN."""
-_TOKENS = 13
-"""Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 _IMAGES = "pixel_values|flattened_patches"
 _LENGTHS = (7, 11, 5)
 """Of the documents of an audit: one has neighbours on both sides, two have one between them.
@@ -50,30 +46,40 @@ Their sum is a prime, so that columns are not taken for heads or channels of tha
 """
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
+def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
     """Return the proof of a model by its twin. Raises `NoTwin` if there is none.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for
-    another one. Where its `code` is all of libraries, the answer is kept for the next model of the
-    kind in this process.
+    another one. `foreign` says what of its code is third-party, if any.
     """
-    options, foreign = enabled.options, next(iter(code.foreign), None)
     if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin(
             "its layers take some tokens at a time, and those of a twin one, beside which nothing "
             "is mixed",
         )
-    kind = enabled.kind if model is enabled.anatomy.entries[0] else kept.key_of(model, code)
-    kind = kind if precisions_of(model, enabled)[1] == "cpu" else None
-    asked = options.backend, options.unpad, enabled.implementations()
-    with without_exchange(enabled.implementations()):
-        proof = kept.answered(
-            kind and (kind, asked), lambda: apart(lambda: _proof(model, enabled, foreign))
-        )
+    question = "proof", enabled.options.unpad
+    proof = asked(model, enabled, question, partial(_proof, model, enabled, foreign))
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, why_not_labels=None) if beside_images else proof
+
+
+def asked(
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    question: tuple[Any, ...],
+    ask: Callable[..., T],
+) -> T:
+    """Return what `ask(dtypes, device)` learns of twins, apart from what is in force here.
+
+    The answer to a `question` about models whose code is all of libraries is kept.
+    """
+    precisions, implementations = precisions_of(model, enabled), enabled.implementations()
+    backend = enabled.options.backend
+    key = enabled.kind and (enabled.kind, question, backend, implementations, precisions)
+    with without_exchange(implementations):
+        return kept.answered(key, lambda: apart(lambda: ask(*precisions)))
 
 
 def precisions_of(
@@ -97,9 +103,14 @@ def precisions_of(
     return (torch.float64, torch.float32), "cpu"
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+def _proof(
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    foreign: str | None,
+    precisions: tuple[torch.dtype, ...],
+    device: str,
+) -> Proof:
     """Return the proof by audits of twins, in one precision after another."""
-    precisions, device = precisions_of(model, enabled)
     answers: list[_Answer] = []
     failure = NoTwin()
     for dtype in precisions:
@@ -151,10 +162,12 @@ def _audit_twin(
     is_own: bool,
 ) -> _Answer:
     """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
-    twin = twin_of(model, dtype, device)
+    twin = twins.of(model, dtype, device)
     outside = parts_outside(twin)
-    if device == "cpu":
-        _do_without_kernels(twin.model)
+    for module in twin.model.modules() if device == "cpu" else ():
+        # some mixers insist on GPU kernels (Jamba, Zamba, up to transformers 4)
+        if vars(module).get("use_fast_kernels") is True:
+            module.use_fast_kernels = False  # type: ignore[assignment]
     try:
         with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
@@ -163,36 +176,20 @@ def _audit_twin(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
-    refused = [
-        result
-        for result in report.results
-        if result.failure is not None and is_refusal(result.failure)
-    ]
-    # the library's own code comes by the same refusal in the user's call, which says what to do
-    if is_own:
-        report = replace(
-            report, results=[result for result in report.results if result not in refused]
-        )
-    if not report.results and not (is_own and refused):
+    results: list[ModeResult] = []
+    refused: list[ModeResult] = []
+    for result in report.results:
+        is_refused = result.failure is not None and is_refusal(result.failure)
+        # the library's own code comes by it in the user's call too, which says what to do
+        (refused if is_refused and is_own else results).append(result)
+        if result.failure is not None and not is_refused:
+            raise _Raised(f"its twin raised {result.failure}")
+    if not report.results:
         raise NoTwin("nothing of its twin can be compared with stock")
-    failed = next(
-        (r.failure for r in report.results if r.failure is not None and not is_refusal(r.failure)),
-        None,
-    )
-    if failed is not None:
-        raise _Raised(f"its twin raised {failed}")
-    if report.results and not (
-        math.isfinite(report.worst) and math.isfinite(report.worst_gradient)
-    ):
+    report = replace(report, results=results)
+    if results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
         raise NoTwin("its twin gives what is no number")
-    return _Answer(twin, part, outside, report, refused if is_own else [])
-
-
-def _do_without_kernels(model: PreTrainedModel) -> None:
-    """Switch off GPU kernels in mixers that insist on them (Jamba, Zamba, up to transformers 4)."""
-    for module in model.modules():
-        if vars(module).get("use_fast_kernels") is True:
-            module.use_fast_kernels = False  # type: ignore[assignment]
+    return _Answer(twin, part, outside, report, refused)
 
 
 def is_refusal(failure: str) -> bool:
@@ -274,40 +271,6 @@ def _refuse_change(enabled: EnabledModel) -> None:
     raise NoTwin("its twin has changed while it was audited")
 
 
-def twin_of(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> Twin:
-    """Return a model's twin with the losses and methods put on its modules, without hooks.
-
-    Raises `NoTwin`.
-    """
-    twin = twins.of(model, dtype, device)
-    stand_ins = dict(twin.model.named_modules())
-    for name, module in model.named_modules():
-        if (stand_in := stand_ins.get(name)) is not None:
-            own = {
-                n: rebound(v, module, stand_in)
-                for n, v in vars(module).items()
-                if _suits_twin(n, v, module)
-            }
-            stand_in.__dict__.update(own)
-    known = twins.Kinds(twin.model)
-    if left := twins.Kinds(model).without(known):
-        _call(twin.model)  # the model may have been called before, and keep something of it
-        known.all |= twins.Kinds(twin.model).all
-        left = twins.Kinds(model).without(known)
-    return Twin(twin.model, {name: model.get_submodule(name) for name in left})
-
-
-def _suits_twin(name: str, value: Any, module: nn.Module) -> bool:
-    """Return True for code on a module that works on its twin: a loss, a method, a function."""
-    if name.startswith("_"):
-        return name == "_loss_function"
-    if isinstance(value, MethodType):
-        return value.__self__ is module
-    # What accelerate puts there reads its hook on the module.
-    is_third_party = isinstance(value, FunctionType | partial) and not is_own(value)
-    return is_third_party and not passes_on(module, name, value)
-
-
 def parts_outside(twin: Twin) -> list[str]:
     """Return the class names of a model's modules that its twin lacks.
 
@@ -317,14 +280,6 @@ def parts_outside(twin: Twin) -> list[str]:
         if not name or isinstance(module, PreTrainedModel):
             raise NoTwin(f"{name or 'the model'} is not as its class makes it")
     return list(dict.fromkeys(type(module).__name__ for module in twin.others.values()))
-
-
-def _call(model: PreTrainedModel) -> None:
-    """Call a twin with a few tokens, and ignore errors."""
-    ids = torch.arange(_TOKENS, device=device_of(model))[None] + 3
-    given = {"input_ids": ids, **({"decoder_input_ids": ids} if is_pair(model) else {})}
-    with contextlib.suppress(Exception), torch.no_grad():  # its audit will say what is wrong
-        model(**given)
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:

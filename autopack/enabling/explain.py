@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autopack.calls.call import LABELS, Call, CallPlan
+from autopack.calls.call import LABELS, CallPlan
 from autopack.calls.choose import call_at, decide
 from autopack.calls.entry import Entry
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
@@ -108,7 +108,10 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
                 decisions.append(Decision(call.name, SharedRows.what, SharedRows.why))
                 break
             plan = decide(call)
-            decisions.append(Decision(call.name, plan.what, plan.reason, _volume_of(call, plan)))
+            volume = None if plan.defers else plan.volume or call.volume  # or an inner one decides
+            if volume is not None and plan.volume is None and plan.packs:
+                volume = volume.without_padding()
+            decisions.append(Decision(call.name, plan.what, plan.reason, volume))
         except AutopackError as error:
             said = " ".join(str(error).split())
             left = model.lenient and call.of_head is None
@@ -126,11 +129,3 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
     change = None if model.fingerprint is None else model.fingerprint.changed()
     said = "Before that it is looked at anew, since it has changed"
     return Explanation(tuple(decisions), () if change is None else (f"{said}: {change}",))
-
-
-def _volume_of(call: Call, plan: CallPlan) -> Volume | None:
-    """Return the volume that runs, or None if an inner entry decides."""
-    if plan.defers:
-        return None
-    come = call.volume
-    return plan.volume or (come.without_padding() if come is not None and plan.packs else come)

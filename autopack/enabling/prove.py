@@ -10,17 +10,14 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-import torch
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.auditing.asking import first_label_counts
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import (
     callable_part,
     proof_by_twin,
-    twin_of,
     why_padding_is_unknown,
 )
 from autopack.enabling.sites import needed_sites
@@ -28,10 +25,8 @@ from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.code import ModelCode
 from autopack.inspection.fingerprint import Fingerprint
-from autopack.inspection.modules import entries
 from autopack.proving import kept
-from autopack.proving.apart import apart
-from autopack.proving.twin import NoTwin, own_class
+from autopack.proving.twin import NoTwin
 from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
 
@@ -78,57 +73,31 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         # what it was refused for must not refuse the calls of its proof
         enabled.proof = Proof("not yet")
         # Of labels nothing is known either until it is proven.
-        code = attach(model, enabled, family, partial(_first_label_counts, model))
+        code = attach(model, enabled, family)
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
         proof = _proof(model, enabled, code)
-        enabled.proof = _with_reason_of_hook(proof, code) if verify else proof
-        is_whole = enabled.proof.source in ("twin", "")
-        enabled.unknown_code = code.unknown or (None if is_whole else enabled.proof.how)
+        if verify and code.onlooker is not None and proof.why_not_unpadded is None:
+            proof = replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
+        is_whole = proof.source in ("twin", "")
+        enabled.unknown_code = code.unknown or (None if is_whole else proof.how)
         enabled.is_checked_closely = bool(verify) and (
             bool(code.foreign) or code.hook is not None or not is_whole
         )
-        if verify == "strict" and enabled.proof.source != "twin":
-            known = enabled.proof.why_not_packed or enabled.proof.how
-            enabled.proof = _unproven(f"no twin proves the whole of it ({known})")
-        _warn_of_fields_left_out(model, enabled)
+        if verify == "strict" and proof.source != "twin":
+            known = proof.why_not_packed or proof.how
+            proof = _unproven(f"no twin proves the whole of it ({known})")
+        enabled.proof = proof
+        left_out = ", ".join(proof.leaves_out)
+        if left_out and left_out not in enabled.logged:
+            enabled.logged.add(left_out)
+            logger.warning(
+                "packed calls of %s return None for %s, which autopack cannot split by document. "
+                "Run one document per row to get it.",
+                type(model).__name__,
+                left_out,
+            )
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
-
-
-def _first_label_counts(model: PreTrainedModel, level: int) -> bool | None:
-    """Return True if the first label counts in the loss of an entry's twin; None if not known."""
-
-    def ask() -> bool | None:
-        twin = twin_of(model, torch.float32)
-        module = entries(twin.model)[level]
-        return (
-            first_label_counts(module) if type(module) is own_class(entries(model)[level]) else None
-        )
-
-    try:
-        return apart(ask)
-    except NoTwin:
-        return None
-
-
-def _with_reason_of_hook(proof: Proof, code: ModelCode) -> Proof:
-    """Return the proof, with a reason to keep padding if a hook looks at rows and columns."""
-    if code.onlooker is None or proof.why_not_unpadded is not None:
-        return proof
-    return replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
-
-
-def _warn_of_fields_left_out(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Warn, once per model, of output fields that packed calls return as None."""
-    left_out = ", ".join(enabled.proof.leaves_out)
-    if left_out and left_out not in enabled.logged:
-        enabled.logged.add(left_out)
-        logger.warning(
-            "packed calls of %s return None for %s, which autopack cannot split by document. Run "
-            "one document per row to get it.",
-            type(model).__name__,
-            left_out,
-        )
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
@@ -137,7 +106,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
     try:
-        return proof_by_twin(model, enabled, code)
+        return proof_by_twin(model, enabled, foreign)
     except NoTwin as error:
         because = (
             f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"

@@ -4,6 +4,7 @@ losses."""
 from __future__ import annotations
 
 import time
+from functools import partialmethod
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
@@ -30,7 +31,7 @@ class PackingLogs(TrainerCallback):
         self._added: tuple[dict[str, Any], list[str]] = {}, []
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, *_: Any, **__: Any) -> None:
         """Reset the counts of tokens and seconds that the next logs report."""
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
@@ -39,25 +40,20 @@ class PackingLogs(TrainerCallback):
         # seconds.
         self._since: float | None = None
 
-    def _add_time(self, counts: bool = True) -> None:
+    def _add_time(self, *_: Any, counts: bool = True, **__: Any) -> None:
         """Add the time since the last call of this method, if it `counts`."""
         now = time.perf_counter()
         if counts and self._since is not None:
             self._seconds += now - self._since
         self._since = now
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._begin()
+    on_train_begin, on_step_end = _begin, _add_time
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         if self._since is None:
             self._add_time()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._add_time()
-
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self._add_time(counts=False)
+    on_save = partialmethod(_add_time, counts=False)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._add_time(counts=False)
@@ -87,12 +83,11 @@ class PackingLogs(TrainerCallback):
             return
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any
         # time.
+        trained, evaluated = self._tally.training, self._tally.evaluation
         if "loss" in logs and "learning_rate" in logs:
             self._add_time()
-            ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
-            added = numbers(
-                ran, self._seconds - self._logged, shares=self._tally.training.shared > 0
-            )
+            ran, self._trained = trained.minus(self._trained), trained
+            added = numbers(ran, self._seconds - self._logged, shares=trained.shared > 0)
             self._logged = self._seconds
             if (cutter := cutter_of(self._trainer)) is not None and cutter.steps:
                 added[f"{_PREFIX}micro_batches"] = round(cutter.micro_batches / cutter.steps, 2)
@@ -103,16 +98,13 @@ class PackingLogs(TrainerCallback):
                 last.update(added)
         elif "total_flos" in logs:
             self._add_time()
-            ran = self._tally.training.minus(self._trained_before)
+            ran = trained.minus(self._trained_before)
             added = numbers(ran, self._seconds, "train_")
         elif (
             runtime := next((name for name in logs if name.endswith("_runtime")), None)
         ) is not None:
-            ran, self._evaluated = (
-                self._tally.evaluation.minus(self._evaluated),
-                self._tally.evaluation,
-            )
-            shares = self._tally.evaluation.shared > 0
+            ran, self._evaluated = evaluated.minus(self._evaluated), evaluated
+            shares = evaluated.shared > 0
             added = numbers(ran, float(logs[runtime]), runtime.removesuffix("runtime"), shares)
         else:
             return

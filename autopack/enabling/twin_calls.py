@@ -6,46 +6,52 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import Audit
 from autopack.auditing.cases import FORMS, Case
-from autopack.auditing.compare import OF_TWINS, Fields, errors_between, gradient_error, scales_of
+from autopack.auditing.compare import (
+    OF_TWINS,
+    Arguments,
+    Fields,
+    errors_between,
+    gradient_error,
+    scales_of,
+)
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import gradients_of, trained, weighted_sum
 from autopack.enabling.by_twin import (
+    asked,
     callable_part,
     enabled_like,
     is_refusal,
     parts_outside,
-    precisions_of,
-    twin_of,
 )
 from autopack.errors import AutopackError
 from autopack.inspection.foreign import is_own, whose
 from autopack.inspection.put_on import hooks_of
 from autopack.inspection.randomness import drawing_nothing
-from autopack.inspection.sharding import without_exchange
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
 from autopack.proving import twin as twins
-from autopack.proving.apart import apart
 from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
-from autopack.proving.twin import NoTwin, Twin
+from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import as_videos
 from autopack.tiny.media_rows import Document
 
-Result = tuple[list[Fields], list[torch.Tensor]]
+Result = tuple[list[Fields], list[Tensor]]
 """The outputs of a call, of each document if they can be told apart, and the gradients of a sum of
 them."""
 Labels = Literal["no", "shifted", "as they are"]
@@ -125,25 +131,6 @@ def _why_not_parts(
     return _difference(list(map(_join_parts, zip(*parts, strict=True))), wanted, dtype)
 
 
-def _refuse_hooks(model: PreTrainedModel) -> None:
-    """Raise `NoTwin` if a third-party hook is on a module of the model.
-
-    One that looks at the token before finds none at the beginning of a part, which no check of a
-    call sees.
-    """
-    for name, module in model.named_modules():
-        for hook in hooks_of(module).values():
-            if not is_own(hook):
-                raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
-
-
-def _refuse_layers(twin: Twin) -> None:
-    """Raise `NoTwin` for third-party layers without a twin: they may look at earlier tokens."""
-    for name, module in twin.others.items():
-        if not is_own(twins.own_class(module)):
-            raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
-
-
 def _results_of(
     twin: PreTrainedModel,
     like: EnabledModel,
@@ -164,7 +151,7 @@ def _results_of(
     return found
 
 
-def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
+def _rows(model: Any, labels: Labels, padded: bool) -> Arguments:
     """Return the arguments of a call with packed rows, with labels and padding as asked for."""
     case = Case(model, _LENGTHS)
     form = FORMS["two rows"]
@@ -184,37 +171,30 @@ def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
 
 
 def _result_of_part(
-    model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels
+    model: Any, batch: Arguments, group: ThreadGroup | None, labels: Labels
 ) -> Result:
-    """Return output and gradients of a rank's part of a batch, or of the whole without a group."""
-    ids = batch["input_ids"]
-    counted = batch.get("attention_mask", torch.ones_like(ids))
+    """Return weighted outputs of a rank's part of a batch, or of the whole without a group, and
+    the gradients of their sum."""
     given, share = batch, 1.0
     if group is not None:
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
         if labels == "as they are":  # a mean over the tokens of this part
             part, all_of_them = (each["labels"] != IGNORED_LABEL for each in (given, batch))
             share = int(part.sum()) / int(all_of_them.sum())
-
-    def mine(value: torch.Tensor) -> torch.Tensor:
-        return value if group is None else group.part(value, 1)
-
-    output = model(**given, use_cache=False, return_dict=True)
+    # What stands in padding is nobody's.
+    counted = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     found: Fields = {}
-    whole: Any = 0.0
-    for name, value in output.items():
-        if not (isinstance(value, torch.Tensor) and value.requires_grad):
-            continue
-        if name == "loss":
-            found[name] = value * share
-            whole = whole + found[name]
-            continue
-        # What stands in padding is nobody's.
-        real = counted.to(value).reshape(*ids.shape, *[1] * (value.dim() - 2))
-        size = (*ids.shape, *value.shape[2:])
-        weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
-        found[name] = value * mine(real)
-        whole = whole + (value * mine(real * weights)).sum() / counted.numel()
+    for name, value in model(**given, use_cache=False, return_dict=True).items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            weights: Any = share
+            if name != "loss":
+                size = (*counted.shape, *value.shape[2:])
+                weights = torch.linspace(0.5, 1.5, prod(size)).to(value).reshape(size)
+                real = counted.to(value).reshape(*counted.shape, *[1] * (value.dim() - 2))
+                weights = weights * real / counted.numel()
+                weights = weights if group is None else group.part(weights, 1)
+            found[name] = value * weights
+    whole: Any = sum(each.sum() for each in found.values())
     return [found], gradients_of(whole, trained(model))
 
 
@@ -283,7 +263,7 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
     return [as_videos(model, each) for each in found] if kind == "video" else found
 
 
-def _result(twin: PreTrainedModel, logits: list[torch.Tensor]) -> Result:
+def _result(twin: PreTrainedModel, logits: list[Tensor]) -> Result:
     """Return the logits of documents, and the parameters' gradients of a weighted sum of them."""
     documents = [{"logits": each} for each in logits]
     total = weighted_sum(documents, {"logits": 1.0})
@@ -307,30 +287,37 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
     `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
     and hooks are all the library's is kept. Weights of the model have no part in it.
     """
-    asked = kind, *given, enabled.options.backend, enabled.implementations()
     try:
-        if kind == "parts":
-            _refuse_hooks(model)
-        key = enabled.kind and (enabled.kind, asked)
-        with without_exchange(enabled.implementations()):
-            return kept.answered(key, lambda: apart(lambda: _answer(model, enabled, kind, given)))
+        for name, module in model.named_modules() if kind == "parts" else ():
+            for hook in hooks_of(module).values():
+                # One that looks at the token before finds none at the beginning of a part, which no
+                # check of a call sees.
+                if not is_own(hook):
+                    raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
+        return asked(model, enabled, (kind, *given), partial(_answer, model, enabled, kind, given))
     except NoTwin as error:
         return f"no twin of it tells whether it gives the same: {error}"
 
 
 def _answer(
-    model: PreTrainedModel, enabled: EnabledModel, kind: str, given: tuple[Any, ...]
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    kind: str,
+    given: tuple[Any, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: str,
 ) -> str | None:
     """Return the reason against a kind of calls from a twin, in the first precision that runs."""
-    dtypes, device = precisions_of(model, enabled)
     failure: Exception | None = None
     for dtype in dtypes:
 
         def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
-            twin = twin_of(model, dtype, device)
+            twin = twins.of(model, dtype, device)
             parts_outside(twin)
-            if kind == "parts":
-                _refuse_layers(twin)
+            for name, module in twin.others.items() if kind == "parts" else ():
+                # It may look at earlier tokens.
+                if not is_own(kept.own_class(module)):
+                    raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
             return twin.model.eval()
 
         try:

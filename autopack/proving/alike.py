@@ -27,7 +27,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     text = vars(text_config(config, decoder=True))
     depth = next((n for name in rules.DEPTH if isinstance(n := text.get(name), int)), 8)
     deeper = [n for n in (4, 6, 8) if n <= depth]
-    depths = [0] if _layers(config) else [rules.LAYERS, *deeper]
+    depths = [0] if _per_layer(config) else [rules.LAYERS, *deeper]
     parts = [
         config,
         *(value for value in vars(config).values() if isinstance(value, PretrainedConfig)),
@@ -114,7 +114,11 @@ def _behaviour(
                     n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)
                 }
         elif name in per_layer:
-            given[name] = [_sized(name, value[index]) for index in chosen]
+            # a tiny size for a size
+            given[name] = [
+                rules.FIELDS.get(name, entry) if type(entry) is int and entry > 1 else entry
+                for entry in (value[index] for index in chosen)
+            ]
         elif name == "id2label":
             if isinstance(value, Mapping) and len(value) != 2:
                 given["num_labels"] = min(len(value), 3)
@@ -135,12 +139,6 @@ def _behaviour(
     if isinstance(vars(config).get("original_max_position_embeddings"), int):
         given["original_max_position_embeddings"] = _SHORT
     return given
-
-
-def _sized(name: str, value: Any) -> Any:
-    """Return the value of a twin's field: a tiny size for a size, and others unchanged."""
-    is_size = type(value) is int and value > 1 and name in rules.FIELDS
-    return rules.FIELDS[name] if is_size else value
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
@@ -184,31 +182,15 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
     """Return fields with one entry per layer, by name; `moe_layers`, which counts them, is none."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
-    if not counts:
-        return {}
-    lists = {
-        name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))
-    }
     return {
         name: value
-        for name, value in lists.items()
-        if len(value) in counts
+        for name, value in vars(config).items()
+        if isinstance(value, (list, tuple))
+        and len(value) in counts
         and not name.startswith("_")
         and not name.endswith("image_size")  # of two sides
         and [*value] != [*range(len(value))]
     }
-
-
-def _layers(config: PretrainedConfig) -> list[Any]:
-    """Return each text layer's entries in the lists of `_per_layer`, a tuple; [] without lists."""
-    lists = _per_layer(config)
-    if not lists:
-        return []
-    depth = max(map(len, lists.values()))
-    return [
-        tuple(repr(value[index]) for value in lists.values() if len(value) == depth)
-        for index in range(depth)
-    ]
 
 
 def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
@@ -218,11 +200,18 @@ def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
     are the first ones. Some classes see to it that the last layer is of a certain kind: that is
     added `with_last`.
     """
-    layers = _layers(config)
-    if not layers:
+    lists = _per_layer(config)
+    if not lists:
         return []
-    every, depth = set(pairwise(layers)), len(layers)
-    numbered = _numbers_layers(config)
+    depth = max(map(len, lists.values()))
+    of_text = [value for value in lists.values() if len(value) == depth]
+    layers = [tuple(repr(value[index]) for value in of_text) for index in range(depth)]
+    every = set(pairwise(layers))
+    numbered = any(
+        isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value)
+        for name, value in vars(config).items()
+        if name not in lists and "token_id" not in name
+    )
     firsts = [0] if numbered else [a for a in range(depth) if layers[a] == layers[0]]
     runs = (
         range(a, a + count) for count in range(min(rules.LAYERS, depth), depth + 1) for a in firsts
@@ -233,16 +222,3 @@ def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
         if len(rest) >= rules.LAYERS and set(pairwise(layers[n] for n in rest)) == every:
             found = rest
     return [*found, depth - 1] if with_last and layers[found[-1]] != layers[-1] else found
-
-
-def _numbers_layers(config: PretrainedConfig) -> bool:
-    """Return True if a list of a configuration may hold the numbers of layers."""
-    lists = {
-        name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))
-    }
-    others = (
-        value
-        for name, value in lists.items()
-        if name not in _per_layer(config) and "token_id" not in name
-    )
-    return any(value and all(type(each) is int for each in value) for value in others)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from autopack.runtime.row_group import RowGroup
 
@@ -50,11 +51,11 @@ class ThreadGroup(RowGroup):
         """Number of this rank, from 0."""
         return self._rank
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, stacked, (ranks, ...)."""
         return torch.stack(self._exchange(values))
 
-    def swap(self, parts: torch.Tensor) -> torch.Tensor:
+    def swap(self, parts: Tensor) -> Tensor:
         """Return the parts that all ranks have for this one, detached and stacked, (ranks, ...)."""
         return torch.stack([each[self._rank] for each in self._exchange(parts.detach())])
 
@@ -84,8 +85,5 @@ def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T
         running = [pool.submit(contextvars.copy_context().run, on_one, group) for group in groups]
         errors = [error for each in running if (error := each.exception()) is not None]
     if errors:
-        raise next(
-            (error for error in errors if not isinstance(error, threading.BrokenBarrierError)),
-            errors[0],
-        )
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     return [each.result() for each in running]

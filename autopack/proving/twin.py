@@ -9,10 +9,10 @@ too. Modules without such a kind are named, to be proven by themselves.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+import contextlib
+from dataclasses import dataclass
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,48 +20,26 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.code import ModelCode
 from autopack.inspection.configs import text_config
-from autopack.inspection.foreign import is_from, is_of_library, original, passes_on
+from autopack.inspection.foreign import is_own, passes_on
+from autopack.inspection.modules import device_of, is_pair
 from autopack.inspection.source import names_in
 from autopack.proving import configuration
 from autopack.proving.alike import alike
+from autopack.proving.kept import Kinds, own_class
 from autopack.tiny.models import as_new, of_class, randomize
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of a twin: a class that makes more has its own sizes, and no twin."""
-_RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
-"""Origins of classes that wrap or replace modules' classes after they have been made."""
-_NOT_OF_THE_CODE = frozenset(
-    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config "
-    "hf_device_map hf_quantizer is_quantized quantization_method is_loaded_in_4bit "
-    "is_loaded_in_8bit is_4bit_serializable is_8bit_serializable model_tags vocab_size rope_deltas "
-    "pre_bwd_fn post_bwd_fn".split()
-).union(vars(nn.Module()))
-"""Attributes that do not concern a module's code, with those that every module of torch has.
-
-They tell a module's present use, its number among many, the loader of its weights, its model card
-(`add_model_tags`, which TRL and others call), its number of embeddings (`resize_token_embeddings`
-puts that on models whose class has none), the last call's state for generation, or what DeepSpeed's
-hooks keep there.
-"""
-
-_TOKEN_WISE: tuple[type, ...] = (
-    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity),
-    *(nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
-)
-"""Modules of torch that treat every token alike, or only hold other modules."""
-_OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
-_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
-"""A module's kind: the class around it, its class, and the attributes that its code may read."""
+_TOKENS = 13
+"""Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 
 
 class NoTwin(Exception):
     """Error of a model that has no twin; its message is the reason, in a clause."""
 
 
-@dataclasses.dataclass
+@dataclass
 class Twin:
     """Twin of a model, and `others`: the model's outermost modules of kinds that the twin lacks."""
 
@@ -70,8 +48,9 @@ class Twin:
 
 
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Twin:
-    """Return a twin of a model; raise `NoTwin` if its class needs more than its configuration.
+    """Return a twin of a model, with the losses and methods put on its modules, without hooks.
 
+    Raises `NoTwin` if its class needs more than its configuration.
     Call it where neither a default device nor a mode of torch is in force (`apart`).
     """
     cls = own_class(model)
@@ -86,12 +65,16 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
             except tiny.CannotBuild as error:
                 why = why or error.reason
                 continue
-            _copy_padding_idx(twin, model)
             missing = _missing(words, configuration.describe(twin.config))
             if missing is not None:
                 why = why or f"its class makes another configuration of a tiny one: {missing}"
                 continue
-            others = whole.without(Kinds(twin))
+            _dress(twin, model)
+            known = Kinds(twin)
+            if whole.without(known):
+                _call(twin)  # the model may have been called before, and keep something of it
+                known.all |= Kinds(twin).all
+            others = whole.without(known)
             if best is None or len(others) < len(best.others):
                 best = Twin(twin, {name: model.get_submodule(name) for name in others})
             if not others:
@@ -109,11 +92,6 @@ def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> Non
         size = vars(whole).get("vocab_size")
         if size and size in read:
             part.vocab_size = size
-
-
-def own_class(model: nn.Module) -> Any:
-    """Return a module's class without torch's run-time subclasses (FSDP, parametrizations)."""
-    return next(cls for cls in type(model).__mro__ if not cls.__module__.startswith(_RUN_TIME))
 
 
 def _missing(wanted: configuration.Words, found: configuration.Words) -> str | None:
@@ -177,17 +155,40 @@ def _implementations(config: Any) -> Any:
     return {"": whole, **parts} if {*parts.values()} - {whole} else whole
 
 
-def _copy_padding_idx(twin: nn.Module, model: nn.Module) -> None:
-    """Set `padding_idx` in a twin's modules where the model's have one, and None where not.
+def _dress(twin: nn.Module, model: nn.Module) -> None:
+    """Put on a twin's modules what was put on the model's: losses, methods and functions, and
+    `padding_idx` where they have one.
 
     Trainers set the configuration's (from the tokenizer) on a model that has been made without.
     """
-    parts = dict(model.named_modules())
-    for name, module in twin.named_modules():
-        own, known = vars(module), vars(parts.get(name, module))
-        if "padding_idx" in own and "padding_idx" in known:
-            absent = known["padding_idx"] is None
-            own["padding_idx"] = None if absent else own["padding_idx"] or 0
+    stand_ins = dict(twin.named_modules())
+    for name, module in model.named_modules():
+        if (stand_in := stand_ins.get(name)) is not None:
+            own, known = stand_in.__dict__, vars(module)
+            suited = {n: v for n, v in known.items() if _suits(n, v, module)}
+            own |= {n: rebound(v, module, stand_in) for n, v in suited.items()}
+            if "padding_idx" in own and "padding_idx" in known:
+                absent = known["padding_idx"] is None
+                own["padding_idx"] = None if absent else own["padding_idx"] or 0
+
+
+def _suits(name: str, value: Any, module: nn.Module) -> bool:
+    """Return True for code on a module that works on its twin: a loss, a method, a function."""
+    if name.startswith("_"):
+        return name == "_loss_function"
+    if isinstance(value, MethodType):
+        return value.__self__ is module
+    # What accelerate puts there reads its hook on the module.
+    is_third_party = isinstance(value, FunctionType | partial) and not is_own(value)
+    return is_third_party and not passes_on(module, name, value)
+
+
+def _call(model: PreTrainedModel) -> None:
+    """Call a twin with a few tokens, and ignore errors."""
+    ids = torch.arange(_TOKENS, device=device_of(model))[None] + 3
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if is_pair(model) else {})}
+    with contextlib.suppress(Exception), torch.no_grad():  # its audit will say what is wrong
+        model(**given)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -213,104 +214,6 @@ def _check_count(model: nn.Module) -> None:
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > MOST_PARAMETERS:
         raise NoTwin(f"its class makes {count:,} parameters of the smallest configuration")
-
-
-class Kinds:
-    """Kinds of a model's modules at present, by name, run-time wrappers left out."""
-
-    def __init__(self, model: nn.Module, code: ModelCode | None = None):
-        self.by_name: dict[str, Kind] = {}
-        self.read = (code or ModelCode(model)).words
-        self._walk(model, "", None)
-        self.all = set(self.by_name.values())
-
-    def _walk(self, module: nn.Module, name: str, above: Any) -> None:
-        """Add the kinds of a module and of all modules below it to `by_name`."""
-        cls = own_class(module)
-        # `fully_shard` and parametrizations derive a class from that of the module, which is no
-        # wrapper then.
-        wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_from(
-            cls, "peft"
-        )
-        if not wraps:
-            self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
-        for child_name, child in module.named_children():
-            self._walk(
-                child, f"{name}.{child_name}" if name else child_name, above if wraps else cls
-            )
-
-    def without(self, known: Kinds) -> list[str]:
-        """Return names of outermost modules whose kind is not `known`, but for token-wise ones."""
-        found: list[str] = []
-        for name, kind in self.by_name.items():
-            if kind in known.all or any(
-                name == other or name.startswith(f"{other}.") for other in found
-            ):
-                continue
-            holds_functions = any(
-                not isinstance(word, (bool, str, type(None))) for _, word in kind[2]
-            )
-            if not _is_token_wise(kind[1]) or holds_functions:
-                found.append(name)
-                if not name:
-                    break
-        return found
-
-
-def _is_token_wise(cls: type) -> bool:
-    """Return True if modules of a class of torch treat every token alike, or only hold others."""
-    if cls.__module__ == "torch.nn.modules.activation":
-        return cls not in _OVER_AN_AXIS and is_of_library(cls)
-    return cls in _TOKEN_WISE
-
-
-def _code_or_function(function: Any) -> Any:
-    """Return a function's code if it has a closure, and other functions themselves."""
-    function = original(getattr(function, "__func__", function))
-    return function.__code__ if getattr(function, "__closure__", None) else function
-
-
-def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value or a word for it) of the attributes that a module's code may read.
-
-    They are flags and names as they are, types of numbers and the like, names of parts, and
-    presence and class of parameters. Attributes that no code of the model reads, and that replace
-    nothing of its class, are left out: users' notes, and marks by which programs find their own
-    again (DeepSpeed, ms-swift). Functions count by identity, so that a third-party one is told from
-    the class's own.
-    """
-    kind: Any = type(module)
-    for name in vars(module).keys() - _NOT_OF_THE_CODE:
-        value = vars(module)[name]
-        # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch
-        # makes anew.
-        if name.startswith("_") or isinstance(value, torch.Tensor):
-            continue
-        if name not in read and not hasattr(kind, name):
-            continue
-        if value is not None and value is getattr(kind, name, None):
-            continue
-        if callable(value) and passes_on(module, name, value):  # accelerate's
-            continue
-        if isinstance(value, (bool, str, type(None))):
-            yield name, value
-        elif isinstance(value, (int, float)):
-            yield name, "a number"
-        elif isinstance(value, (FunctionType, BuiltinFunctionType, MethodType)):
-            yield name, _code_or_function(value)
-        elif isinstance(value, partial):
-            given = (*value.args, *value.keywords, *value.keywords.values())
-            parts = (type(part) if isinstance(part, nn.Module) else repr(part) for part in given)
-            yield name, (_code_or_function(value.func), *parts)
-        else:  # what came from JSON is a list where the class's own default is a tuple
-            yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
-    if not isinstance(module, _HOLDERS):
-        yield from ((f"{name} in it", True) for name, _ in module._modules.items())
-    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        kind = type(tensor)
-        plain = kind in (nn.Parameter, torch.Tensor) or kind.__module__.startswith(_RUN_TIME)
-        if tensor is None or not plain:
-            yield f"{name} of it", None if tensor is None else kind
 
 
 def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.auditing.compare import (
     BOUNDS,
     OTHER_CHOICES,
     OTHER_EXPERTS,
+    Arguments,
     Difference,
     bound_in_use,
     error_by_token,
@@ -30,7 +32,7 @@ from autopack.calls.sequence_parallel import exchange_of
 from autopack.inspection import media, releases
 from autopack.inspection.randomness import state_of
 from autopack.layout.forms import Frame
-from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.packed import real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.watching.replaced import routes
@@ -48,26 +50,24 @@ _OWN, _TOGETHER = 1, 3
 others of stock."""
 _ITEMS = "num_items_in_batch"
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS, "position_ids", _ITEMS}
-Compared = Iterator[tuple[str, torch.Tensor, torch.Tensor, int]]
+Compared = Iterator[tuple[str, Tensor, Tensor, int]]
 """Names of fields, their values in a call and in stock by token, and documents.
 
 A value without axes is a loss.
 """
 
 
-def difference_to_stock(
-    call: Call, losses: bool = False, packs: bool = True, together: bool = False
-) -> Difference:
+def difference_to_stock(call: Call, losses: bool = False, packs: bool = True) -> Difference:
     """Return the largest difference between a call and stock. Raises `CannotTell`.
 
     Of packed rows these are the last and the first document alone, with `losses` their losses too,
     for which the call runs with the labels of one document; of a padded batch without its padding
-    it is the batch. Of ranks that gather parameters `together` each runs equally often, whatever it
-    has, also where its call does not pack.
+    it is the batch. Ranks that run together run equally often, whatever they have, also where a
+    call does not pack.
     """
     with unnoticed(call) as runs, precisions() as dtypes:
         padded = is_padded(call)
-        with runs.on_ranks(together, packs, _OWN, _TOGETHER):
+        with runs.on_ranks(packs, _OWN, _TOGETHER):
             arguments = _without_labels_behind_padding(call) if padded else call.arguments
             sides = _comparable_sides(call)
             output = runs(arguments)
@@ -83,7 +83,7 @@ def difference_to_stock(
         if not found:
             raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)
-        if worst.excess > 1 and not together:
+        if worst.excess > 1 and not runs.together:
             worst = runs.beside_itself(worst, fields_of(output), arguments)
             if worst.excess <= 1:
                 raise CannotTell(f"{worst.name} differs from run to run")
@@ -110,7 +110,7 @@ def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: b
             yield from _compare_losses(runs(given), alone, number)
 
 
-def _compare_padded(runs: Runs, arguments: dict[str, Any], output: Any, sides: Sides) -> Compared:
+def _compare_padded(runs: Runs, arguments: Arguments, output: Any, sides: Sides) -> Compared:
     """Yield fields of a padded batch, run without its padding and in stock."""
     wanted = runs.stock(arguments)
     found, everybody = fields_of(output), np.ones(sides.count, dtype=bool)
@@ -131,7 +131,7 @@ def _compare_losses(output: Any, wanted: Any, number: int) -> Compared:
 
 
 def _difference(
-    call: Call, name: str, one: torch.Tensor, other: torch.Tensor, number: int, tolerance: float
+    call: Call, name: str, one: Tensor, other: Tensor, number: int, tolerance: float
 ) -> Difference:
     """Return the difference of one field of an output to stock. Raises `CannotTell`."""
     than = "than in its padded batch" if is_padded(call) else "than it gets alone"
@@ -163,7 +163,9 @@ def _comparable_sides(call: Call) -> Sides:
         raise CannotTell(
             "only packed text of models with a result per token is compared with stock"
         )
-    if call.entry.uses_positions and not _has_usual_positions(call, layout):
+    starts, first = layout.first_positions, call.entry.first_position
+    begins = starts is None or bool((starts[real_documents(layout)] == first).all())
+    if call.entry.uses_positions and not (begins and layout.largest_positions is None):
         raise CannotTell("its documents have positions of their own")
     return Sides(sides_of(call).halves[:1])
 
@@ -182,22 +184,13 @@ def _stock_ignores_padding(call: Call) -> bool:
     )
 
 
-def _has_usual_positions(call: Call, layout: PackedLayout) -> bool:
-    """Return True if positions of every document begin where the model's own begin."""
-    starts = layout.first_positions
-    begins = starts is None or bool(
-        (starts[real_documents(layout)] == call.entry.first_position).all()
-    )
-    return begins and layout.largest_positions is None
-
-
-def _arguments_alone(call: Call, number: int) -> dict[str, Any]:
+def _arguments_alone(call: Call, number: int) -> Arguments:
     """Return a call's arguments for one document alone. Raises `CannotTell`."""
     layout = call.declared.layout
     assert layout is not None
     batch = TokenMap.of_documents(layout, np.flatnonzero(real_documents(layout))[[number]])
     frame = Frame(*batch.shape, shared=True)
-    found: dict[str, Any] = {}
+    found: Arguments = {}
     for name, value in call.arguments.items():
         counted = (
             name == "position_ids" and call.entry.uses_positions and getattr(value, "ndim", 0) == 2
@@ -214,8 +207,8 @@ def _labels_select_loss(call: Call) -> bool:
     """Return True if a call with labels of one document alone gives that document's loss."""
     labels, inputs = call.arguments.get("labels"), call.inputs
     return (
-        isinstance(labels, torch.Tensor)
-        and isinstance(inputs, torch.Tensor)
+        isinstance(labels, Tensor)
+        and isinstance(inputs, Tensor)
         and not labels.is_floating_point()
         and labels.shape == inputs.shape[:2]
         and call.arguments.get("shift_labels") is None
@@ -225,7 +218,7 @@ def _labels_select_loss(call: Call) -> bool:
     )
 
 
-def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
+def _without_labels_behind_padding(call: Call) -> Arguments:
     """Return a call's arguments, ignoring labels that stock scores by predictions at padding.
 
     The call leaves these terms out of its loss.
@@ -239,6 +232,6 @@ def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
         real = torch.from_numpy(call.padding.real)
         behind = torch.nn.functional.pad(~real[:, :-1], (1, 0)) & real
         for name, hidden in (("labels", behind), ("shift_labels", ~real)):
-            if isinstance(labels := found.get(name), torch.Tensor):
+            if isinstance(labels := found.get(name), Tensor):
                 found[name] = labels.masked_fill(hidden.to(labels.device), call.ignored_label)
     return found

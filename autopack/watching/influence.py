@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from autopack.auditing.compare import ADDED_UP, MET, Difference, largest
 from autopack.auditing.fields import Sides, fields_of
-from autopack.auditing.running import gradients_of, listening, weighted_sum
+from autopack.auditing.running import gradients_of, listening, trained, weighted_sum
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
@@ -72,8 +72,10 @@ def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[D
             # Reversible layers (Reformer) add to `.grad` in any backward pass.
             for parameter, _ in held:
                 parameter.grad = None
-            run = _Run(call, sides, mode)
-            return run.worst(), run.is_blind()
+            name, sums, leaves, count = _run(call, sides, mode)
+            of_media = gradients_of(sums.sum(), leaves[:count]) if count else []
+            is_blind = bool(of_media) and not any(bool(each.any()) for each in of_media)
+            return _worst(name, sums, leaves, _of_others(call.module)), is_blind
     finally:
         for parameter, gradient in held:
             parameter.grad = gradient
@@ -83,16 +85,16 @@ class _Throughout(TorchFunctionMode):
     """A torch function mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
     _cuts = (
-        torch.Tensor.detach,
+        Tensor.detach,
         torch.detach,
-        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        Tensor.data.__get__,  # type: ignore[attr-defined]
     )
     _ends = (
-        torch.Tensor.item,
-        torch.Tensor.tolist,
-        torch.Tensor.numpy,
-        torch.Tensor.__float__,
-        torch.Tensor.__array__,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.__float__,
+        Tensor.__array__,
     )
 
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ class _Throughout(TorchFunctionMode):
             return func(True)
         tensor = args[0] if args else None
         # Leaves are parameters, which some models write to.
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
+        if isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_leaf:
             if func in self._cuts:
                 return tensor.view_as(tensor)
             if func in self._ends:
@@ -114,121 +116,95 @@ class _Throughout(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Run:
-    """A run of a call whose results are differentiated by its media and its embedded tokens."""
+def _run(
+    call: Call, sides: Sides, mode: AbstractContextManager[Any]
+) -> tuple[str, Tensor, list[Tensor], int]:
+    """Run a call in `mode`; return the name of a field with results of its tokens, the sum of each
+    document's, and the media and embedded tokens by which to differentiate, media first, whose
+    number comes last."""
+    given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
+        "return_dict": True
+    }
+    leaves: list[Tensor] = []
+    given |= {name: _followed(given[name], leaves) for name in media.given(given)}
+    count = len(leaves)
+    given |= {name: _followed(given[name], leaves) for name in _FOLLOWED if name in given}
+    with _embedded(call.module, leaves), mode:
+        output = call.module(**given)
+    shape = sides.halves[0].owner.shape
+    for name, states in fields_of(output).items():
+        if states.requires_grad and states.shape[:2] == shape:
+            sums = [weighted_sum([{"": part}], {"": 1.0}) for part in sides.parts(name, states)]
+            return name, torch.stack([each for each in sums if each is not None]), leaves, count
+    raise CannotTell("no result of it that has something for each token has a gradient")
 
-    def __init__(self, call: Call, sides: Sides, mode: AbstractContextManager[Any]):
-        given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
-            "return_dict": True
-        }
-        self._leaves: list[torch.Tensor] = []
-        given |= {name: _followed(given[name], self._leaves) for name in media.given(given)}
-        self._media = len(self._leaves)
-        given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
-        with _embedded(call.module, self._leaves), mode:
-            output = call.module(**given)
-        self._sides, self._parameters = sides, _of_others(call.module)
-        shape = sides.halves[0].owner.shape
-        known = (
-            (n, v) for n, v in fields_of(output).items() if v.requires_grad and v.shape[:2] == shape
-        )
-        self.name, states = next(known, ("", None))
-        if states is None:
-            raise CannotTell("no result of it that has something for each token has a gradient")
-        sums = [weighted_sum([{"": part}], {"": 1.0}) for part in sides.parts(self.name, states)]
-        self._sums = torch.stack([each for each in sums if each is not None])
 
-    def is_blind(self) -> bool:
-        """Return True if the call has images or sounds, and none of them gets a gradient."""
-        found = gradients_of(self._sums.sum(), self._leaves[: self._media]) if self._media else []
-        return bool(found) and not any(bool(gradient.any()) for gradient in found)
+def _worst(name: str, sums: Tensor, leaves: list[Tensor], parameters: list[Tensor]) -> Difference:
+    """Return the largest leak: at tokens or media, else in gradients of third-party `parameters`.
 
-    def worst(self) -> Difference:
-        """Return the largest leak: at tokens or media, else in gradients of third-party modules."""
-        count = self._sides.count
-        # Any two documents lie apart in some bit of their numbers.
-        halves = [
-            [n for n in range(count) if n >> bit & 1]
-            for bit in range(max(count - 1, 0).bit_length())
-        ]
-        met = max(map(self._shared, halves), default=0.0)
-        field, than = f"{self.name}, by what is another document's,", "than it gets alone"
-        if met > MET:
-            document = next((n for n in range(count) if self._shared([n]) > MET), 0)
-            return Difference(field, met, MET, document, than)
-        apart = self._not_added_up(halves[0]) if halves else 0.0
-        if apart > ADDED_UP:
-            than = "than those of half of the documents, and of the others, add up to"
-            return Difference("gradients", apart, ADDED_UP, 0, than)
-        return Difference(field, met, MET, 0, than)
+    The backward of these may clip or normalise what comes from all documents.
+    """
 
-    def _by_halves(
-        self,
-        chosen: list[int],
-        leaves: list[torch.Tensor],
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def by_halves(chosen: list[int], by: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return gradients of the chosen documents' results, and of all others' results."""
-        inside = torch.zeros_like(self._sums)
+        inside = torch.zeros_like(sums)
         inside[chosen] = 1.0
-        return list(
-            zip(
-                *(gradients_of(self._sums, leaves, weights) for weights in (inside, 1 - inside)),
-                strict=True,
-            )
-        )
+        both = (gradients_of(sums, by, weights) for weights in (inside, 1 - inside))
+        return list(zip(*both, strict=True))
 
-    def _shared(self, chosen: list[int]) -> float:
+    def shared(chosen: list[int]) -> float:
         """Return the relative size of the largest gradient that chosen and others share."""
-        both = [
-            torch.stack(pair).abs()
-            for pair in self._by_halves(chosen, self._leaves)
-            if pair[0].numel()
-        ]
+        both = [torch.stack(pair).abs() for pair in by_halves(chosen, leaves) if pair[0].numel()]
         most = max((float(each.max()) for each in both), default=0.0)
-        shared = max((float(each.amin(0).max()) for each in both), default=0.0)
-        if not most or not math.isfinite(most + shared):
+        size = max((float(each.amin(0).max()) for each in both), default=0.0)
+        if not most or not math.isfinite(most + size):
             raise CannotTell(
                 "its gradients are no numbers" if most else "nothing of it has a gradient"
             )
-        return shared / most
+        return size / most
 
-    def _not_added_up(self, chosen: list[int]) -> float:
-        """Return the relative difference of two halves' summed gradients to the gradients of all.
-
-        Of parameters in third-party modules: their backward may clip or normalise what comes from
-        all documents.
-        """
-        if not self._parameters:
-            return 0.0
-        wanted = gradients_of(self._sums.sum(), self._parameters)
-        added = [one + other for one, other in self._by_halves(chosen, self._parameters)]
+    numbers = range(len(sums))
+    # Any two documents lie apart in some bit of their numbers.
+    bits = range(max(len(sums) - 1, 0).bit_length())
+    halves = [[n for n in numbers if n >> bit & 1] for bit in bits]
+    met, document = max(map(shared, halves), default=0.0), 0
+    if met > MET:
+        document = next((n for n in numbers if shared([n]) > MET), 0)
+    elif halves and parameters:
+        wanted = gradients_of(sums.sum(), parameters)
+        added = [one + other for one, other in by_halves(halves[0], parameters)]
         size = max(float(each.abs().max()) for each in wanted)
-        return max(map(largest, added, wanted)) / size if size and math.isfinite(size) else 0.0
+        apart = max(map(largest, added, wanted)) / size if size and math.isfinite(size) else 0.0
+        if apart > ADDED_UP:
+            than = "than those of half of the documents, and of the others, add up to"
+            return Difference("gradients", apart, ADDED_UP, 0, than)
+    field = f"{name}, by what is another document's,"
+    return Difference(field, met, MET, document, "than it gets alone")
 
 
-def _of_others(model: nn.Module) -> list[torch.Tensor]:
+def _of_others(model: nn.Module) -> list[Tensor]:
     """Return the trained parameters of third-party modules in a model, unless they are too many."""
     others = [part for part in model.modules() if not is_own(class_of(part))]
-    held = [
+    held = {
         p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))
-    ]
-    trained: list[torch.Tensor] = [p for p in dict.fromkeys(held) if p.requires_grad and p.numel()]
-    return trained if sum(p.numel() for p in trained) <= _MOST else []
+    }
+    found: list[Tensor] = [p for p in trained(model) if p in held]
+    return found if sum(p.numel() for p in found) <= _MOST else []
 
 
-def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
+def _followed(value: Any, leaves: list[Tensor]) -> Any:
     """Return a value with its floating tensors copied from new leaves, which go into `leaves`."""
 
-    def follow(tensor: torch.Tensor) -> torch.Tensor:
+    def follow(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
         leaves.append(tensor.detach().clone().requires_grad_())
         return leaves[-1].clone()  # some write to it
 
-    return tree_map_only(torch.Tensor, follow, value)
+    return tree_map_only(Tensor, follow, value)
 
 
-def _embedded(model: Any, leaves: list[torch.Tensor]) -> AbstractContextManager[None]:
+def _embedded(model: Any, leaves: list[Tensor]) -> AbstractContextManager[None]:
     """Replace the outputs of token embeddings, in this block, by copies of new `leaves`."""
     embedding = None
     with suppress(NotImplementedError):

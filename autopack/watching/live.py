@@ -77,7 +77,6 @@ class Live:
         if leak is None:
             self.checked.grow(*shape)
             return
-        self.checked.leaks += 1
         # none of its kind has run without its padding
         if is_padded(call) and (beyond or not self._padded):
             reason = (
@@ -109,21 +108,26 @@ class Live:
         ):
             return
         turn = checked.calls.bit_length()  # the same on all ranks
-        ways: list[Callable[[], Difference]] = [
-            partial(replaced, call, turn, packs=packs, together=True)
-        ]
+        ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs)]
         if call.model.groups and call.part is None:  # stock knows no parts of rows
-            ways.append(partial(difference_to_stock, call, packs=packs, together=True))
+            ways.append(partial(difference_to_stock, call, packs=packs))
         leak, reasons = self._tried(call, ways, CannotTell)
         if packs and reasons[0]:  # that stock cannot be compared is not counted
-            self._skip(call, reasons[0], call.model.is_checked_closely)
+            self._skip(call, reasons[0])
         if leak is not None:
-            checked.leaks += 1
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
-        """Return True if a call is not to be checked: it is within a check, or recorded."""
-        return _mine.checking or call.model.is_settling or _is_recorded(call)
+        """Return True if a call is not to be checked: it is within a check, recorded, run again in
+        backward, or has no values (fake, meta)."""
+        return (
+            _mine.checking
+            or call.model.is_settling
+            or torches.is_recorded()
+            or torch._C._current_graph_task_id() != -1
+            or isinstance(call.inputs, FakeTensor)
+            or getattr(call.inputs, "is_meta", False)
+        )
 
     def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
         """Check a call, and count a check that could not be made; return the leak, or None."""
@@ -143,7 +147,7 @@ class Live:
             return leak
         told = "" in reasons
         if not told or (has_media and reasons[-1]):  # of media nothing but gradients tells
-            self._skip(call, reasons[-1 if told else 0], closely)
+            self._skip(call, reasons[-1 if told else 0])
         self._padded |= told and is_padded(call)
         self.has_checked |= told
         return None
@@ -166,11 +170,12 @@ class Live:
                     leak = leak or self._leak_of(call, found)
                     reasons.append("")
         self.checked.checks += "" in reasons
+        self.checked.leaks += leak is not None
         return leak, reasons
 
-    def _skip(self, call: Call, reason: str, closely: bool) -> None:
+    def _skip(self, call: Call, reason: str) -> None:
         """Count a check that could not be made, and warn of it if the call is checked closely."""
-        if closely and not self.checked.skipped[reason]:
+        if call.model.is_checked_closely and not self.checked.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
         self.checked.skipped[reason] += 1
 
@@ -215,9 +220,3 @@ def _checking() -> Iterator[None]:
             yield
         finally:
             _mine.checking = False
-
-
-def _is_recorded(call: Call) -> bool:
-    """Return True if a call is recorded, run again in backward, or has no values (fake, meta)."""
-    recorded = torches.is_recorded() or torch._C._current_graph_task_id() != -1
-    return recorded or isinstance(call.inputs, FakeTensor) or getattr(call.inputs, "is_meta", False)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
+from autopack.auditing.compare import UNDIVIDED, Arguments, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.running import first_that_moves
 from autopack.calls.call import Call
@@ -37,14 +36,12 @@ def replaced(
     both: bool = True,
     share: float | None = None,
     packs: bool = True,
-    together: bool = False,
 ) -> Difference:
     """Return the field that moves most if other documents are replaced. Raises `CannotTell`.
 
     Half of the documents are replaced, another half in each `turn`; with `both` then the other half
-    too. With a `share` every draw is the number below which that share of draws lie. Of ranks that
-    gather parameters `together` each runs equally often, whatever it has, also where its call does
-    not pack.
+    too. With a `share` every draw is the number below which that share of draws lie. Ranks that run
+    together run equally often, whatever they have, also where a call does not pack.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
     # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
@@ -54,9 +51,9 @@ def replaced(
     condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
     for noise in (True, False):
         with condition(noise=noise) as runs, drawn:
-            with runs.on_ranks(together, packs, own=_TOGETHER, count=_TOGETHER):
+            with runs.on_ranks(packs, own=_TOGETHER, count=_TOGETHER):
                 worst, sides, touched, changed = _worst(call, runs, turn, both)
-            if worst.excess <= 1 or together:
+            if worst.excess <= 1 or runs.together:
                 break
             if not (noise and draws):
                 again = [partial(runs, arguments) for arguments in (call.arguments, changed)]
@@ -71,7 +68,7 @@ def _worst(
     runs: Runs,
     turn: int,
     both: bool,
-) -> tuple[Difference, Sides, np.ndarray, dict[str, Any]]:
+) -> tuple[Difference, Sides, np.ndarray, Arguments]:
     """Return the field that moved the farthest, the sides, replaced documents, and arguments.
 
     Raises `CannotTell`.
@@ -80,12 +77,11 @@ def _worst(
     count = sides.count if call.part is None else len(call.part[0].lengths)
     if count < 2:
         raise CannotTell("it has one document")
-    halves = halves_of(count, turn)[: 2 if both else 1]
-    changed = [(touched, with_other_tokens(call, sides, touched, turn)) for touched in halves]
     first = fields_of(runs(call.arguments))
     gone: Fields = {}
-    moved: list[tuple[Difference, np.ndarray, dict[str, Any]]] = []
-    for touched, arguments in changed:
+    moved: list[tuple[Difference, np.ndarray, Arguments]] = []
+    for touched in halves_of(count, turn)[: 2 if both else 1]:
+        arguments = with_other_tokens(call, sides, touched, turn)
         second = fields_of(runs(arguments))
         for name, value in first.items():
             if name in second and value.dim():
@@ -104,8 +100,8 @@ def _compared(
     sides: Sides,
     gone: Fields,
     name: str,
-    value: torch.Tensor,
-    other: torch.Tensor,
+    value: Tensor,
+    other: Tensor,
     touched: np.ndarray,
 ) -> Difference | None:
     """Return a field's move in untouched documents, or of an undivided number that both halves
@@ -116,18 +112,15 @@ def _compared(
         return None if one is None or two is None else how_far(name, one, two)
 
     found = between(~touched)
-    if found is not None and found.excess > 1:
-        for number in np.flatnonzero(~touched):
-            of_one = between(np.arange(len(touched)) == number)
-            if of_one is not None and of_one.excess > 1:
-                return replace(found, document=int(number))
-    if found is not None:
-        return found
-    # Of what nobody can divide no number may depend on both halves.
-    now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
-    met = name in gone and bool((now & gone[name]).any())
-    gone[name] = now
-    return Difference(name + UNDIVIDED) if met else None
+    if found is None:
+        # Of what nobody can divide no number may depend on both halves.
+        now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
+        met = name in gone and bool((now & gone[name]).any())
+        gone[name] = now
+        return Difference(name + UNDIVIDED) if met else None
+    each = ((n, between(np.arange(len(touched)) == n)) for n in np.flatnonzero(~touched))
+    moved = (int(n) for n, of_one in each if of_one is not None and of_one.excess > 1)
+    return replace(found, document=next(moved, 0)) if found.excess > 1 else found
 
 
 def routes(model: nn.Module) -> bool:
@@ -152,7 +145,7 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
     return halves[::-1] if turn % 3 == 2 else halves
 
 
-def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> dict[str, Any]:
+def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> Arguments:
     """Return arguments with other tokens in the documents `touched`. Raises `CannotTell`.
 
     The part of a row on one rank may have none of them.
@@ -164,9 +157,12 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     special = torch.tensor(sorted({call.ignored_label, *tokens_named(call.module.config)}))
     changed = False
     for side in sides.halves:
-        for name in _names_of_tokens(call, side):
+        names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
+        given = [name for name in names if arguments.get(name) is not None]
+        # of labels it makes the decoder's tokens
+        for name in given or (["labels"] if side.prefix else []):
             value = arguments.get(name)
-            if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == side.owner.shape:
+            if isinstance(value, Tensor) and tuple(value.shape[:2]) == side.owner.shape:
                 where = torch.from_numpy(
                     np.append(touched, False)[side.owner] & ~_shared(call, side)
                 )
@@ -177,13 +173,6 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     if not changed and call.part is None:
         raise CannotTell("it brings no tokens that could be replaced")
     return arguments
-
-
-def _names_of_tokens(call: Call, side: Side) -> list[str]:
-    """Return the names of the given arguments that hold the tokens of one side."""
-    names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
-    given = [name for name in names if call.arguments.get(name) is not None]
-    return given or (["labels"] if side.prefix else [])  # of which it makes the decoder's tokens
 
 
 def _shared(call: Call, side: Side) -> np.ndarray:
@@ -197,9 +186,7 @@ def _shared(call: Call, side: Side) -> np.ndarray:
     return shared
 
 
-def _others(
-    value: torch.Tensor, where: torch.Tensor, special: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
+def _others(value: Tensor, where: Tensor, special: Tensor, generator: torch.Generator) -> Tensor:
     """Return tokens or embeddings with others of the same call in place of those at `where`."""
     if value.is_floating_point():
         drawn = torch.randperm(value.shape[1], generator=generator)

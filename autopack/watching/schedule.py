@@ -8,18 +8,18 @@ in an argument that it was not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autopack.auditing.cases import tokens_named
-from autopack.auditing.compare import UNDIVIDED, Difference, Fields, how_far
+from autopack.auditing.compare import UNDIVIDED, Arguments, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
 from autopack.auditing.left_as_found import preserved
 from autopack.auditing.running import listening, stock_again
@@ -28,7 +28,7 @@ from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media, torches
 from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout, real_documents
+from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.layout.pair import Half
 
 TRAINS = "mode", True, True
@@ -62,44 +62,33 @@ def sides_of(call: Call) -> Sides:
         raise CannotTell("its rows are choices of questions")
     layout, real = layout_of(call), None if isinstance(call, PairCall) else call.declared.real
     if call.part is not None:
-        sides = [Side(_documents_of_tokens(call.part[0])[:, call.part[1]])]
-    elif layout is not None:
-        sides = [Side(_documents_of_tokens(layout))]
+        layout = call.part[0]
+    if layout is not None:
+        owner = _owner(real_tokens(layout), layout.sizes[real_documents(layout)])
+        sides = [Side(owner if call.part is None else owner[:, call.part[1]])]
     elif halves := pair_halves(call):
         prefixes = ("decoder_", "")  # of an encoder that takes no tokens there is no half
         sides = [
-            Side(_documents_of_half(half), prefix)
+            Side(_owner(half.places.real, half.layout.lengths), prefix)
             for half, prefix in zip(halves[::-1], prefixes, strict=False)
         ]
     elif real is not None:
-        sides = [Side(np.where(real, np.arange(len(real))[:, None], -1))]
+        sides = [Side(_owner(real, real.sum(1)))]
     else:
         raise CannotTell("its documents are declared further in")
-    given = map(call.arguments.get, LAST_LOGITS)
-    asked = next(
-        (v for v in given if isinstance(v, torch.Tensor) or (type(v) is int and v != 0)), None
-    )
-    if asked is not None:
-        columns = (
-            host_values(asked).reshape(-1)
-            if isinstance(asked, torch.Tensor)
-            else slice(-asked, None)
-        )
-        sides.append(Side(sides[0].owner[:, columns], sides[0].prefix))
+    for asked in map(call.arguments.get, LAST_LOGITS):
+        if isinstance(asked, Tensor) or (type(asked) is int and asked != 0):
+            last: Any = (
+                host_values(asked).reshape(-1) if isinstance(asked, Tensor) else slice(-asked, None)
+            )
+            sides.append(Side(sides[0].owner[:, last], sides[0].prefix))
     return Sides(sides)
 
 
-def _documents_of_tokens(layout: PackedLayout) -> np.ndarray:
-    """Return the document of each token of packed rows, (rows, columns); -1 for padding."""
-    real = real_documents(layout)
-    numbers = np.where(real, np.cumsum(real) - 1, -1)
-    return np.repeat(numbers, layout.sizes).reshape(layout.rows, layout.columns)
-
-
-def _documents_of_half(half: Half) -> np.ndarray:
-    """Return the document of each token of a half, (rows, columns); -1 for padding."""
-    owner = np.full(half.places.real.shape, -1)
-    owner[half.places.real] = np.repeat(np.arange(len(half.layout.lengths)), half.layout.lengths)
+def _owner(real: np.ndarray, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the document of each token, (rows, columns), which is -1 where none is `real`."""
+    owner = np.full(real.shape, -1)
+    owner[real] = np.repeat(np.arange(len(lengths)), lengths)
     return owner
 
 
@@ -118,7 +107,12 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     if call.prefixes is not None:
         kinds.add("rows that begin alike")
     if padded:
-        kinds.add(("padding on the right", _pads_on_the_right(call)))
+        on_the_right = (
+            all(half.places.on_the_right for half in pair_halves(call))
+            if isinstance(call, PairCall)
+            else call.declared.real is None or call.padding.on_the_right
+        )
+        kinds.add(("padding on the right", on_the_right))
     if inputs is not None:
         weight = next(call.module.parameters(), None)
         lowered = torches.autocast_dtype(inputs.device.type)
@@ -126,19 +120,10 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
     tokens: set[int] = set()
     if closely:
         ids = call.arguments.get("input_ids")
-        tokens = (
-            set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
-        )
+        tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, Tensor) else set()
         kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
     of_media = _sizes_of_media(call) if closely else (0, 0)
     return (*_sizes_of_rows(call), max(tokens, default=0), *of_media), kinds
-
-
-def _pads_on_the_right(call: Call) -> bool:
-    """Return True if all padding of a padded batch is on the right."""
-    if isinstance(call, PairCall):
-        return all(half.places.on_the_right for half in pair_halves(call))
-    return call.declared.real is None or call.padding.on_the_right
 
 
 def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
@@ -162,7 +147,7 @@ def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
 def _sizes_of_media(call: Call) -> tuple[int, int]:
     """Return the size of a call's largest media tensor, and the longest side of any, in pixels."""
     values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
     # Of images of which only the sum of all has a size, a grid of whole numbers says how large each
     # is.
@@ -181,17 +166,19 @@ class Runs:
     def __init__(self, call: Call, begin: Callable[[], None]):
         self._call, self._module, self._begin = call, call.module, begin
         self._count = 0
+        # ranks that share rows, or gather parameters, run each call equally often
+        self.together = bool(call.model.groups) or call.part is not None
 
-    def __call__(self, arguments: dict[str, Any]) -> Any:
+    def __call__(self, arguments: Arguments) -> Any:
         """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
         self._begin()
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
-    def stock(self, arguments: dict[str, Any]) -> Any:
+    def stock(self, arguments: Arguments) -> Any:
         """Return the output of stock transformers for these arguments, from the same state."""
-        with stock_again(self._module, self._call.model):
+        with stock_again(self._module):
             try:
                 return self(arguments)
             except CannotTell:
@@ -199,9 +186,7 @@ class Runs:
             except Exception:  # of a row without its padding some types make no cache
                 return self({**arguments, "use_cache": False})
 
-    def beside_itself(
-        self, worst: Difference, before: Fields, arguments: dict[str, Any]
-    ) -> Difference:
+    def beside_itself(self, worst: Difference, before: Fields, arguments: Arguments) -> Difference:
         """Return a difference, with its tolerance widened if two equal runs differ as well.
 
         Atomic additions, and draws from an unknown generator, differ from run to run.
@@ -220,8 +205,9 @@ class Runs:
         return replace(worst, tolerance=worst.tolerance * max(1.0, 8 * moved))
 
     @contextmanager
-    def on_ranks(self, together: bool, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Run the call until this rank has `count` runs, at the end of the block, if `together`.
+    def on_ranks(self, packs: bool, own: int, count: int) -> Iterator[None]:
+        """Run the call until this rank has `count` runs, at the end of the block, if ranks run
+        `together`: of the call as it came until it has `own`, then of stock.
 
         A rank whose call does not pack makes nothing else: it raises `CannotTell`.
         """
@@ -230,7 +216,7 @@ class Runs:
                 raise CannotTell("the call packed nothing")
             yield
         finally:
-            while together and self._count < count:
+            while self.together and self._count < count:
                 (self if self._count < own else self.stock)(self._call.arguments)
 
 
@@ -264,11 +250,7 @@ def precisions() -> Iterator[set[torch.dtype]]:
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:
         weight = dict(module._parameters).get("weight")
         for tensor in (weight, given.get(0)):
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.is_floating_point()
-                and weight is not None
-            ):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and weight is not None:
                 # by the rule of layers, which is the same
                 dtypes.add(torches.taken_by_sdpa(tensor))
 
