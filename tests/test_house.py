@@ -17,10 +17,10 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 218_168,
-    "statements": 19_841,
-    "functions": 1_937,
-    "modules": 199,
+    "tokens": 214_885,
+    "statements": 19_612,
+    "functions": 1_907,
+    "modules": 193,
     "lines over 100 characters": 0,
     "files over 400 lines": 0,
     "class names in two places": 0,
