@@ -118,7 +118,7 @@ def preserved(
     # A loss that finds no kind of problem writes its guess there.
     configs: Any = {id(m.config): m.config for m in modules if hasattr(m, "config")}
     for config in configs.values():
-        if "problem_type" in vars(config):
+        if hasattr(config, "problem_type"):
             keep(vars(config), {"problem_type": config.problem_type})
     if enabled is not None:
         keep(vars(enabled), {name: getattr(enabled, name) for name in _SETTINGS})
