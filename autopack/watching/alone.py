@@ -57,13 +57,16 @@ A value without axes is a loss.
 """
 
 
-def difference_to_stock(call: Call, losses: bool = False, packs: bool = True) -> Difference:
+def difference_to_stock(
+    call: Call, losses: bool = False, packs: bool = True, proves: bool = False
+) -> Difference:
     """Return the largest difference between a call and stock. Raises `CannotTell`.
 
     Of packed rows these are the last and the first document alone, with `losses` their losses too,
     for which the call runs with the labels of one document; of a padded batch without its padding
-    it is the batch. Ranks that run together run equally often, whatever they have, also where a
-    call does not pack.
+    it is the batch. Where the batch `proves` that its kind may run so, it also differs if rounding
+    may have chosen other experts for a few tokens. Ranks that run together run equally often,
+    whatever they have, also where a call does not pack.
     """
     with unnoticed(call) as runs, precisions() as dtypes:
         padded = is_padded(call)
@@ -79,7 +82,7 @@ def difference_to_stock(call: Call, losses: bool = False, packs: bool = True) ->
             alike = (
                 each for each in compared if each[1].shape == each[2].shape and each[2].numel()
             )
-            found = [_difference(call, *each, bound_in_use(dtypes)) for each in alike]
+            found = [_difference(call, *each, bound_in_use(dtypes), proves) for each in alike]
         if not found:
             raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)
@@ -131,7 +134,13 @@ def _compare_losses(output: Any, wanted: Any, number: int) -> Compared:
 
 
 def _difference(
-    call: Call, name: str, one: Tensor, other: Tensor, number: int, tolerance: float
+    call: Call,
+    name: str,
+    one: Tensor,
+    other: Tensor,
+    number: int,
+    tolerance: float,
+    proves: bool,
 ) -> Difference:
     """Return the difference of one field of an output to stock. Raises `CannotTell`."""
     than = "than in its padded batch" if is_padded(call) else "than it gets alone"
@@ -142,7 +151,8 @@ def _difference(
     # A choice between two that are all but equal may go the other way by rounding, at a few tokens.
     few = len(errors) > 1 and float(errors.mean()) <= OTHER_CHOICES
     error = 0.0 if few and not other.is_floating_point() else float(errors.max())
-    if error > tolerance and routes(call.module) and float(errors.median()) <= OTHER_EXPERTS:
+    few = float(errors.median()) <= OTHER_EXPERTS
+    if error > tolerance and few and routes(call.module) and not proves:
         raise CannotTell("rounding may have chosen other experts for some tokens")
     return Difference(name, error, tolerance, number, than)
 

@@ -120,7 +120,8 @@ POSITIONS = alternating(crossed(ATTENDING, [adds_positions, adds_positions_and_n
              ((WITHOUT_LABELS.packed, by_other_lengths),), usual=1),
     Property("a pre-hook that changes labels", on_the_whole([*MORE, "falcon"], changes_labels), hook_on,
              FewerLabels().both, usual=2),
-    Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more),
+    Property("a forward that does more inside", alternating(crossed(MORE, INSIDE), WHEN), does_more,
+             usual=6),
 ])  # fmt: skip
 def test_what_is_done_inside(subject, case):
     subject.hold(*case)
