@@ -17,8 +17,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 214_885,
-    "statements": 19_612,
+    "tokens": 215_000,
+    "statements": 19_620,
     "functions": 1_907,
     "modules": 193,
     "lines over 100 characters": 0,
