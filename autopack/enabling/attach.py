@@ -214,6 +214,8 @@ def remove_hooks(
                 (module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
             ),
         ):
+            if not hooks and not any(extras):
+                continue
             for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
                 found = True
