@@ -89,11 +89,15 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_arguments(call)
     if call.entry.earliest_position:
         refuse_early_positions(call, layout)
-    for size in call.model.chunk_sizes if call.anatomy.chunked else ():
-        if layout.columns % size:
+    for size in call.model.chunk_sizes:
+        inside = {part for mixer in call.anatomy.mixers for part in mixer.modules()}
+        alone = not inside.isdisjoint(call.anatomy.chunked)
+        taken = layout.sizes[real_documents(layout)] if alone else np.array([layout.columns])
+        if (taken % size).any():
             raise InvalidPacking(
-                f"layers of {call.name} take {size} tokens at a time (chunk_size_feed_forward), "
-                f"and rows of {layout.columns} are no multiple of that. Pad them: "
+                f"layers of {call.name} take {size} tokens at a time, and run on "
+                f"{taken.tolist()}, which must be multiples of that. Load the model with "
+                "chunk_size_feed_forward=0, or pad rows that do not run document by document: "
                 f"PackingCollator(pad_to_multiple_of={size}).",
                 code="does-not-fit",
             )

@@ -22,16 +22,23 @@ def _build(kind, size=0):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", ["bert", "electra", "roformer"])
-def test_packed_rows_are_those_of_the_documents_alone_unchunked(kind, size):
-    call, model, stock = Call(lengths=LENGTHS, shifts=False), _build(kind, size), _build(kind)
+@pytest.mark.parametrize(
+    ("kind", "lengths", "others"),
+    [
+        ("bert", LENGTHS, (3, 9, 3)),
+        ("electra", LENGTHS, (3, 9, 3)),
+        ("roformer", (4, 12, 4), LENGTHS),  # runs documents alone
+    ],
+)
+def test_packed_rows_are_those_of_the_documents_alone_unchunked(kind, lengths, others, size):
+    call, model, stock = Call(lengths=lengths, shifts=False), _build(kind, size), _build(kind)
     expected = call.alone(stock)
     assert leaks(call.undeclared(stock), expected)
     with autopack.enable(model) as handle:
         assert "on a tiny copy" in str(handle.verified)
         check(call.packed(model), expected)
         with refused("does-not-fit"):
-            Call(lengths=(*LENGTHS[:-1], 3)).packed(model)
+            Call(lengths=others).packed(model)
 
 
 @pytest.mark.parametrize(
