@@ -150,9 +150,11 @@ class ModelCode:
         """Yield, in words, the functions of one class that are, or run, third-party code."""
         if base in (object, nn.Module):  # whose functions are looked at as torch's
             return
-        is_general = is_of_library(base) and not base.__module__.startswith("transformers.models.")
-        held = vars(base)
-        for name in _RUN if is_general else list(held):
+        is_known, held = is_of_library(base), vars(base)
+        is_general = is_known and not base.__module__.startswith("transformers.models.")
+        # What a library's class makes in these is looked at where it stands in the model.
+        run = [n for n in held if not (is_known and n in ("__init__", "_init_weights"))]
+        for name in _RUN if is_general else run:
             member = held.get(name)
             if any(isinstance(layer, FunctionType) for layer in layers(member)):
                 other = self._follow_place(held, name, member, within)
@@ -193,9 +195,6 @@ class ModelCode:
         Of names in third-party code, which is `within` its globals, classes and Python modules are
         followed too, and one that is free may shadow a builtin later.
         """
-        # Exceptions are raised or caught. The library names modules where it makes them; those of a
-        # model are looked at themselves.
-        passed_by: Any = BaseException if within else (BaseException, nn.Module)
         found = None
         for name in names:
             value = held.get(name)
@@ -211,8 +210,8 @@ class ModelCode:
                 self._of_class(kind, within)
             elif isinstance(value, int):
                 self.words.add(value)
-            if isinstance(value, type) and issubclass(value, passed_by):
-                continue
+            if isinstance(value, type) and issubclass(value, BaseException):
+                continue  # one that is raised or caught
             if callable(value) or (value is None and within is not None):
                 other = self._follow_place(held, name, value, within)
                 found = found or other

@@ -135,10 +135,10 @@ class Live:
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
         if closely or beyond or self.checked.every or not self.has_checked:
-            losses = closely or not self.has_checked
             # nothing else has proven that this model may run without its padding
             proves = is_padded(call) and not self._padded and call.model.proof.source == "checks"
-            ways.append(partial(difference_to_stock, call, losses=losses, proves=proves))
+            losses = closely or not self.has_checked
+            ways.append(partial(difference_to_stock, call, losses, proves=proves))
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in _SHARES]

@@ -234,3 +234,13 @@ def test_padding_is_left_out_beside_a_norm_that_a_package_puts_in_the_librarys_p
     with autopack.enable(model) as handle:
         check(CALL.padded(model), expected)
         assert handle.tally.unpadded.calls
+
+
+def test_a_loss_that_a_forward_makes_by_its_class_is_seen_to_be_replaced(monkeypatch):
+    from transformers.models.bert import modeling_bert
+
+    with autopack.enable(build("bert", "masked-lm")) as handle:
+        assert handle.enabled.fingerprint.changed() is None
+        other = type("Loss", (nn.CrossEntropyLoss,), {"forward": lambda self, *_: None})
+        monkeypatch.setattr(modeling_bert, "CrossEntropyLoss", other)
+        assert handle.enabled.fingerprint.changed()
