@@ -137,8 +137,9 @@ class Live:
         if closely or beyond or self.checked.every or not self.has_checked:
             # nothing else has proven that this model may run without its padding
             proves = is_padded(call) and not self._padded and call.model.proof.source == "checks"
-            losses = closely or not self.has_checked
-            ways.append(partial(difference_to_stock, call, losses, proves=proves))
+            ways.append(
+                partial(difference_to_stock, call, closely or not self.has_checked, proves=proves)
+            )
         if closely and call.module.training and draws_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in _SHARES]
