@@ -5,10 +5,12 @@ makes the package smaller; `python -m tests.test_house` prints the figures."""
 
 import ast
 import io
+import multiprocessing
 import os
 import sys
 import tokenize
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ import autopack
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
     "tokens": 215_000,
-    "statements": 19_620,
+    "statements": 19_619,
     "functions": 1_907,
     "modules": 193,
     "lines over 100 characters": 0,
@@ -82,7 +84,13 @@ def visits(call):
 
 def walk_of_a_call():
     """Return how many files of the package a packed call of a Llama on SDPA visits, and how many
-    calls it makes."""
+    calls it makes, in a process that has run nothing else."""
+    new = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=new) as process:
+        return process.submit(_walk).result()
+
+
+def _walk():
     import torch
     import transformers.trainer  # noqa: F401  # where it is loaded, calls look for one at work
 
