@@ -23,7 +23,7 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return "; did you mean ...?" with the known names close to a name; `otherwise` if none is."""
+    """Return "; did you mean ...?" with the known names close to a name, else `otherwise`."""
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
     close = (
@@ -84,7 +84,7 @@ class InvalidPacking(AutopackError, ValueError):
 
 
 class SiteDrift(AutopackError):
-    """Error for a function of transformers that is not as autopack's patch of it needs."""
+    """Error for a function of transformers to replace that is missing, other or replaced again."""
 
 
 class OutsideForward(AutopackError, RuntimeError):
@@ -140,6 +140,6 @@ class LeakDetected(AutopackError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's text in one line, after its class unless it is one of autopack's."""
+    """Return an error's text on one line, with its class name in front unless it is autopack's."""
     kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())
