@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the subcommand that the arguments name, print its error, and return the exit status."""
+    """Run the subcommand that the arguments name, print errors, and return the exit status."""
     whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:

@@ -371,7 +371,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo, print its table, and return 0 if packing by autopack kept the losses, or 1."""
+    """Run the demo, print its table; return 0 if autopack's losses are the padded ones, else 1."""
     check_ints(steps=args.steps)
     keep_freed_memory()
     result = compare(DemoSettings(steps=args.steps, seed=args.seed))

@@ -84,16 +84,16 @@ class InvalidPacking(AutopackError, ValueError):
 
 
 class SiteDrift(AutopackError):
-    """Error for a function of transformers to replace that is missing, other or replaced again."""
+    """Error for a site whose function is missing, does not fit, or was replaced by other code."""
 
 
 class OutsideForward(AutopackError, RuntimeError):
-    """Error for a module reached without its enabled model's call, so its documents are unknown."""
+    """Error for a module that runs outside a call of its enabled model, so without documents."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Report on a document of a call that got other results than alone, found by a check.
+    """Report of a check: a document of a call got other results than it gets alone.
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
     batch (the decoder's batch of an encoder-decoder). `field` is the part of the output that

@@ -30,7 +30,7 @@ def named(names: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Tiny:
-    """Special needs of tiny models, by model type, beyond `autopack.tiny`'s general rules.
+    """Facts for building tiny models of some types, beyond `autopack.tiny`'s general rules.
 
     Types may be a part's, such as a text model or a vision tower.
     """
@@ -146,7 +146,7 @@ class Family:
         return _by_class(self.mixers, module)
 
     def adjustment_of(self, module: torch.nn.Module) -> Callable[..., Any] | None:
-        """Return the function in `adjustments` for an attention module, or None if it has none."""
+        """Return the function that adjusts query, key and value of an attention module, or None."""
         return _by_class(self.adjustments, module)
 
 
@@ -171,7 +171,7 @@ class MixerCall:
     memory: PackedLayout | None = None
 
     def by_documents(self, spread: Spread) -> Any:
-        """Return the result on arguments rearranged by `spread`, with no caches and masks."""
+        """Return the mixer's result on arguments rearranged by `spread`, without caches, masks."""
         shape = (self.layout.rows, self.layout.columns)
         return self.changed(
             lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),

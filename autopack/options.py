@@ -57,7 +57,7 @@ class BadSetting(AutopackError):
 def option(
     default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None
 ) -> Any:
-    """Return a dataclass field for an option: its help, values, and `metavar` of a number."""
+    """Return a dataclass field with an option's help, allowed values, and metavar of a number."""
     return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
 
 
@@ -107,7 +107,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """Option as flag and environment variable, whose value is a word, a switch or an int."""
+    """Option of the command line and environment; its value is a word, a switch or an int."""
 
     name: str
     default: Any

@@ -277,7 +277,7 @@ class SiteLease:
         return {"needed": self.needed}
 
     def follow(self, implementations: tuple[str, ...]) -> None:
-        """Install the sites for other implementations than before, and release the earlier ones."""
+        """Install the sites for implementations that changed, and release the earlier ones."""
         if self._implementations != implementations:
             with _following.held():
                 if self._implementations == implementations:
@@ -319,7 +319,7 @@ class SiteLease:
             self._finalizer = None
 
     def check(self) -> None:
-        """Raise `SiteDrift` if other code has replaced autopack's function at one of them."""
+        """Raise `SiteDrift` if other code has replaced autopack's function at one of the sites."""
         check_intact(self._sites)
 
 

@@ -85,7 +85,7 @@ def cost_of_steps(
     max_tokens: int,
     cost: CostModel,
 ) -> tuple[EstimatedSteps, ...]:
-    """Return the steps of padded batches, mini-batches and `max_tokens`; () if none is whole.
+    """Return the costs of steps of padded, mini- and `max_tokens` batches; () if none is whole.
 
     `lengths`, (documents,) int, are in the order of the epoch.
     """

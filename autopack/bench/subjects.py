@@ -72,7 +72,7 @@ def draw(
     scale: int = 1,
     shortest: int = SHORTEST,
 ) -> np.ndarray:
-    """Return `count` random lengths over `scale`, from `shortest` to `longest`, (count,) int64."""
+    """Return `count` random lengths, divided by `scale` and clipped to bounds, (count,) int64."""
     mean, sigma = lengths
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return np.clip(np.round(drawn / scale), min(shortest, longest), longest).astype(np.int64)
@@ -172,7 +172,7 @@ def documents_of(data: Any) -> Documents:
 
 
 def _read(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `function` of the opened data; its `InvalidPacking` errors name the data's path."""
+    """Return `function(opened data)`; its `InvalidPacking` errors name the data's path."""
     where = f"{data or 'an empty path'}: " if isinstance(data, (str, PathLike)) else ""
     try:
         with reworded(partial("{}{}".format, where)):
@@ -241,7 +241,7 @@ def _load(path: Path) -> Any:
 
 
 def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
-    """Return the number of tokens of each document, in `named` columns together or a known one."""
+    """Return each document's number of tokens, in all `named` columns or else a known one."""
     if not hasattr(data, "column_names"):
         return read(data)
     unnamed = ["text", "messages"] if tokenizer is not None else [IDS, "length", "lengths", "text"]

@@ -134,7 +134,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 class CannotLoad(AutopackError):
-    """Error for a model that does not exist, or not with the options given."""
+    """Error for a model that is not there, or cannot be loaded or built with the options."""
 
     code = "model-unavailable"
 

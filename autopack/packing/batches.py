@@ -105,7 +105,7 @@ def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
 
 
 def length_of(example: Example, columns: Columns) -> int:
-    """Return the number of tokens of a document, of an encoder-decoder on both sides together."""
+    """Return a document's number of tokens, over all of its rows, encoder and decoder."""
     of_side = {per: name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)}
     return sum(len(row[name]) for row in example for name in of_side.values())
 

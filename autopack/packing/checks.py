@@ -77,7 +77,7 @@ def renumbered(numbers: Any) -> AbstractContextManager[None]:
 
 
 def check_columns(names: Collection[Any], option: str) -> None:
-    """Raise `InvalidPacking` unless names have `input_ids`, at most one of labels, and no pair.
+    """Raise `InvalidPacking` unless names include `input_ids`, one of labels at most, no pair.
 
     The message advises to leave names out by the `option`.
     """
@@ -197,7 +197,7 @@ def token_weights(
 
 @dataclass(frozen=True)
 class Counts:
-    """Documents and tokens given to a plan, and the treatment of documents longer than a row.
+    """Numbers of documents and tokens given to a plan, and of what `overflow` did to long ones.
 
     `documents` and `tokens` were given; `truncated` documents lost `truncated_tokens` at their
     ends, `split` documents were cut into several pieces, and `dropped` documents, of

@@ -174,7 +174,10 @@ class Packing:
         self.drop_columns = sorted(self.drop_columns, key=str)
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
-        """Return the plan of documents of these lengths; an error names the example."""
+        """Return the plan of documents of these lengths; `changes` replace options.
+
+        An error names the example.
+        """
         with reworded(partial(re.sub, r"lengths\[", "example [")):
             return plan(lengths, self.max_length, **self.planned | changes)
 

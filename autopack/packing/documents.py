@@ -171,7 +171,7 @@ class Documents:
             np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
         )
 
-    def numbered(self, name: str) -> np.ndarray:
+    def value_numbers(self, name: str) -> np.ndarray:
         """Return a number per document, equal for equal values of a column; -1 without a value."""
         if name not in self.table.column_names:
             raise wrong_numbers(

@@ -27,7 +27,7 @@ def is_picture(value: Any) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the values in nested lists; arrays are taken apart to three axes, as a picture has.
+    """Yield the items of nested lists, with arrays of more than three axes taken apart, too.
 
     None and empty arrays are left out.
     """

@@ -72,7 +72,7 @@ def _result(task: Any, before: int = 0) -> Any:
 
 
 def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
-    """Return references to blocks with documents, each block's lengths, and a common schema."""
+    """Return references to blocks with documents, their documents' lengths, a common schema."""
     task = ray.remote(measure)
     every, before = [], 0
     try:
@@ -147,7 +147,7 @@ def write_shard(
     lengths: np.ndarray,
     *parts: pa.Table,
 ) -> None:
-    """Write the rows of `plan` to a shard; its documents lie in `parts`.
+    """Write the rows of `plan`, of the documents in `parts`, to the shard `name`.
 
     `numbers` and `lengths` are the documents' own in the whole data set; raises if lengths differ.
 

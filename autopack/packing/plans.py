@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def tokens_per_row(self) -> np.ndarray:
-        """Number of tokens of each row, (rows,) int64, above `max_length` if some are shared."""
+        """Number of tokens of each row, (rows,), beyond `max_length` only if some are shared."""
         return sums(self.lengths, self.bounds)
 
     @property
@@ -162,7 +162,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
-        """Return a plan of `save`, unpickling nothing; raise `InvalidPacking` for other files."""
+        """Return the plan in a file of `save`, unpickling nothing; raise `InvalidPacking` else."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
@@ -279,10 +279,11 @@ def units_of(
     prefixes: np.ndarray,
     max_length: int,
 ) -> tuple[Pieces, np.ndarray]:
-    """Return the pieces by units, with their shared tokens, and the bounds of units, (units + 1,).
+    """Return the pieces in order of units, which share a row, and units' bounds, (units + 1,).
 
-    A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
-    `groups` and `prefixes` are of all documents.
+    A unit goes into a row as a whole: a group, or a part of one that is too long for a row. Tokens
+    that it begins with are `shared` in all its pieces but the first. `groups` and `prefixes` are of
+    all documents.
     """
     groups = groups[pieces.documents]
     # a group for each
@@ -318,7 +319,7 @@ def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
     """
     if by is False:
         return {}
-    groups = _by_first_tokens(documents) if by is True else documents.numbered(by)
+    groups = _by_first_tokens(documents) if by is True else documents.value_numbers(by)
     return {"groups": groups, "prefixes": _common_beginnings(documents, groups)}
 
 

@@ -122,7 +122,7 @@ class PackedBatchSampler:
             logger.warning(message, counts.dropped, counts.documents, max_length)
 
     def _draw(self, epoch: int) -> None:
-        """Set the plan and the rounds (a row for each rank) of an epoch, and its first step."""
+        """Set the plan and the rounds (a row for each rank) of an epoch, and start at step 0."""
         is_ordered = self._options["strategy"] == "sequential"
         seeds = (
             np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
@@ -292,7 +292,7 @@ class PackedBatchSampler:
         return (self.rank,)
 
     def _follow_epoch(self) -> None:
-        """Take over the epoch of a loader of accelerate that iterates this sampler at the moment.
+        """Take over the epoch of the loader of accelerate that iterates this sampler now, if any.
 
         The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
         trainer has.

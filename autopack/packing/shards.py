@@ -140,7 +140,7 @@ class Folder:
             raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
     def write(self, rows: PlannedRows, name: str, metadata: Metadata) -> None:
-        """Write rows to a file, a million tokens at a time, which gets its name when it is whole.
+        """Write rows to the file `name`, a million tokens at a time; it appears when it is whole.
 
         Nothing is left behind if it fails.
         """

@@ -219,7 +219,7 @@ class Places:
     ends: np.ndarray
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
-        """Return the bounds of documents in the flattened rows, int32, and the longest length.
+        """Return `cu_seq_lens` of documents in the flattened rows, int32, and the longest length.
 
         With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
         a row's.

@@ -157,7 +157,7 @@ Chart: TypeAlias = Bars | Histogram | Influence
 
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
-    """Draw a chart on the user's axes, and return the figure of these."""
+    """Draw a chart on the user's axes, and return the figure that these are in."""
     with _matplotlib().style.context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
@@ -234,7 +234,7 @@ class Report(ABC):
 
     @abstractmethod
     def _sections(self) -> Sections:
-        """Return the parts of the report, of which each of its forms is made."""
+        """Return the sections that text, HTML and picture of the report are made of."""
 
     def __str__(self) -> str:
         head, tables, _, notes = self._sections()
