@@ -117,9 +117,7 @@ class Documents:
         """Return the values of columns per token in parts of documents, end to end, by column.
 
         A part is `lengths` tokens of its document from token `starts` on. By default all columns
-        per token are read.
-
-        Ints and floats come as arrays of numpy.
+        per token are read. Ints and floats come as arrays of numpy.
         """
         rows = self.chosen[documents]
         made: dict[str, Values] = {}

@@ -72,10 +72,6 @@ def _of_completions(values: dict[str, Any]) -> dict[str, Any]:
     Their keys are taken out of `values`. Tokens of completions are targets, tokens of the prompt
     are not. An empty completion has no target. Raises `InvalidPacking` for a prompt without
     completions, and for values that are no lists of tokens.
-
-    Tokens of completions are targets, tokens of the prompt are not. An empty completion has no
-    target. Raises `InvalidPacking` for a prompt without completions, and for values that are no
-    lists of tokens.
     """
     if IDS in values:
         raise unusable(f"{IDS!r}: found beside {PROMPT!r}; name one of them in drop_keys")

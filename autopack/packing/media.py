@@ -93,10 +93,9 @@ def spread_masks(
 ) -> None:
     """Replace the examples' masks of `SEEN`, in place, by masks over rows, (1, images, width, ...).
 
-    `columns` are the columns of each example's tokens in its row.
-
-    `columns` are those of each example's tokens. Images that no token sees are removed, so that a
-    row has only the images that its documents see, unless no example has any other.
+    `columns` are the columns of each example's tokens in its row. Images that no token sees are
+    removed, so that a row has only the images that its documents see, unless no example has any
+    other.
     """
     for name in SEEN:
         masks = {number: media.pop(name) for number, media in enumerate(examples) if name in media}

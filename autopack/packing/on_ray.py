@@ -150,7 +150,6 @@ def write_shard(
     """Write the rows of `plan`, of the documents in `parts`, to the shard `name`.
 
     `numbers` and `lengths` are the documents' own in the whole data set; raises if lengths differ.
-
     Columns have the types of all blocks together. A part without values in a column has none.
     """
     given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]

@@ -148,10 +148,9 @@ class CostModel:
     ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, whose documents lie between `bounds`.
 
-        Row r holds documents `bounds[r]` to `bounds[r + 1]`.
-
-        The first `shared` tokens of each are computed with another document. Sums are of ints, and
-        so the same on every machine: the order of rows of almost equal cost depends on it.
+        Row r holds documents `bounds[r]` to `bounds[r + 1]`. The first `shared` tokens of each are
+        computed with another document. Sums are of ints, and so the same on every machine: the
+        order of rows of almost equal cost depends on it.
         """
         computed, squares = lengths, lengths * lengths
         if shared is not None:
