@@ -154,12 +154,15 @@ def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
         return arguments | {"labels": changed}
 
     heard = _loss_and_gradients(run, arguments)
-    first, *others = (heard and _loss_and_gradients(run, replaced(column)) for column in range(3))
-    if heard is None or first is None:
+    if heard is None:
         return None
-    if _differ(heard, first):
-        return True
-    return False if any(other is not None and _differ(heard, other) for other in others) else None
+    for column in range(3):
+        changed = _loss_and_gradients(run, replaced(column))
+        if changed is None and column == 0:
+            return None
+        if changed is not None and _differ(heard, changed):
+            return column == 0
+    return None
 
 
 def _loss_and_gradients(run: Run, arguments: Arguments) -> list[Tensor] | None:

@@ -2,9 +2,9 @@
 
 Behaviour is everything but sizes, rates and labels: a window of 4 tokens and one of 4096 are the
 same behaviour, a window and none are not. Every field becomes a set of words. A number is `0`, `1`,
-`2+`, `+` (a positive float) or `-`; a list of choices is its first and every neighbouring pair; a
-dictionary is fields of its own, with a dot. Fields of a part that is a configuration stand under
-its own model type.
+`2+`, `+` (a positive float) or `-`; a list of choices is its first and every pair of different
+neighbours; a dictionary is fields of its own, with a dot. Fields of a part that is a configuration
+stand under its own model type.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def number_word(value: float) -> str:
 
 
 def _of_list(field: str, value: Any) -> Iterator[str]:
-    """Yield the words of a list: its first entry, its distinct entries, all pairs of neighbours.
+    """Yield the words of a list: its first entry, its distinct ones, pairs of different neighbours.
 
     For lists of layers' numbers, yield only that there are some.
     """
@@ -212,7 +212,7 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
         words = [_word(leaf) for leaf in leaves]
         yield f"^{words[0]}"
         yield "|".join(sorted(set(words)))
-        yield from (f"{a}>{b}" for a, b in pairwise(words))
+        yield from (f"{a}>{b}" for a, b in pairwise(words) if a != b)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
