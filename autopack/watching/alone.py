@@ -102,7 +102,7 @@ def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: b
         if state_of(call.module) != before:
             raise CannotTell("its forward draws random numbers that autopack cannot switch off")
         for name, value in fields_of(alone).items():
-            pair = sides.beside(name, found[name], number, value) if name in found else None
+            pair = sides.pair_of(name, found[name], number, value) if name in found else None
             if pair is not None:
                 yield name, *pair, number
         if losses and _labels_select_loss(call):
