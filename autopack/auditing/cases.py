@@ -166,7 +166,7 @@ class Case:
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)
 
-        def half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
+        def draw_half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
             generator = torch.Generator().manual_seed(seed)
             drawn = (
                 allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)]
@@ -180,10 +180,10 @@ class Case:
                     document[-1] = end
             return DrawnHalf(prefix, list(lengths), documents, others)
 
-        self.halves = [half("", lengths, seed)]
+        self.halves = [draw_half("", lengths, seed)]
         """Both sides of an encoder-decoder, the decoder's first, or one."""
         if "decoder_input_ids" in named.names and heads.row_head(model) is None:
-            self.halves.insert(0, half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
+            self.halves.insert(0, draw_half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
         pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = (
             pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]

@@ -98,7 +98,7 @@ def preserved(
     noise: bool = False,
     checkpoints: bool = False,
 ) -> Iterator[Callable[[], None]]:
-    """Run a block without noise, on copies of buffers; yield what renews these; restore all.
+    """Yield a function that renews copied buffers; run a block without noise; restore the model.
 
     Restored are modes, rates, buffers, numbers, configurations, random states and counts of calls.
     Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with
@@ -152,7 +152,7 @@ def preserved(
                 parameter.data.copy_(copied)
         contents.put_back()
 
-    def begin() -> None:
+    def renew_copies() -> None:
         copies: dict[int, Tensor] = {}
         for place, name, tensor in written:
             place[name] = copies.setdefault(id(tensor), tensor.detach().clone())
@@ -160,7 +160,7 @@ def preserved(
     # A model that is left without its dropout would train without it.
     undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
     with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
-        begin()
+        renew_copies()
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         for module in modules:
@@ -176,7 +176,7 @@ def preserved(
                 module.__dict__["support_avx512bf16_for_cpu"] = False
         if enabled is not None:
             enabled.padding_read, enabled.is_audited = None, True
-        yield begin
+        yield renew_copies
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:

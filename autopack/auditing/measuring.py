@@ -64,7 +64,7 @@ class Measuring:
         self._kept: dict[Any, tuple[Fields, Any]] = {}
 
     def case_of(self, name: str) -> Case:
-        """Return the documents of a form: its own, or those that most forms share."""
+        """Return the documents of a form: its own, or the usual ones."""
         return self.others.get(name, self.case)
 
     def alone(self, case: Case, call: Input, **more: Any) -> list[Fields]:
@@ -113,7 +113,7 @@ class Measuring:
     def _gradient_error(
         self, found: Results, expected: Results, scales: dict[str, float], is_padded: bool
     ) -> float | None:
-        """Return the largest error of a parameter's gradient; None, with a note, if stock has none.
+        """Return the largest error of a parameter's gradient; None if there are none to compare.
 
         Of padded batches none may be numbers: a token of padding may see nothing (softmax of
         nothing, float64)."""
@@ -240,7 +240,7 @@ class Measuring:
     def _with_labels(
         self, call: Input, labels: Labels, in_every_way: bool
     ) -> tuple[Fields, float | None, str | None]:
-        """Return (fields, relative error of the loss, refusal) of a packed call with labels.
+        """Return (fields, relative error of the loss, message of a refusal) of a call with labels.
 
         The error is the largest difference from the loss of the documents alone, `in_every_way`
         over all of `_loss_calls`. The refusal is the message of an error of autopack.
