@@ -18,7 +18,7 @@ _SHORT = 16
 
 
 class _Choice(NamedTuple):
-    """Choice of few layers of a list."""
+    """Way to choose a few layers of a list."""
 
     beside_their_like: bool
     """True if layers that stand beside their like in the whole do so among the few; else the few
@@ -58,7 +58,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _shrunk(config: PretrainedConfig, depth: int, choice: _Choice) -> PretrainedConfig:
-    """Return a configuration of the same behaviour in tiny sizes.
+    """Return a tiny configuration with the behaviour of `config`.
 
     It has `depth` layers where no list lets any be chosen.
     """
@@ -112,7 +112,10 @@ def _set_missing_sizes(config: PretrainedConfig, found: PretrainedConfig) -> Non
 def _behaviour(
     config: PretrainedConfig, without_lists: Sequence[int], choice: _Choice
 ) -> dict[str, Any]:
-    """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`."""
+    """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`.
+
+    Where no list has an entry per layer, the layers are `without_lists`.
+    """
     given: dict[str, Any] = {}
     per_layer, chosen = _per_layer(config), _chosen(config, choice) or without_lists
     for name, value in vars(config).items():
@@ -155,7 +158,10 @@ def _behaviour(
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
-    """Return True if a field is not copied to a twin: a tiny model of the type sets its value."""
+    """Return True if a field is not copied to a twin: a tiny model of the type sets its value.
+
+    Parts that have no type of their own are not `of_type`.
+    """
     if name.startswith("_") or name in (
         "transformers_version",
         "architectures",
@@ -193,7 +199,7 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return fields with one entry per layer, by name; `moe_layers`, which counts them, is none."""
+    """Return fields with one entry per layer, by name, but for lists of all layers' numbers."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     return {
         name: value
@@ -221,6 +227,7 @@ def _chosen(config: PretrainedConfig, choice: _Choice) -> list[int]:
     repeated = {a for a, b in pairwise(layers) if a == b}
 
     def pairs(numbers: Sequence[int]) -> set[tuple[Any, Any]]:
+        """Return pairs of neighbours, and of layers of one kind, among these layers."""
         kinds = [layers[number] for number in numbers]
         found = {(a, a) for a in repeated if kinds.count(a) > 1 and not choice.beside_their_like}
         return found.union(pairwise(kinds))

@@ -127,13 +127,13 @@ def is_size(field: str) -> bool:
     return _SIZE.fullmatch(field) is not None
 
 
-def is_met(word: str, known: set[str] | frozenset[str]) -> bool:
+def is_covered(word: str, known: set[str] | frozenset[str]) -> bool:
     """Return True if a word is among `known`; `+`, a positive float, covers `1` and `2+` too."""
     return word in known or (word in ("1", "2+") and "+" in known)
 
 
 def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield (field, word, part); the part is a configuration whose type is the word, or None."""
+    """Yield (field, word, part) of a value; `part` is the configuration behind a word, or None."""
     if is_neutral(field, value):
         return
     if is_size(field):
@@ -168,7 +168,10 @@ def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _presence(value: Any) -> str:
-    """Return the word of a size: none, 0 or set. Token 0 may pad as well as any other."""
+    """Return the word of a size: `none`, `0`, `[]` or `set`.
+
+    A flag or name is its own word. Token 0 may pad as well as any other.
+    """
     if isinstance(value, (list, tuple)):
         return "set" if value else "[]"
     return _word(value) if value in (None, 0) or isinstance(value, (bool, str)) else "set"
