@@ -163,8 +163,8 @@ class Runs:
     Code that keeps something of a row there would hand it on to the next run.
     """
 
-    def __init__(self, call: Call, begin: Callable[[], None]):
-        self._call, self._module, self._begin = call, call.module, begin
+    def __init__(self, call: Call, renew: Callable[[], None]):
+        self._call, self._module, self._renew = call, call.module, renew
         self._count = 0
         # ranks that share rows, or gather parameters, run each call equally often
         self.together = bool(call.model.groups) or call.part is not None
@@ -172,7 +172,7 @@ class Runs:
     def __call__(self, arguments: Arguments) -> Any:
         """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
-        self._begin()
+        self._renew()
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
@@ -232,14 +232,14 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
         if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
             # Documents have lengths that no graph was made for.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        begin = stack.enter_context(preserved(call.module, call.model, **kept))
+        renew = stack.enter_context(preserved(call.module, call.model, **kept))
         stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
         # Weights that are cast without gradients must not be found by a later call under the same
         # autocast.
         torch.set_autocast_cache_enabled(False)
         if not share:
             call.model.options = replace(call.model.options, share=False)
-        yield Runs(call, begin)
+        yield Runs(call, renew)
 
 
 @contextmanager
