@@ -133,7 +133,7 @@ def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[Arguments]:
 
 
 def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
-    """Return the last axis of a floating field (*shape, classes), best the logits; None without."""
+    """Return how many classes a floating field (*shape, classes) has, best the logits, or None."""
     scores = {
         n: value for n, value in fields.items() if value.is_floating_point() and value.dim() > 2
     }
@@ -145,7 +145,7 @@ def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
     """Return True if another first label changes the loss, False if later ones do; None if none."""
     labels = arguments["labels"]
 
-    def replaced(column: int) -> Arguments:
+    def with_other_label(column: int) -> Arguments:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
@@ -156,7 +156,7 @@ def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
     if heard is None:
         return None
     for column in range(3):
-        changed = _loss_and_gradients(run, replaced(column))
+        changed = _loss_and_gradients(run, with_other_label(column))
         if changed is None and column == 0:
             return None
         if changed is not None and _differ(heard, changed):

@@ -67,7 +67,7 @@ def audit(
             enabled or not, or a Trainer. Weights, gradients, training mode and random state are
             left as they were.
         lengths: Lengths in tokens of the random documents of a row; two or more.
-        modes: Names among those of `autopack.auditing.cases.FORMS`; by default all that the model
+        modes: Names among `autopack.auditing.cases.FORMS`; by default all that the model
             has: padded batches where it is enabled, the router's loss where it has one, longer
             documents where its configuration holds thresholds.
         training: Modes to run among eval (False) and train (True). Dropout and router noise are off
@@ -177,8 +177,8 @@ class Audit(Measuring):
     def run(self) -> LeakReport:
         """Run all modes; return the report with their results and the first module that mixes."""
         with torch.set_grad_enabled(self._choose_reference()):
-            self.labels = self._labels()
-            results = self._measured()
+            self.labels = self._find_labels()
+            results = self._measure_modes()
             self.report.results.extend(sorted(results, key=lambda r: self.modes.index(r.mode)))
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
@@ -229,7 +229,7 @@ class Audit(Measuring):
             return differentiable
         return True  # it does not run at all, which every mode will say
 
-    def _labels(self) -> Labels | None:
+    def _find_labels(self) -> Labels | None:
         """Return labels that the model's loss takes; None, and a note, if it takes none."""
         why: str | None = None
         for train in self.training:
@@ -248,7 +248,7 @@ class Audit(Measuring):
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def _measured(self) -> Iterator[ModeResult]:
+    def _measure_modes(self) -> Iterator[ModeResult]:
         """Yield modes' results, in eval and in train; put modes without reference in `left_out`."""
         trains = any(FORMS[name].trains for name in self.modes)
         replaces = any(FORMS[name].replaces for name in self.modes)

@@ -149,7 +149,7 @@ class Case:
         self.options: Arguments = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: Arguments = {}
-        """Arguments of calls with packed rows beside those of their form."""
+        """Further arguments of calls with packed rows, besides their form's."""
         self._named = named = parameters_of(type(model))
         self._model = model
         is_told = hasattr(model.config, "vision_config")

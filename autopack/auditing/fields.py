@@ -149,7 +149,10 @@ class Sides:
     def _pairs(
         self, name: str, value: Tensor, alone: list[Tensor]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """Return each document's (part of a field, result alone); None if it is indivisible."""
+        """Return each document's (part of a field, result alone); None if it is indivisible.
+
+        Raises `WrongShape` as `split` does.
+        """
         dims = [part.dim() for part in (value, *alone)]
         if not all(dims):
             return None if any(dims) else [(value, self._nearest(value, alone))] * len(alone)

@@ -65,7 +65,7 @@ def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Con
 
 
 def handed(example: Example, restores: bool) -> Content:
-    """Return the document that an example holds which was cut out of a collated batch.
+    """Return the document of an example that was cut out of a collated batch.
 
     `restores` puts the tokens back that a collator has masked.
     """

@@ -97,8 +97,8 @@ class TrainerAudit:
         self.adapter = adapter_of(trainer) or TRANSFORMERS
         self.is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
         self.shift = int(not self.is_pair and first_label_counts(model) is False)
-        trainer.train_dataset = _few(trainer.train_dataset)
-        trainer.eval_dataset = _few(trainer.eval_dataset)
+        trainer.train_dataset = _first_few(trainer.train_dataset)
+        trainer.eval_dataset = _first_few(trainer.eval_dataset)
 
     def measured(self) -> Iterator[Measured]:
         """Yield one row per measure; an error in the user's code leaves it not measured."""
@@ -299,7 +299,7 @@ def _documents_in(batches: Batches) -> list[Content]:
     return [document for each in batches for document in each.documents]
 
 
-def _few(dataset: Any) -> Any:
+def _first_few(dataset: Any) -> Any:
     """Return at most `MOST` examples of a data set, or of the first one of a dict of data sets."""
     if isinstance(dataset, dict):
         dataset = next(iter(dataset.values()))

@@ -191,7 +191,7 @@ def strip_severed(part: nn.Module) -> bool:
 
 
 def _is_severed(hook: Any) -> bool:
-    """Return True for a hook of autopack on a module that the hook's model no longer has."""
+    """Return True for a hook of autopack that came with a copied part and has lost its model."""
     if not isinstance(hook, _HOOKS):
         return False
     link = getattr(getattr(hook, "entry", hook), "link", None)

@@ -71,6 +71,7 @@ class Handle(AbstractContextManager["Handle"]):
         new: Iterable[EnabledModel] = (),
         trainers: Iterable[EnabledTrainer] = (),
     ):
+        """Hold models by name; leaving a `with` block disables the `new` ones."""
         self._enabled, self._new, self._trainers = dict(enabled), set(new), list(trainers)
         self.enabled: EnabledModel = next(iter(self._enabled.values()))
         self.left_alone = {

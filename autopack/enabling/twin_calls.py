@@ -173,7 +173,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> Arguments:
 def _result_of_part(
     model: Any, batch: Arguments, group: ThreadGroup | None, labels: Labels
 ) -> Result:
-    """Return a part's weighted outputs, and gradients of their sum; a whole's without a `group`."""
+    """Return weighted outputs of a rank's part (all without `group`) and their sum's gradients."""
     given, share = batch, 1.0
     if group is not None:
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")

@@ -213,7 +213,7 @@ def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
 
 
 def _chosen(config: PretrainedConfig, choice: _Choice) -> list[int]:
-    """Return numbers of few layers that have the same pairs of neighbours as all; [] without lists.
+    """Return numbers of a few layers with the same pairs of neighbours as all; [] without lists.
 
     They begin with a layer like the first. Where other fields name layers by their numbers, they
     are the first ones.

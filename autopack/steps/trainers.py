@@ -56,6 +56,7 @@ class StepCutter:
     def __init__(
         self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
     ):
+        """Replace the trainer's methods; raise `UnsupportedModel` if its steps cannot be cut."""
         self._memory = Memory(trainer.args.device) if max_tokens == AUTO else None
         self.asked, self.max_tokens = (
             max_tokens,

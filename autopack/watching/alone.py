@@ -127,7 +127,7 @@ def _compare_padded(runs: Runs, arguments: Arguments, output: Any, sides: Sides)
 
 
 def _compare_losses(output: Any, wanted: Any, number: int) -> Compared:
-    """Yield ("loss", found, stock's, number) of two outputs, if both have it, stock's finite."""
+    """Yield ("loss", loss, stock's loss, number) if both exist and stock's is finite."""
     found, loss = loss_of(output), loss_of(wanted)
     if found is not None and loss is not None and bool(loss.isfinite()):
         yield "loss", found, loss, number

@@ -56,10 +56,9 @@ class Live:
         self._padded = self.has_checked = False
 
     def before(self, call: Call) -> None:
-        """Count a call that is to run packed or without padding, and check it if that is due.
+        """Count a call before it runs packed or unpadded; raise `LeakDetected` if a check fails.
 
-        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's,
-        `proof.why_not_unpadded` says so.
+        If the first padded batch of a kind differs from stock's, `proof.why_not_unpadded` says so.
         """
         if self._passes_by(call):
             return
@@ -188,7 +187,7 @@ class Live:
         self.checked.skipped[reason] += 1
 
     def _leak_of(self, call: Call, found: Difference) -> Leak | None:
-        """Return the `Leak` that a difference shows; None within rounding; note the worst error."""
+        """Return the `Leak` in a difference, None within rounding; note the worst from stock."""
         if found.than != REPLACED:
             self.checked.worst = max(self.checked.worst, found.error)
         if found.excess <= 1:

@@ -105,7 +105,7 @@ def _move_of(
     other: Tensor,
     touched: np.ndarray,
 ) -> Difference | None:
-    """Return the difference of a field in untouched documents; None if it is indivisible.
+    """Return a field's difference in untouched documents; None if it is indivisible and no leak.
 
     A number of an indivisible field leaks if it changes with both halves: the first one's changes
     are kept in `moved_before`.
@@ -151,9 +151,8 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
 def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> Arguments:
     """Return arguments with other tokens in the documents `touched`; raise `CannotTell` if none.
 
-    The part of a row on one rank may have none of them.
-
-    Tokens that the configuration names stay, and so do beginnings that rows share.
+    A rank's part of a row may have none of them. Tokens that the configuration names stay, and so
+    do common beginnings of rows.
     """
     arguments = dict(call.arguments)
     generator = torch.Generator().manual_seed(turn)
