@@ -189,7 +189,7 @@ class Sides:
     def pair_of(
         self, name: str, value: Tensor, number: int, alone: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Return a document's part of a field and, in its shape, of its result alone, or None."""
+        """Return equally shaped parts of a field and of a document's result alone; None without."""
         chosen = np.arange(self.count) == number
         for wanted in self._alone(number)._candidates(name, alone, _ALL):
             for found in self._candidates(name, value, chosen):

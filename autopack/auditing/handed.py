@@ -149,8 +149,8 @@ def undeclared(documents: Sequence[Content], ends: set[int]) -> list[str]:
 def formula_of(found: float, notes: list[list[float]], steps: int, shift: int) -> str | None:
     """Return in words a wrong formula that gives the loss `found`; None if none is known.
 
-    `TrainerAudit._alone` explains `notes`. `steps` counts micro-batches, `shift` columns from label
-    to logits.
+    `TrainerAudit._alone` explains `notes`. `steps` counts micro-batches; `shift` is 1 if the loss
+    shifts labels.
     """
     if not notes:
         return None

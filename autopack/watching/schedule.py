@@ -86,7 +86,7 @@ def sides_of(call: Call) -> Sides:
 
 
 def _owner(real: np.ndarray, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return numbers of documents (rows, columns): of `lengths`, at `real` tokens; -1 elsewhere."""
+    """Return every token's document (rows, columns) from documents' `lengths`; -1 if not `real`."""
     owner = np.full(real.shape, -1)
     owner[real] = np.repeat(np.arange(len(lengths)), lengths)
     return owner
@@ -189,7 +189,8 @@ class Runs:
     def widened(self, worst: Difference, before: Fields, arguments: Arguments) -> Difference:
         """Return a difference, its tolerance widened if two equal runs differ.
 
-        Atomic additions, and draws from an unknown generator, differ from run to run.
+        Atomic additions, and draws from an unknown generator, differ from run to run. Raises
+        `CannotTell` where there is no tolerance that could be widened.
         """
         if worst.excess <= 1:
             return worst
