@@ -28,7 +28,7 @@ def test_a_false_one_is_counted(monkeypatch):
     monkeypatch.setattr(
         replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
     )
-    monkeypatch.setattr(schedule.Runs, "beside_itself", lambda self, worst, *_: worst)
+    monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
     found = alarms.checked("causal-lm", "llama", "float32")
     assert found["alarms"]
     assert "alarms" in alarms.table(
