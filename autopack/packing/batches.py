@@ -65,6 +65,8 @@ def cut(
     autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
     both sides (`is_pair`).
     """
+    if not batches:
+        raise _not_cut("the step has no batch")
     parts, places, paddings = zip(*(_with_places(batch, first) for batch in batches), strict=True)
     shapes = [tokens_of(part).shape[:2] for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)

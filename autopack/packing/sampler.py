@@ -242,8 +242,10 @@ class PackedBatchSampler:
                 f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
                 "same",
             )
+        before = dict(vars(self))
         self.set_epoch(epoch)
         if step > self._steps:
+            vars(self).update(before)
             raise other_data(
                 f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them",
             )
