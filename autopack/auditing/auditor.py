@@ -255,15 +255,16 @@ class Audit(Measuring):
         gradients = self.gradients and torch.is_grad_enabled()
         for train in self.training:
             is_last, is_first = train == max(self.training), train == min(self.training)
-            # Gradients are compared in one mode: the other runs without, as evaluation does.
-            torch.set_grad_enabled(gradients and is_last)
             for name in self.modes:
                 form = FORMS[name]
                 if self.all and not (is_first or form.trains):
                     continue
                 self.model.train(train)
+                # Where no gradients are compared, one form has some, and the others run as
+                # evaluation does.
+                torch.set_grad_enabled(gradients and (is_last or name == "default"))
                 try:
-                    differentiate = torch.is_grad_enabled() and form.trains == trains
+                    differentiate = gradients and is_last and form.trains == trains
                     if name == ROUTER:
                         yield routers(self)
                     elif form.is_padded:
