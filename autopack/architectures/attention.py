@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny, named
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
 
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet camembert cohere
@@ -43,9 +43,6 @@ lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 
-_PATCHES = named("gemma4 gemma4_unified")
-
-
 def _needs() -> dict[str, Any]:
     """Return tiny.json: the fields of `Tiny` for all types that autopack's own families know."""
 
@@ -72,22 +69,18 @@ def _refuse_reordered(config: Any) -> str | None:
     return None
 
 
-FAMILY = Family(
-    name="attention",
-    model_types=named(_DECODERS + _ENCODERS),
-    how="attention site, document by document",
-    numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
-    | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={"video": _PATCHES, "sound": named("moonshine whisper")},
-    unpads_images=named("gemma3 gemma4 gemma4_unified"),
+FAMILY = Family.of(
+    "attention",
+    _DECODERS + _ENCODERS,
+    "attention site, document by document",
+    numbering={
+        _AFTER_PAD_TOKEN: AFTER_PAD_TOKEN,
+        "biogpt": Numbering(changed=True),
+        "opt": Numbering(along_mask=True),
+    },
+    media_types={"video": "gemma4 gemma4_unified", "sound": "moonshine whisper"},
+    unpads_images="gemma3 gemma4 gemma4_unified",
     refusal=_refuse_reordered,
-    dense_types=named("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4"),
-    tiny=Tiny(
-        **_needs(),
-        images={
-            "square": named("gemma3 gemma3n got_ocr2"),
-            "patches": _PATCHES,
-            "flat patches": named("fuyu"),
-        },
-    ),
+    dense_types="axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4",
+    tiny=Tiny(**_needs()),
 )

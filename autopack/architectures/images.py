@@ -21,46 +21,43 @@ from autopack.mixers.alone import run_documents_alone
 # them upstream, which in a packed row would be those of other documents, and in a padded batch
 # those that fill up the row (modeling_mllama.py: `cross_attention_mask *=
 # full_text_row_masked_out_mask`), so attention gets nothing else to see.
-_MLLAMA, _IDEFICS, _BLIP = named("mllama"), named("idefics"), named("blip")
-
-MLLAMA = Family(
-    name="cross_attention",
-    model_types=_MLLAMA,
-    how="attention site, document by document; each reads its own images across",
+MLLAMA = Family.of(
+    "cross_attention",
+    "mllama",
+    "attention site, document by document; each reads its own images across",
     image_mask="cross_attention_mask",
     refused_arguments={
         "cross_attention_states": "what the images have become came without them, and which states "
         "are whose is not known"
     },
-    tiny=Tiny(images={"tiles by row": _MLLAMA}),
 )
 
 # Upstream runs no document without pixels: one that has no image brings an empty one that no token
 # sees.
-IDEFICS = Family(
-    name="idefics",
-    model_types=_IDEFICS,
-    how="attention site, document by document; each reads its own images across",
-    within_token=named("IdeficsVisionTransformer IdeficsPerceiverResampler"),
+IDEFICS = Family.of(
+    "idefics",
+    "idefics",
+    "attention site, document by document; each reads its own images across",
+    within_token="IdeficsVisionTransformer IdeficsPerceiverResampler",
     image_mask="image_attention_mask",
-    tiny=Tiny(needs_images=_IDEFICS, images={"nested, seen": _IDEFICS}),
+    tiny=Tiny(needs_images=named("idefics")),
 )
 
 # Captions attend across to their image, one for each document, in code of their own.
-BLIP = Family(
-    name="blip",
-    model_types=_BLIP,
-    how="the model's own attention, documents alone, and across to the image of each",
+BLIP = Family.of(
+    "blip",
+    "blip",
+    "the model's own attention, documents alone, and across to the image of each",
     mixers={"BlipTextSelfAttention": ALONE},
-    image_of_each=_BLIP,
-    tiny=Tiny(needs_images=_BLIP, images={"square beside text": _BLIP}),
+    image_of_each="blip",
+    tiny=Tiny(needs_images=named("blip")),
 )
 
 # Its text attends to proteins across, through layers of their own.
-EVOLLA = Family(
-    name="evolla",
-    model_types=named("evolla"),
-    how="attention site, document by document; text alone",
+EVOLLA = Family.of(
+    "evolla",
+    "evolla",
+    "attention site, document by document; text alone",
     refused_arguments={
         "protein_input_ids": (
             "its text attends to proteins across, so every document of a row would see those of all"
@@ -70,33 +67,24 @@ EVOLLA = Family(
 
 
 _OF_INPUT_IDS = Restarting(reads_encoder_tokens=True)
-_WITH_AN_IMAGE = named("pix2struct pp_formulanet vision-encoder-decoder")
 
 # The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its
 # decoder's tokens of `input_ids` where it gets none, and never of labels.
-IMAGE_ENCODERS = Family(
-    name="image_encoders",
-    model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
-    how=(
-        "the encoder as it is, an image for each document; attention document by document in the "
-        "decoder"
-    ),
+IMAGE_ENCODERS = Family.of(
+    "image_encoders",
+    "pix2struct pp_formulanet",
+    "the encoder as it is, an image for each document; attention document by document in the "
+    "decoder",
     mixers={
         "Pix2StructTextAttention": RELATIVE,
         "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS,
     },
-    tiny=Tiny(
-        needs_images=_WITH_AN_IMAGE,
-        images={
-            "flattened patches, masked": named("pix2struct"),
-            "square": named("pp_formulanet vision-encoder-decoder"),
-        },
-    ),
+    # the last is served as its decoder is
+    tiny=Tiny(needs_images=named("pix2struct pp_formulanet vision-encoder-decoder")),
 )
 
 
 _PIXELS = "pixel_values"
-_GIT = named("git")
 
 
 class _AfterAnImage(Way):
@@ -143,21 +131,16 @@ def _of_text(output: Any, batch: TokenMap) -> Any:
     )
 
 
-_WITH_IMAGES = _AfterAnImage()
-
 # The loss of upstream leaves out as many tokens as an image has, whether there is one or not, so
 # labels need images.
-GIT = Family(
-    name="git",
-    model_types=_GIT,
-    how=(
-        "the model's own attention, documents alone; with images the whole model, each document "
-        "after its own"
-    ),
-    mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
+GIT = Family.of(
+    "git",
+    "git",
+    "the model's own attention, documents alone; with images the whole model, each document after "
+    "its own",
+    mixers={"GitForCausalLM GitModel": _AfterAnImage(), "GitSelfAttention": ALONE},
     refused_without_images={
         "labels": "its loss leaves out as many tokens at the start of a row as an image has",
     },
-    image_of_each=_GIT,
-    tiny=Tiny(images={"square beside text": _GIT}),
+    image_of_each="git",
 )

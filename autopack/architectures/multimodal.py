@@ -19,37 +19,22 @@ import numpy as np
 from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny, named
 from autopack.layout.host import host_values
 
-_GRID = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe
-glm_ocr glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl
-qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe video_llama_3
+_TYPES = """
+aria aya_vision blip-2 chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni
+deepseek_ocr2 deepseek_vl deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 fast_vlm
+glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision granite_docling hyperclovax_vision_v2 idefics2
+idefics3 instructblip instructblipvideo internvl janus kimi_k25 kosmos-2 kosmos-2.5 lighton_ocr
+llava llava_next llava_next_video llava_onevision mistral3 mistral_large4 muse_glimmer muse_spark
+ovis2 paddleocr_vl paligemma perception_lm pp_chart2table qianfan_ocr qwen2_5_omni_thinker
+qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7
+unlimited_ocr video_llama_3 video_llava vipllava
 """
-_VIDEO_TYPES = f"{_GRID} kimi_k25 llava_next_video llava_onevision perception_lm video_llava"
-_IMAGES = {
-    "grid": _GRID,
-    "flattened patches": "kosmos-2.5",
-    "grid of squares": "kimi_k25 paddleocr_vl",
-    "square": """
-aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl fast_vlm internvl janus kosmos-2 llava
-ovis2 pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
-""",
-    "square and instructions": "instructblip",
-    "frames and instructions": "instructblipvideo",
-    "square after a prefix": "paligemma",
-    "two resolutions": "deepseek_vl_hybrid",
-    "square and crops": "step3p7",
-    "square and grids of crops": "unlimited_ocr",
-    "sized": "emu3 lighton_ocr mistral3 mistral_large4",
-    "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
-    "tiles alone": "perception_lm",
-    "views": "deepseek_ocr2",
-    "nested": "idefics2 idefics3 smolvlm",
-    "nested, masked": "granite_docling",
-}
-_TYPES = named(" ".join(_IMAGES.values()))
-
-
-_KOSMOS_TEXT = ("kosmos_2_text_model", "kosmos_2_5_text_model")
+_WITH_VIDEOS = """
+cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe
+glm_ocr glmga hyperclovax_vision_v2 kimi_k25 llava_next_video llava_onevision muse_glimmer
+muse_spark perception_lm qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl
+qwen3_vl_moe video_llama_3 video_llava
+"""
 
 
 def _refusal(config: Any) -> str | None:
@@ -62,30 +47,23 @@ def _refusal(config: Any) -> str | None:
     )
 
 
-MULTIMODAL = Family(
-    name="multimodal",
-    model_types=_TYPES,
-    how=(
-        "attention site, document by document; positions by document; images in the order of the "
-        "documents"
+MULTIMODAL = Family.of(
+    "multimodal",
+    _TYPES,
+    "attention site, document by document; positions by document; images in the order of the "
+    "documents",
+    numbering={
+        "kosmos_2_text_model kosmos_2_5_text_model": AFTER_PAD_TOKEN,
+        "paligemma colpali": Numbering(start=1, relative=True),
+    },
+    within_token=(
+        "Kosmos2ImageToTextProjection Kosmos2_5ImageToTextProjection Emu3VQVAEAttentionBlock"
     ),
-    numbering=dict.fromkeys(_KOSMOS_TEXT, AFTER_PAD_TOKEN)
-    | dict.fromkeys(("paligemma", "colpali"), Numbering(start=1, relative=True)),
-    within_token=frozenset(
-        {
-            "Kosmos2ImageToTextProjection",
-            "Kosmos2_5ImageToTextProjection",
-            "Emu3VQVAEAttentionBlock",
-        }
-    ),
-    dense_types=named("dots3_note"),
-    unpads_images=named("paligemma shieldgemma2"),
+    dense_types="dots3_note",
+    unpads_images="paligemma shieldgemma2",
     refusal=_refusal,
-    media_types={"video": named(_VIDEO_TYPES)},
-    tiny=Tiny(
-        needs_images=named("blip-2 instructblip instructblipvideo kosmos-2"),
-        images={form: named(types) for form, types in _IMAGES.items()},
-    ),
+    media_types={"video": _WITH_VIDEOS},
+    tiny=Tiny(needs_images=named("blip-2 instructblip instructblipvideo kosmos-2")),
 )
 
 _NUMBERS, _IMAGE_GRIDS, _CROPS = "image_token_pooling", "image_grids", "image_num_crops"
@@ -132,24 +110,20 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
     )
 
 
-MOLMO2 = Family(
-    name="molmo2",
-    model_types=named("molmo2"),
-    how="attention site, document by document; numbers of patches over all images of a call",
+MOLMO2 = Family.of(
+    "molmo2",
+    "molmo2",
+    "attention site, document by document; numbers of patches over all images of a call",
     wrong_media=_misplaced,
-    tiny=Tiny(images={"numbered patches": named("molmo2")}),
 )
 
 # One of its axes of positions numbers the images, and upstream goes on counting from row to row. So
 # documents are numbered one at a time, as rows of their own, and each gets the numbers that it has
 # alone.
-HUNYUAN_VL = Family(
-    name="hunyuan_vl",
-    model_types=named("hunyuan_vl"),
-    how=(
-        "attention site, document by document; positions document by document; images in the "
-        "order of the documents"
-    ),
-    counts_images=named("hunyuan_vl"),
-    tiny=Tiny(images={"grid": named("hunyuan_vl")}),
+HUNYUAN_VL = Family.of(
+    "hunyuan_vl",
+    "hunyuan_vl",
+    "attention site, document by document; positions document by document; images in the order of "
+    "the documents",
+    counts_images="hunyuan_vl",
 )

@@ -9,17 +9,17 @@ import torch
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
-from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way, named
+from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
 from autopack.layout.packed import real_tokens
 from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
 from autopack.mixers.alone import count_from_zero
 
 # Their attention adds a bias by distance (ALiBi, arXiv 2108.12409).
-ALIBI = Family(
-    name="alibi",
-    model_types=named("bloom mpt"),
-    how="the model's own attention, documents alone; biases restart",
+ALIBI = Family.of(
+    "alibi",
+    "bloom mpt",
+    "the model's own attention, documents alone; biases restart",
     positions=False,
     mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
 )
@@ -39,10 +39,10 @@ def why_not_block_sparse(
 
 
 # Its encoder makes a table of rotations for the columns of its rows.
-ROFORMER = Family(
-    name="roformer",
-    model_types=named("roformer"),
-    how="the model's encoder, documents alone",
+ROFORMER = Family.of(
+    "roformer",
+    "roformer",
+    "the model's encoder, documents alone",
     positions=False,
     mixers={"RoFormerEncoder": Alone(by_columns=True)},
 )
@@ -71,13 +71,11 @@ class _ByCells(Way):
         return call.by_documents(batch.gather)
 
 
-TAPAS = Family(
-    name="tapas",
-    model_types=named("tapas"),
-    how=(
-        "the model's own attention, documents alone; positions restart in every cell of a "
-        "document's table"
-    ),
+TAPAS = Family.of(
+    "tapas",
+    "tapas",
+    "the model's own attention, documents alone; positions restart in every cell of a document's "
+    "table",
     mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
 )
 
@@ -161,9 +159,6 @@ class _EveryColumn(Way):
         return call.original(mixer, **{**call.arguments, "lengths": lengths})
 
 
-_BY_PAIRS = Alone(by_columns=True)
-_READING_PADDING = Alone(by_columns=True, reads_padding=True)
-
 _TYPES = """
 big_bird codegen convbert deberta deberta-v2 falcon flaubert fnet gpt_neo gpt_neox_japanese gptj
 ibert longformer luke megatron-bert mpnet nystromformer openai-gpt rembert squeezebert xglm xlm yoso
@@ -174,6 +169,13 @@ GPTNeoXJapaneseAttention IBertSelfAttention MegatronBertSelfAttention RemBertSel
 SqueezeBertEncoder XGLMAttention
 """
 """The first is OpenAI GPT's; in SqueezeBERT's layers tokens are the last axis."""
+_BY_PAIRS = "DisentangledSelfAttention LukeSelfAttention MPNetSelfAttention MultiHeadAttention"
+_READING_PADDING = """
+ConvBertSelfAttention ConvLayer FNetBasicFourierTransform NystromformerSelfAttention
+YosoSelfAttention
+"""
+"""`ConvLayer` is DeBERTa-v2's, where conv_kernel_size is set. Nystromformer has a convolution of
+its values, and YOSO one mask for padding and tokens alike."""
 
 
 def _refusal(config: Any) -> str | None:
@@ -209,29 +211,24 @@ def _refusal(config: Any) -> str | None:
 
 
 # Beside attention some have relative distances, convolutions or Fourier transforms.
-OWN_ATTENTION = Family(
-    name="own_attention",
-    model_types=named(_TYPES),
-    how="the model's own attention, documents alone",
+OWN_ATTENTION = Family.of(
+    "own_attention",
+    _TYPES,
+    "the model's own attention, documents alone",
     mixers={
-        **dict.fromkeys(_ATTENTION.split(), ALONE),
-        "ConvBertSelfAttention": _READING_PADDING,
-        "ConvLayer": _READING_PADDING,  # DeBERTa-v2's, where conv_kernel_size is set
-        "DisentangledSelfAttention": _BY_PAIRS,
-        "FNetBasicFourierTransform": _READING_PADDING,
+        _ATTENTION: ALONE,
+        _BY_PAIRS: Alone(by_columns=True),
+        _READING_PADDING: Alone(by_columns=True, reads_padding=True),
         "LongformerSelfAttention": _InWindows(),
-        "LukeSelfAttention": _BY_PAIRS,
-        "MPNetSelfAttention": _BY_PAIRS,
-        "MultiHeadAttention": _BY_PAIRS,
-        "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
-        "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
-        **dict.fromkeys(("FlaubertModel", "XLMModel"), _EveryColumn()),
+        "FlaubertModel XLMModel": _EveryColumn(),
     },
     refused_arguments={
         "entity_ids": "entities stand beside the row, and whose document they are of is not said",
     },
     refusal=_refusal,
-    numbering=dict.fromkeys("ibert longformer luke".split(), AFTER_PAD_TOKEN)
-    | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
-    | {"mpnet": Numbering(start=2, uncounted=1)},
+    numbering={
+        "ibert longformer luke": AFTER_PAD_TOKEN,
+        "nystromformer yoso": Numbering(start=2),
+        "mpnet": Numbering(start=2, uncounted=1),
+    },
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopack.family import Family, Tiny, named
+from autopack.family import Family
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import ALONE, Alone, Rows
 
@@ -42,12 +42,11 @@ def _scale_query_by_position(
 # Layers without rotary embedding scale the query by its column in the row and not by its position,
 # so a document further right is scaled more than it would be alone. The chunks of most layers are
 # cut by column too, which the mask description already undoes.
-LLAMA4 = Family(
-    name="llama4",
-    model_types=named("llama4 llama4_text"),
-    how="attention site, document by document; query temperature restarts per document",
+LLAMA4 = Family.of(
+    "llama4",
+    "llama4 llama4_text",
+    "attention site, document by document; query temperature restarts per document",
     adjustments={"Llama4TextAttention": _scale_query_by_position},
-    tiny=Tiny(images={"square": named("llama4")}),
 )
 
 
@@ -63,32 +62,36 @@ def _refusal(config: Any) -> str | None:
 # Other documents are masked out of that choice, but keys of equal score (the same token twice) are
 # told apart by an order that depends on the length of the row, so a document would keep other keys
 # than it does alone.
-DOGE = Family(
-    name="doge",
-    model_types=named("doge"),
-    how="the model's own attention, documents alone",
+DOGE = Family.of(
+    "doge",
+    "doge",
+    "the model's own attention, documents alone",
     refusal=_refusal,
     mixers={"DogeAttention": ALONE},
 )
 
 # `token_dropout` scales its embeddings by the share of mask tokens in a row.
-ESM = Family(
-    name="esm",
-    model_types=named("esm"),
-    how="attention site, document by document; embeddings of documents alone",
+ESM = Family.of(
+    "esm",
+    "esm",
+    "attention site, document by document; embeddings of documents alone",
     mixers={"EsmEmbeddings": ALONE},
 )
 
 # It joins each token with its left and right neighbour.
-MOBILEBERT = Family(
-    name="mobilebert",
-    model_types=named("mobilebert"),
-    how="embeddings of documents alone; attention document by document",
+MOBILEBERT = Family.of(
+    "mobilebert",
+    "mobilebert",
+    "embeddings of documents alone; attention document by document",
     mixers={"MobileBertEmbeddings": Alone(reads_padding=True)},
 )
 
 
-_TOWERS = "CLIP CLIPSeg MetaClip2 OwlViT Owlv2 Siglip Siglip2 Tipsv2 XCLIP"
+_EMBEDDINGS = """
+CLIPTextEmbeddings CLIPSegTextEmbeddings MetaClip2TextEmbeddings OwlViTTextEmbeddings
+Owlv2TextEmbeddings SiglipTextEmbeddings Siglip2TextEmbeddings Tipsv2TextEmbeddings
+XCLIPTextEmbeddings
+"""
 _TYPES = """
 clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model
 siglip2_text_model siglip_text_model tipsv2_text_model xclip_text_model
@@ -96,9 +99,9 @@ siglip2_text_model siglip_text_model tipsv2_text_model xclip_text_model
 
 # Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than
 # positions. What the towers pick of every row is looked after where outputs are (`calls.outputs`).
-TEXT_TOWERS = Family(
-    name="text_towers",
-    model_types=named(_TYPES),
-    how="attention site, document by document; embeddings of documents as rows",
-    mixers={f"{name}TextEmbeddings": Rows(recurs=False) for name in _TOWERS.split()},
+TEXT_TOWERS = Family.of(
+    "text_towers",
+    _TYPES,
+    "attention site, document by document; embeddings of documents as rows",
+    mixers={_EMBEDDINGS: Rows(recurs=False)},
 )

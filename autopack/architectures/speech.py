@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.family import Family, SoundsRule, Tiny, named
+from autopack.family import Family, SoundsRule
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
@@ -27,20 +27,6 @@ _TYPES = """
 audioflamingo3 fun_asr_nano glmasr granite_speech granite_speech_plus musicflamingo qwen2_audio
 qwen3_asr vibevoice_asr voxtral
 """
-_SOUNDS = {
-    "window": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio",
-    "whole window": "voxtral",
-    "bins and frames": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
-    "bins and frames in chunks": "qwen3_asr",
-    "frames": (
-        "fun_asr_nano gemma3n gemma4 gemma4_unified nemo_speechlm nemotron_h_omni phi4_multimodal"
-    ),
-    "frames without a mask": "granite_speech granite_speech_plus",
-    "frames of ids": "inkling_mm_model",
-    "samples": "muse_spark",
-    "samples of a channel": "vibevoice_asr",
-    "chunks of frames": "dots3_note",
-}
 
 
 def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
@@ -167,23 +153,19 @@ def _refuse_one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLa
 
 _BEHIND = "its encoder reads what stands behind a shorter one"
 _TOGETHER: dict[str, SoundsRule] = {
-    "gemma3n": partial(_refuse_unlike, _lengths),
+    "gemma3n nemo_speechlm": partial(_refuse_unlike, _lengths),
     "glmasr": partial(_refuse_unlike, _in_less_than_a_window),
     "musicflamingo": _refuse_adjacent,
-    "nemo_speechlm": partial(_refuse_unlike, _lengths),
     "nemotron_h_omni": partial(_refuse_unlike, _with_a_frame_more),
     "qwen2_audio": _refuse_one_for_each,
     "qwen3_omni_moe_thinker": partial(_refuse_unlike, _within_chunks),
-    **dict.fromkeys(
-        ("granite_speech", "granite_speech_plus", "phi4_multimodal"), _refuse_unlike_without_a_mask
-    ),
+    "granite_speech granite_speech_plus phi4_multimodal": _refuse_unlike_without_a_mask,
 }
 
-FAMILY = Family(
-    name="speech",
-    model_types=named(_TYPES),
-    how="attention site, document by document; sounds in the order of the documents",
-    within_token=named("FunAsrNanoMultiModalProjector"),
+FAMILY = Family.of(
+    "speech",
+    _TYPES,
+    "attention site, document by document; sounds in the order of the documents",
+    within_token="FunAsrNanoMultiModalProjector",
     sounds_together=_TOGETHER,
-    tiny=Tiny(sounds={form: named(types) for form, types in _SOUNDS.items()}),
 )
