@@ -27,7 +27,7 @@ class AttentionCall:
     """One call of a model's attention function in a packed forward, with its documents' places.
 
     `query` is (R, H, C, E) in the columns of `layout`. `key` and `value` are in the columns of
-    `memory`, the layout of the encoder's states, in cross-attention, and of `layout` otherwise.
+    `memory`, if it is given (states of an encoder, or documents up to each query), or of `layout`.
     `original` is the function that the model calls, registered as `implementation`. `options` are
     its further arguments by name, without those that only declare documents.
     """
@@ -43,6 +43,11 @@ class AttentionCall:
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: PackedLayout | None = None
     want_weights: bool = False
+
+    @property
+    def keys(self) -> PackedLayout:
+        """The layout of keys and values."""
+        return self.layout if self.memory is None else self.memory
 
     @property
     def is_causal(self) -> bool:
@@ -118,7 +123,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute attention within documents of packed rows: `BACKEND` of the module `name`.
+    """A way to compute attention within documents of packed rows: `name`.
 
     * `attend` attends within each document. It returns the output (R, C, H, V), and the attention
       weights (R, H, C, C), zero across documents, if they are wanted and the backend can give them.

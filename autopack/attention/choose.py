@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
-from autopack.attention import backends
-from autopack.attention.call import Backend
+from autopack.attention.backends import flash, flex, varlen
+from autopack.attention.per_document import EAGER, SDPA
 from autopack.inspection import releases
 
-BACKENDS: dict[str, Backend] = {
-    found.name: import_module(f"{backends.__name__}.{found.name}").BACKEND
-    for found in pkgutil.iter_modules(backends.__path__)
+BACKENDS = {
+    backend.name: backend for backend in (EAGER, flash.BACKEND, flex.BACKEND, SDPA, varlen.BACKEND)
 }
-"""Backends that the user can ask for by name: the modules of `autopack.attention.backends`."""
+"""Backends that the user can ask for by name."""
 
 
 def availability() -> dict[str, tuple[bool, str]]:

@@ -9,13 +9,12 @@ from itertools import pairwise
 
 import torch
 
-from autopack.attention.backends import flash
-from autopack.attention.backends.flex import blocks_within_documents
 from autopack.attention.call import AttentionCall, Output
+from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases, torches
+from autopack.inspection import masks
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
 
@@ -44,14 +43,10 @@ def attend(call: AttentionCall) -> Output:
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == 1:
         del options["position_bias"]
-    if releases.is_flash(call.implementation):
-        call.refuse_dense_mask("flash attention")
-        return flash.attend_between(call, layout, memory, {**options, "is_causal": False})[0], None
-    if call.implementation == "flex_attention":
-        if not torches.is_block_mask(mask):
-            call.refuse_dense_mask("flex_attention")
-        blocks = blocks_within_documents(layout, memory, getattr(mask, "mask_mod", None))
-        return call.original(call.module, *call.states, blocks, **options)[0], None
+    own = own_backend(call.implementation)
+    if own in ("flash", "flex"):
+        options["is_causal"] = False
+        return BACKENDS[own].attend(replace(call, mask=mask, options=options))[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
     return _one_by_one(replace(call, mask=mask, options=options), places), None
@@ -72,13 +67,19 @@ def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) ->
 
 
 @torch._dynamo.disable  # places on the host would be constants of a graph
-def attend_to_images(call: AttentionCall, seen: SeenImages) -> Output:
+def attend_to_images(call: AttentionCall, seen: SeenImages | None) -> Output:
     """Attend from documents to the states of their own images; zeros if one has none.
 
     Queries are (R, H, C, E), keys and values (R, H, images * n, E); the mask is None or (R, 1, C,
     images * n). Upstream, a token that sees none of its document's images sees all images of
     the call; here it sees no other document's. Returns no attention weights.
     """
+    if seen is None:
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} attends to images inside a packed forward whose call "
+            "does not say which document sees which. Run the documents one per row.",
+            code="media-mixed",
+        )
     query, key, _ = call.states
     rows, _, columns, _ = query.shape
     each, rest = divmod(key.shape[2], seen.count)

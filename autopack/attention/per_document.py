@@ -9,11 +9,12 @@ path of `sdpa` and `eager`, and of any attention function that the user register
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention import prefixes
+from autopack.attention.call import AttentionCall, Backend, Output
+from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection.foreign import is_of_library
@@ -35,14 +36,9 @@ def attend(call: AttentionCall) -> Output:
     """Attend by the model's own function, once per document; return weights if they are wanted."""
     layout, weights = call.layout, None
     groups = _batches_by_length(call)
-    options: dict[str, Any] = {
-        name: option
-        for name, option in call.options.items()
-        if isinstance(option, torch.Tensor) and option.dim() > 1
-    }
     if groups is None:
         batches = layout.spans
-        states = [_by_document(each, layout) for each in (call.query, call.key, call.value)]
+        states = [_by_document(each, layout) for each in call.states]
     else:
         batches = tuple((0, 0, each.into[1]) for each in groups.maps)
         states = [
@@ -52,10 +48,14 @@ def attend(call: AttentionCall) -> Output:
             ]
             for each in call.states
         ]
-        options = {
-            name: _grouped_by_length(option.expand(layout.rows, -1), layout, groups)
-            for name, option in options.items()
-        }
+    options: dict[str, Sequence[torch.Tensor]] = {}
+    for name, option in call.options.items():
+        if isinstance(option, torch.Tensor) and option.dim() > 1:
+            options[name] = (
+                [_slice_option(call, name, option, *place) for place in batches]
+                if groups is None
+                else _grouped_by_length(option.expand(layout.rows, -1), layout, groups)
+            )
     outputs: list[torch.Tensor] = []
     for number, (place, query, key, value) in enumerate(zip(batches, *states, strict=True)):
         row, first, end = place
@@ -64,12 +64,8 @@ def attend(call: AttentionCall) -> Output:
         else:
             mask = slice_mask(call.mask, row, slice(first, end), slice(first, end))
         given = dict(call.options_beside(mask))
-        for name, option in options.items():
-            given[name] = (
-                _slice_option(call, name, option, row, first, end)
-                if groups is None
-                else option[number]
-            )
+        for name, parts in options.items():
+            given[name] = parts[number]
         output, weight = call.original(call.module, query, key, value, mask, **given)
         outputs.append(output.flatten(0, 1))
         if call.want_weights and weight is not None:
@@ -181,3 +177,27 @@ def _batches_by_length(call: AttentionCall) -> Batches | None:
         if has_axes and option.shape not in of_columns:
             return None
     return Batches.grouped(layout, equally_long)
+
+
+def _attend_by_sdpa(call: AttentionCall) -> Output:
+    """Attend within each document, per document or in compiled code by one operator."""
+    pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
+    given = options.get("dropout") or options.get("position_bias") is not None
+    if pattern is None or pattern.chunk is not None or call.replaces_sdpa or given:
+        return attend(call)
+    bounds, scaling = call.layout.slots_on_host, options.get("scaling")
+    return attend_compiled(bounds, *call.states_for_sdpa(), pattern, scaling), None
+
+
+EAGER = Backend(
+    name="eager",
+    attend=attend,
+    over_prefixes=prefixes.by_stretches,
+    availability=lambda: (True, "the model's own attention function"),
+)
+SDPA = Backend(
+    name="sdpa",
+    attend=_attend_by_sdpa,
+    over_prefixes=prefixes.by_stretches,
+    availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
+)

@@ -6,12 +6,13 @@ Shapes: S tokens of the row that runs, else as in `autopack.attention.call`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from autopack.attention.call import AttentionCall, Backend
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
@@ -54,25 +55,41 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
         or own.for_last(1, 2) is None
     ):
         return None
-    options = {name: option for name, option in call.options.items() if name != "position_ids"}
-    call = replace(call, options=options)
-    queries, keys, values = (states.split(prefixes.lengths, dim=2) for states in call.states)
+
+    def up_to_each(states: torch.Tensor) -> Iterator[torch.Tensor]:
+        parts = states.split(prefixes.lengths, dim=2)
+        for first, *rest in prefixes.chains:
+            yield torch.cat([parts[first], *(parts[n] for n in rest)], 2) if rest else parts[first]
+
+    states = up_to_each(call.key), up_to_each(call.value)
+    queries = call.query.split(prefixes.lengths, dim=2)
     outputs = []
-    for stretch, query, chain in zip(prefixes.stretches, queries, prefixes.chains, strict=True):
-        if stretch.parent is None:
-            key, value, mask = (
-                keys[chain[0]],
-                values[chain[0]],
-                own.for_document(0, 0, stretch.length),
-            )
-        else:
-            key, value = (
-                torch.cat([parts[number] for number in chain], dim=2) for parts in (keys, values)
-            )
-            mask = own.for_last(stretch.length, stretch.depth + stretch.length)
-        given = call.options_beside(mask)
-        outputs.append(call.original(call.module, query, key, value, mask, **given)[0])
+    for stretch, *given in zip(prefixes.stretches, queries, *states, strict=True):
+        length = stretch.length
+        mask = (
+            own.for_last(length, stretch.depth + length)
+            if stretch.depth
+            else own.for_document(0, 0, length)
+        )
+        options = dict(call.options_beside(mask))
+        options.pop("position_ids", None)
+        outputs.append(call.original(call.module, *given, mask, **options)[0])
     return torch.cat(outputs, dim=1)
+
+
+def by_kernel(
+    attend: Callable[[AttentionCall], Output], call: AttentionCall, prefixes: Prefixes
+) -> torch.Tensor | None:
+    """Attend from each stretch to its document up to its end, or return None for chunks.
+
+    Keys and values of each stretch are laid end to end. Kernels align queries with the last keys.
+    """
+    if call.pattern is None or call.pattern.chunk is not None:
+        return None
+    columns = prefixes.key_columns.to(call.key.device)
+    key, value = (states.index_select(2, columns) for states in (call.key, call.value))
+    call = replace(call, key=key, value=value, layout=prefixes.queries, memory=prefixes.keys)
+    return attend(call)[0]
 
 
 def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
@@ -101,11 +118,3 @@ def _expanded(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -
             code="share-refused",
         )
     return option.index_select(axes[0], prefixes.row.back.to(option.device))
-
-
-def with_keys_of_documents(call: AttentionCall, prefixes: Prefixes) -> AttentionCall:
-    """Return the call with each stretch's keys and values laid end to end as in `prefixes.keys`."""
-    columns = prefixes.key_columns.to(call.key.device)
-    return replace(
-        call, key=call.key.index_select(2, columns), value=call.value.index_select(2, columns)
-    )

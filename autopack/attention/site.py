@@ -51,11 +51,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         **kwargs: Any,
     ) -> Any:
         mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
-        seen = None if scope is None else scope.images
         if (
             mark is None
             or scope is None
-            or (scope.layout is None and not (seen and mark.reads_images))
+            or (scope.layout is None and not (scope.images and mark.reads_images))
         ):
             refuse_stranger(module, query.shape[0], query.shape[2])
             is_off = exchange is not None and "forward" in vars(exchange)  # a twin is asked
@@ -67,42 +66,22 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                 "names. Run `autopack doctor` to see which versions are supported.",
                 code="site-drift",
             )
-        options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
-        if mark.reads_images:
-            if seen is None:
-                raise UnsupportedModel(
-                    f"{type(module).__name__} attends to images inside a packed forward whose call "
-                    "does not say which document sees which. Run the documents one per row.",
-                    code="media-mixed",
+        for told in LAYOUT_KWARGS:
+            kwargs.pop(told, None)
+        # The layout is None where only images are told apart.
+        layout: Any = scope.layout and scope.layout.to(query.device)
+        memory = scope.memory if mark.reads_encoder else None
+        memory = memory and memory.to(query.device)
+        if not mark.reads_images:
+            _check_shapes(module, scope, memory, query, key)
+            if mark.adjustment is not None and memory is None:
+                query, key, value, kwargs = mark.adjustment(
+                    module, layout, query, key, value, kwargs
                 )
-            where: Any = scope.layout
-            call = AttentionCall(
-                original, name, module, query, key, value, attention_mask, where, options
-            )
-            return cross.attend_to_images(call, seen)
-        assert scope.layout is not None
-        layout = scope.layout.to(query.device)
-        memory = (
-            scope.memory.to(query.device)
-            if scope.memory is not None and mark.reads_encoder
-            else None
-        )
-        _check_shapes(module, scope, memory, query, key)
-        if mark.adjustment is not None and memory is None:
-            query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
-        call = AttentionCall(
-            for_whole_rows,
-            name,
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            layout,
-            options,
-            memory,
-            scope.want_weights,
-        )
+        given = query, key, value, attention_mask, layout, kwargs, memory, scope.want_weights
+        call = AttentionCall(for_whole_rows, name, module, *given)
+        if mark.reads_images:
+            return cross.attend_to_images(call, scope.images)
         if memory is not None:
             return cross.attend(call)
         if scope.shared is not None:

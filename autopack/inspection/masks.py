@@ -23,8 +23,8 @@ MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
 READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """Arguments that autopack reads from a call of transformers' mask functions."""
 
-_CAUSAL: Callable[..., Any] | None = getattr(masking, "causal_mask_function", None)
-_CAUSAL_PATTERN = None if _CAUSAL is None else pattern_of(_CAUSAL)
+CAUSAL: Callable[..., Any] | None = getattr(masking, "causal_mask_function", None)
+_CAUSAL_PATTERN = None if CAUSAL is None else pattern_of(CAUSAL)
 """The rule of nearly all layers, and the tokens that it lets a token see, which is asked once."""
 
 
@@ -47,7 +47,7 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
     if torch.compiler.is_compiling():
         # closures of functions that are made in traced code cannot be opened
         return pattern_of(function)
-    return _CAUSAL_PATTERN if function is _CAUSAL else pattern_of(_without_padding(function))
+    return _CAUSAL_PATTERN if function is CAUSAL else pattern_of(_without_padding(function))
 
 
 class _NoPadding:
@@ -108,15 +108,6 @@ def captured_tensors(function: Callable[..., Any]) -> list[torch.Tensor]:
     """Return all tensors that a mask function and the functions it combines have captured."""
     values = (value for part in _parts(function) for value in _closure(part).values())
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def plain_rule(causal: bool) -> Callable[..., Any]:
-    """Return the mask function of unrestricted causal or bidirectional attention."""
-    if causal:
-        return masking.causal_mask_function
-    return getattr(
-        masking, "bidirectional_mask_function", lambda batch, head, query, key: query >= 0
-    )
 
 
 def with_length(arguments: Mapping[str, Any], length: int, **others: Any) -> dict[str, Any]:

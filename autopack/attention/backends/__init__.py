@@ -1,2 +1,1 @@
-"""One module for each backend, with its `BACKEND` (`autopack.attention.call.Backend`). Imports
-nothing."""
+"""One module for each backend of one call for all documents."""

@@ -3,17 +3,14 @@ arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import torch
 
 from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
-from autopack.attention.prefixes import with_keys_of_documents
+from autopack.attention.prefixes import by_kernel
 from autopack.inspection import releases
-from autopack.layout.packed import PackedLayout
-from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import FLASH_KWARGS
 
 
@@ -49,41 +46,19 @@ def attend(call: AttentionCall) -> Output:
     over per-token blocks, also for a document alone.
     """
     call.refuse_dense_mask("flash attention")
+    layouts = [call.layout, call.keys]
     pattern = call.mask.pattern if isinstance(call.mask, DocumentMask) else None
-    layout = (
-        call.layout
-        if pattern is None or pattern.chunk is None
-        else call.layout.in_chunks(pattern.chunk)
-    )
-    return attend_between(call, layout, layout, call.options_beside(None))
-
-
-def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
-    """Attend from each stretch to its document up to its end, or return None for other masks. Flash
-    aligns queries with the last keys."""
-    call.refuse_dense_mask("flash attention")
-    if isinstance(call.mask, DocumentMask) and (
-        call.mask.pattern is None or call.mask.pattern.chunk is not None
-    ):
-        return None
-    call = with_keys_of_documents(call, prefixes)
-    return attend_between(call, prefixes.queries, prefixes.keys, call.options_beside(None))[0]
-
-
-def attend_between(
-    call: AttentionCall, layout: PackedLayout, memory: PackedLayout, options: Mapping[str, Any]
-) -> Output:
-    """Attend from each document of `layout` to its counterpart in `memory`."""
+    if pattern is not None and pattern.chunk is not None:
+        layouts = [layout.in_chunks(pattern.chunk) for layout in layouts]
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
     longest = [
-        each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen
-        for each in (layout, memory)
+        each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen for each in layouts
     ]
-    declared = (layout.kernel_cu_seqlens, memory.kernel_cu_seqlens, *longest)
-    given = {**options, **dict(zip(FLASH_KWARGS, declared, strict=True))}
+    declared = (*(each.kernel_cu_seqlens for each in layouts), *longest)
+    given = {**call.options_beside(None), **dict(zip(FLASH_KWARGS, declared, strict=True))}
     given.pop("position_ids", None)
     if releases.flash_wants_positions():
-        given["position_ids"] = layout.position_ids
+        given["position_ids"] = layouts[0].derived("places", layouts[0].position_ids)
     return call.original(call.module, *call.states, None, **given)
 
 
@@ -92,6 +67,6 @@ def attend_between(
 BACKEND = Backend(
     name="flash",
     attend=attend,
-    over_prefixes=over_prefixes,
+    over_prefixes=partial(by_kernel, attend),
     availability=availability,
 )

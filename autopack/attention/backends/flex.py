@@ -30,21 +30,18 @@ def availability() -> tuple[bool, str]:
 
 def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
-    mask: Any = call.mask
-    if isinstance(mask, DocumentMask):
-        blocks = mask.over_rows
-    elif torches.is_block_mask(mask):
-        blocks = blocks_within_documents(call.layout, call.layout, mask.mask_mod)
+    if isinstance(call.mask, DocumentMask):
+        blocks = call.mask.over_rows
     else:
-        call.refuse_dense_mask("flex_attention")
-        blocks = blocks_within_documents(call.layout, call.layout, masks.plain_rule(call.is_causal))
+        if not torches.is_block_mask(call.mask):
+            call.refuse_dense_mask("flex_attention")
+        rule = getattr(call.mask, "mask_mod", masks.CAUSAL if call.is_causal else None)
+        blocks = _blocks_within_documents(call.layout, call.keys, rule)
     return call.original(call.module, *call.states, blocks, **call.options)
 
 
-def blocks_within_documents(
-    layout: PackedLayout,
-    memory: PackedLayout,
-    own: Callable[..., Any] | None = None,
+def _blocks_within_documents(
+    layout: PackedLayout, memory: PackedLayout, own: Callable[..., Any] | None
 ) -> Any:
     """Return a BlockMask (rows, 1, columns of `layout`, columns of `memory`) within documents.
 

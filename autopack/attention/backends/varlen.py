@@ -6,16 +6,17 @@ No flash-attn package is needed. Windows, scale and grouped-query heads go to th
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from autopack.attention.call import AttentionCall, Backend, Output
-from autopack.attention.prefixes import with_keys_of_documents
+from autopack.attention.prefixes import by_kernel
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
-from autopack.layout.prefixes import Prefixes
 
 _MAX_HEAD_SIZE = 256
 _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
@@ -67,23 +68,8 @@ def refusal(call: AttentionCall) -> str | None:
 def attend(call: AttentionCall) -> Output:
     """Attend within each document by torch's kernel; return (output, None), without weights."""
     assert call.pattern is not None
-    return attend_varlen(
-        call.layout,
-        *call.states_for_sdpa(),
-        call.pattern,
-        call.options.get("scaling"),
-    ), None
-
-
-def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Attend from each stretch to its document up to its end, or return None for other masks. The
-    kernel aligns queries with the last keys."""
-    pattern = call.pattern
-    if pattern is None or pattern.chunk is not None:
-        return None
-    call = with_keys_of_documents(call, prefixes)
     states, scale = call.states_for_sdpa(), call.options.get("scaling")
-    return attend_varlen(prefixes.queries, *states, pattern, scale, memory=prefixes.keys)
+    return attend_varlen(call.layout, *states, call.pattern, scale, call.memory), None
 
 
 def attend_varlen(
@@ -129,7 +115,7 @@ def attend_varlen(
 BACKEND = Backend(
     name="varlen",
     attend=attend,
-    over_prefixes=over_prefixes,
+    over_prefixes=partial(by_kernel, attend),
     availability=availability,
     refusal=refusal,
     stands_in=frozenset({"sdpa"}),
