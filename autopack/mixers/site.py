@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -51,32 +51,27 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         first = args[0] if args else kwargs.get(names[0])
         one_token = isinstance(first, torch.Tensor) and first.ndim > 1 and first.shape[1] == 1
         scope = site_scope(self, one_token)
-        if (
-            scope is not None
-            and scope.model.groups
-            and not (scope.stock or scope.in_step)
-            and gathers_inside(self)
-        ):
-            return in_step(self, scope, args, kwargs)
-        if scope is None or scope.layout is None:
-            return original(self, *args, **kwargs)
-        return mix(self, scope, {**torches.by_name(names, args), **kwargs}, original)
+        if scope is not None:
+            arguments = {**torches.by_name(names, args), **kwargs}
+            if scope.model.groups and not (scope.stock or scope.in_step) and gathers_inside(self):
+                return in_step(self, scope, arguments, args, kwargs)
+            if scope.layout is not None:
+                return mix(self, scope, arguments, original)
+        return original(self, *args, **kwargs)
 
     @torch._dynamo.disable
     def in_step(
-        mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]
+        mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any], args: Any, kwargs: Any
     ) -> Any:
         """Run the module as often as the rank that runs it most, and return its output."""
         rank_runs = RankRuns(scope.model.groups, scope.agreed.get(id(mixer)))
-        arguments = {**torches.by_name(names, args), **kwargs}
-        runs: list[_RunOfMixer] = []
+        runs: list[tuple[tuple[bool, int], dict[str, Any], Any]] = []
 
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             rank_runs.begin()
             given = {**torches.by_name(names, args), **kwargs}
-            runs.append(
-                _RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope())
-            )
+            repeated = {**given, **dict.fromkeys(given.keys() & CACHES)}
+            runs.append((_rank(repeated), repeated, running_scope()))
             return original(mixer, *args, **kwargs)
 
         packs = scope.layout is not None
@@ -89,12 +84,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             )
             idle = []
             for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
-                run = max(runs, key=_RunOfMixer.rank)
-                with (
-                    leaving_nothing(mixer),
-                    changed(layout=run.scope.layout, memory=run.scope.memory),
-                ):
-                    idle.append(original(mixer, **run.arguments))
+                _, repeated, ran = max(runs, key=itemgetter(0))
+                with leaving_nothing(mixer), changed(layout=ran.layout, memory=ran.memory):
+                    idle.append(original(mixer, **repeated))
         scope.agreed[id(mixer)] = rank_runs.count
         output = with_idle(output, idle)
         return output.to_tuple() if wants_tuple else output
@@ -106,11 +98,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         arguments: dict[str, Any],
         original: Callable[..., Any],
     ) -> Any:
-        mark = mark_of(mixer)
+        mark: Any = mark_of(mixer)
         assert scope.layout is not None
-        assert mark is not None
-        way = mark.way
-        assert way is not None
+        way: Way = mark.way
         if "use_cache" in names:
             arguments["use_cache"] = False
         first = arguments.get(names[0])
@@ -216,24 +206,15 @@ def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
     return not near and bool((mask == mask[..., :1, :1]).all())
 
 
-@dataclass(frozen=True, eq=False)
-class _RunOfMixer:
-    """Arguments and scope of one run of a module, to repeat it on ranks with fewer runs."""
+def _rank(arguments: dict[str, Any]) -> tuple[bool, int]:
+    """Return (True if a run has labels, the length of its documents), to choose one to repeat.
 
-    arguments: dict[str, Any]
-    scope: Any
-
-    def rank(self) -> tuple[bool, int]:
-        """Return (True if the run has labels, the length of its documents), to choose a run.
-
-        Parts that short documents do not reach (compressed windows, experts) get no gradient, and
-        FSDP2 reduces only the gradients that exist.
-        """
-        tokens = next(
-            (each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None
-        )
-        length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
-        return self.arguments.get("labels") is not None, length
+    Parts that short documents do not reach (compressed windows, experts) get no gradient, and FSDP2
+    reduces only the gradients that exist.
+    """
+    tokens = next((each for each in arguments.values() if isinstance(each, torch.Tensor)), None)
+    length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
+    return arguments.get("labels") is not None, length
 
 
 def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
