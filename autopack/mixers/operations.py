@@ -139,7 +139,8 @@ class _Scan:
         def call(spread: Spread, **more: Any) -> Any:
             spreads = {key: spread(value).movedim(1, self.axis) for key, value in rows.items()}
             named = {**given, **spreads, **more}
-            output = original(*map(named.pop, range(len(args))), **named)
+            positional = [named.pop(place) for place in range(len(args))]
+            output = original(*positional, **named)
             return _change_first(output, lambda part: part.movedim(self.axis, 1))
 
         if self.bounds is None or not _takes(original, self.bounds):

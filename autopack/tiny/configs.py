@@ -219,24 +219,17 @@ def _token_ids(present: dict[str, Any]) -> dict[str, Any]:
     """Return special token ids inside the vocabulary, placeholders of media at its upper end."""
     ids: dict[str, Any] = {}
     free = rules.VOCAB - 1
-    for name in sorted(present):
-        value = present[name]
-        low = type(value) is int and 0 <= value < rules.ORDINARY.start
-        if name in (
-            "bos_token_id",
-            "eos_token_id",
-            "decoder_start_token_id",
-            "forced_eos_token_id",
-        ):
-            if value is not None and not low:
-                ids[name] = 1 if name == "bos_token_id" else 2
-        elif name == "pad_token_id" or low or type(value) is not int:
+    low = range(rules.ORDINARY.start)
+    for name, value in sorted(present.items()):
+        if value is None or (type(value) is int and value in low):
             continue
-        elif re.search("_token_(id|index)$", name):
+        if name in rules.ENDS:
+            ids[name] = rules.ENDS[name]
+        elif type(value) is int and re.search("(?<!^pad)_token_(id|index)$", name):
             ids[name] = free
             free -= 1
     pad = present.get("pad_token_id")
     # 5.0 dropped the attribute from the base class, but some models still read it
     if pad is not None or "vocab_size" in present:
-        ids["pad_token_id"] = pad if type(pad) is int and 0 <= pad < rules.ORDINARY.start else 0
+        ids["pad_token_id"] = pad if type(pad) is int and pad in low else 0
     return ids

@@ -65,22 +65,11 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
             return Document(decoded, (_picture(model, seed, generator),))
     fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
     around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
-    found, placeholder = runs(config, parts, seed, fields, around, add)
-    whole = torch.cat(found, dim=1)
-    named = inspect.signature(type(model).forward).parameters
-    names = [
-        name
-        for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask")
-        if name in named
-    ]
-    per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
-    if "token_type_ids" in named and form == "square after a prefix":
-        per_token["token_type_ids"] = (
-            torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]
-        ).long()[None]
-    return Document(
-        {**per_token, **decoded}, tuple(pictures), _seen(form, whole[0] == placeholder, pictures)
-    )
+    kinds = dict.fromkeys("mm_token_type_ids token_type_ids image_embeds_position_mask".split(), 1)
+    per_token, places = runs(model, parts, seed, fields, around, kinds, add)
+    if "token_type_ids" in per_token and form == "square after a prefix":
+        per_token["token_type_ids"] = (places.flip(1).cumsum(1) == 0).flip(1).long()
+    return Document({**per_token, **decoded}, tuple(pictures), _seen(form, places[0], pictures))
 
 
 def _seen(

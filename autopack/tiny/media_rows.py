@@ -61,19 +61,21 @@ def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
 
 
 def runs(
-    config: Any,
+    model: PreTrainedModel,
     parts: Sequence[int | str],
     seed: int,
     fields: Sequence[str],
     around: Sequence[tuple[str, str]],
+    kinds: dict[str, int],
     count_of_next: Callable[[], int],
-) -> tuple[list[torch.Tensor], int]:
-    """Return the tokens (1, tokens) of each part of a document, and the placeholder among them.
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return a document's values per token, (1, tokens) each, and True at placeholders of media.
 
     A part is text, or placeholders of the next medium. The first of `fields` of a configuration
     names the placeholder, and those `around` the tokens that begin and end a medium, if it has such
-    fields.
+    fields. `kinds` are the values at placeholders of arguments that a model may take beside tokens.
     """
+    config: Any = model.config
     owners = (config, getattr(config, "audio_config", None))
     known = (getattr(owner, name, None) for owner in owners for name in fields)
     placeholder = next((value for value in known if isinstance(value, int)), rules.VOCAB - 1)
@@ -88,7 +90,10 @@ def runs(
             if isinstance(start, int) and isinstance(end, int):
                 ids = [start, *ids, end]
         found.append(torch.tensor([ids]))
-    return found, placeholder
+    whole = torch.cat(found, dim=1)
+    places, taken = whole == placeholder, inspect.signature(type(model).forward).parameters
+    others = {name: kind * places.long() for name, kind in kinds.items() if name in taken}
+    return {"input_ids": whole, **others}, places
 
 
 def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, int]:
