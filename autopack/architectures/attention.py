@@ -58,17 +58,6 @@ def _needs() -> dict[str, Any]:
     )
 
 
-def _refuse_reordered(config: Any) -> str | None:
-    """Return the reason to refuse GPT-2's eager attention with reordered products, or None."""
-    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
-        return (
-            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
-            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
-            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
-        )
-    return None
-
-
 FAMILY = Family.of(
     "attention",
     _DECODERS + _ENCODERS,
@@ -80,7 +69,14 @@ FAMILY = Family.of(
     },
     media_types={"video": "gemma4 gemma4_unified", "sound": "moonshine whisper"},
     unpads_images="gemma3 gemma4 gemma4_unified",
-    refusal=_refuse_reordered,
+    refusal=lambda config: (  # of GPT-2
+        "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
+        "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load it "
+        "with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
+        if getattr(config, "reorder_and_upcast_attn", False)
+        and config._attn_implementation == "eager"
+        else None
+    ),
     dense_types="axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4",
     tiny=Tiny(**_needs()),
 )

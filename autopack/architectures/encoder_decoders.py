@@ -36,21 +36,17 @@ TrOCRSinusoidalPositionalEmbedding
 """
 """Embeddings that number the tokens that are no padding."""
 
-
-def _refuse_block_sparse(config: Any) -> str | None:
-    """Return the reason to refuse an encoder with block-sparse attention, or None."""
-    if config.is_encoder_decoder:
-        return why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
-    return None
-
-
 COLUMN_POSITIONS = Family.of(
     "column_positions",
     _NUMBERING_COLUMNS,
     "positions restarted; attention document by document",
     positions=False,
     media_types={"sound": "speech_to_text"},
-    refusal=_refuse_block_sparse,
+    refusal=lambda config: (
+        why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
+        if config.is_encoder_decoder
+        else None
+    ),
     mixers={
         _BY_COLUMNS: RESTARTING,
         _BY_TOKENS: ROWS,
@@ -109,23 +105,17 @@ def _routed(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         router.expert_capacity = capacity
 
 
-def _refuse_random_experts(config: Any) -> str | None:
-    """Return the reason to refuse a router that draws experts at random, or None."""
-    if config.second_expert_policy in ("random", "sampling"):
-        return (
-            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws "
-            "second experts anew at every call, in evaluation too, so no document has one result "
-            "of its own"
-        )
-    return None
-
-
 NLLB_MOE = Family.of(
     "nllb_moe",
     "nllb-moe",
     "positions restarted; attention document by document; routers on one document after another",
     positions=False,
-    refusal=_refuse_random_experts,
+    refusal=lambda config: (
+        f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws second "
+        "experts anew at every call, in evaluation too, so no document has one result of its own"
+        if config.second_expert_policy in ("random", "sampling")
+        else None
+    ),
     mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
 )
 

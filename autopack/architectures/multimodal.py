@@ -37,16 +37,6 @@ qwen3_vl_moe video_llama_3 video_llava
 """
 
 
-def _refusal(config: Any) -> str | None:
-    """Return the reason to refuse a model with an encoder-decoder as language model, or None."""
-    if getattr(config, "use_decoder_only_language_model", True):
-        return None
-    return (
-        f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside of a "
-        "model for images, which is not served"
-    )
-
-
 MULTIMODAL = Family.of(
     "multimodal",
     _TYPES,
@@ -61,7 +51,12 @@ MULTIMODAL = Family.of(
     ),
     dense_types="dots3_note",
     unpads_images="paligemma shieldgemma2",
-    refusal=_refusal,
+    refusal=lambda config: (
+        None
+        if getattr(config, "use_decoder_only_language_model", True)
+        else f"its language model ({config.text_config.model_type!r}) is an encoder-decoder inside "
+        "of a model for images, which is not served"
+    ),
     media_types={"video": _WITH_VIDEOS},
     tiny=Tiny(needs_images=named("blip-2 instructblip instructblipvideo kosmos-2")),
 )

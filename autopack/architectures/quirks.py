@@ -50,14 +50,6 @@ LLAMA4 = Family.of(
 )
 
 
-def _refusal(config: Any) -> str | None:
-    """Return the reason to refuse Doge with a mixture of experts, or None."""
-    mixes = getattr(config, "is_moe", False)
-    return (
-        "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
-    )
-
-
 # Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others.
 # Other documents are masked out of that choice, but keys of equal score (the same token twice) are
 # told apart by an order that depends on the length of the row, so a document would keep other keys
@@ -66,7 +58,11 @@ DOGE = Family.of(
     "doge",
     "doge",
     "the model's own attention, documents alone",
-    refusal=_refusal,
+    refusal=lambda config: (
+        "with is_moe=True doge routes tokens of all rows and documents together"
+        if getattr(config, "is_moe", False)
+        else None
+    ),
     mixers={"DogeAttention": ALONE},
 )
 

@@ -80,16 +80,6 @@ prophetnet reformer xlnet
 """
 
 
-def _refusal(config: Any) -> str | None:
-    """Return the reason to refuse Reformer with random hashes, or None."""
-    if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
-        return (
-            "with hash_seed=None its hashes are drawn anew at every call, so no document has "
-            "one result of its own"
-        )
-    return None
-
-
 _OF_BYTES = (
     "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
     "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its "
@@ -100,7 +90,14 @@ WHOLE_MODEL = Family.of(
     "one_by_one",
     _TYPES,
     "the whole model, documents of one length as a batch",
-    refusal=_refusal,
+    refusal=lambda config: (
+        "with hash_seed=None its hashes are drawn anew at every call, so no document has one "
+        "result of its own"
+        if config.model_type == "reformer"
+        and config.hash_seed is None
+        and "lsh" in config.attn_layers
+        else None
+    ),
     mixers={
         **{names: OneByOne(reason) for names, reason in _REASONS.items()},
         "ProphetNetDecoder": _Streams(_STREAMS),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
@@ -19,7 +20,7 @@ from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 
-Output = tuple[torch.Tensor, torch.Tensor | None]
+Output = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +36,10 @@ class AttentionCall:
     original: Callable[..., Any]
     implementation: str
     module: torch.nn.Module
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: DocumentMask | torch.Tensor | None
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: DocumentMask | Tensor | None
     layout: PackedLayout
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: PackedLayout | None = None
@@ -56,11 +57,11 @@ class AttentionCall:
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
 
     @property
-    def states(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def states(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (R, H, C, E) each."""
         return self.query, self.key, self.value
 
-    def states_for_sdpa(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def states_for_sdpa(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values in the dtype to which SDPA casts them under autocast."""
         query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in self.states)
         return query, key, value
@@ -77,7 +78,7 @@ class AttentionCall:
             return None if self.mask.absolute else self.mask.pattern
         return Pattern(causal=self.is_causal) if self.mask is None else None
 
-    def options_beside(self, mask: torch.Tensor | None) -> Mapping[str, Any]:
+    def options_beside(self, mask: Tensor | None) -> Mapping[str, Any]:
         """Return the options with the `is_causal` that fits `mask`, the mask of one document.
 
         gpt2 and others conclude from the presence of a mask that the call need not be causal (up to
@@ -140,6 +141,6 @@ class Backend:
     attend: Callable[[AttentionCall], Output]
     availability: Callable[[], tuple[bool, str]]
     refusal: Callable[[AttentionCall], str | None] = lambda call: None
-    over_prefixes: Callable[[AttentionCall, Prefixes], torch.Tensor | None] | None = None
+    over_prefixes: Callable[[AttentionCall, Prefixes], Tensor | None] | None = None
     stands_in: frozenset[str] = frozenset()
     devices: frozenset[str] | None = None  # None for all

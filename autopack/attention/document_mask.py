@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
@@ -61,7 +62,7 @@ class DocumentMask:
         # A rule over relative indices is the same for every length, so one mask serves all
         # documents.
         longest = self.for_length(self.layout.max_seqlen)
-        if isinstance(longest, torch.Tensor):
+        if isinstance(longest, Tensor):
             return longest[:, :, :length, :length]
         # A BlockMask forgets its rule when it is sliced, so it is made for each length.
         return None if longest is None else self.for_length(length)
@@ -76,7 +77,7 @@ class DocumentMask:
             self._made[length, skips] = self.function(**{**self._alone(length), **others})
         return self._made[length, skips]
 
-    def for_last(self, tokens: int, length: int) -> torch.Tensor | None:
+    def for_last(self, tokens: int, length: int) -> Tensor | None:
         """Return the (1, 1, tokens, length) mask of a document's last `tokens` of `length`.
 
         None if the mask function makes no tensor, or the rule reads columns of the row.
@@ -84,17 +85,13 @@ class DocumentMask:
         if self.absolute:
             return None
         whole = self.for_length(max(length, self.layout.max_seqlen), skips=False)
-        return (
-            whole[:, :, length - tokens : length, :length]
-            if isinstance(whole, torch.Tensor)
-            else None
-        )
+        return whole[:, :, length - tokens : length, :length] if isinstance(whole, Tensor) else None
 
     def _alone(self, length: int) -> dict[str, Any]:
         """Return the mask function's arguments for one unpadded document of this length."""
         return masks.with_length(self.arguments, length, batch_size=1, attention_mask=None)
 
-    def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
+    def _by_columns(self, row: int, first: int, end: int) -> Tensor | None:
         """Return one document's mask, made by a rule that reads columns of the row."""
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
@@ -240,7 +237,7 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
     return masks.with_length(arguments, layout.columns)
 
 
-def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
+def _refuse_padding(mask: Tensor, model: EnabledModel) -> None:
     """Raise `UnsupportedModel` if a mask that the model made itself hides tokens."""
     why = (
         "the model makes a padding mask of its own inside a packed forward; train it on padded "

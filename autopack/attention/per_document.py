@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from autopack.attention import prefixes
 from autopack.attention.call import AttentionCall, Backend, Output
@@ -48,15 +49,15 @@ def attend(call: AttentionCall) -> Output:
             ]
             for each in call.states
         ]
-    options: dict[str, Sequence[torch.Tensor]] = {}
+    options: dict[str, Sequence[Tensor]] = {}
     for name, option in call.options.items():
-        if isinstance(option, torch.Tensor) and option.dim() > 1:
+        if isinstance(option, Tensor) and option.dim() > 1:
             options[name] = (
                 [_slice_option(call, name, option, *place) for place in batches]
                 if groups is None
                 else _grouped_by_length(option.expand(layout.rows, -1), layout, groups)
             )
-    outputs: list[torch.Tensor] = []
+    outputs: list[Tensor] = []
     for number, (place, query, key, value) in enumerate(zip(batches, *states, strict=True)):
         row, first, end = place
         if isinstance(call.mask, DocumentMask):
@@ -80,7 +81,7 @@ def attend(call: AttentionCall) -> Output:
     return found.unflatten(0, (layout.rows, layout.columns)), weights
 
 
-def _by_document(states: torch.Tensor, layout: PackedLayout) -> Sequence[torch.Tensor]:
+def _by_document(states: Tensor, layout: PackedLayout) -> Sequence[Tensor]:
     """Return states (R, H, C, E) split into one (1, H, L, E) per document.
 
     They are cut by `split`, whose backward puts the parts together at once; a backward of slices
@@ -88,15 +89,13 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> Sequence[torch.T
     copy it once more on the way back.
     """
     rows = states.split(1) if layout.rows > 1 else (states,)
-    found: list[torch.Tensor] = []
+    found: list[Tensor] = []
     for row, lengths in zip(rows, layout.lengths_by_row, strict=True):
         found += row.split(lengths, dim=2)
     return found
 
 
-def _grouped_by_length(
-    tokens: torch.Tensor, layout: PackedLayout, groups: Batches
-) -> Sequence[torch.Tensor]:
+def _grouped_by_length(tokens: Tensor, layout: PackedLayout, groups: Batches) -> Sequence[Tensor]:
     """Return tokens (R, C, ...) as one (documents, L, ...) per length of documents."""
     flat, maps = tokens.flatten(0, 1), groups.maps
     if len(maps) > 1:
@@ -108,9 +107,7 @@ def _grouped_by_length(
     return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
 
 
-def slice_mask(
-    mask: torch.Tensor | None, row: int, queries: slice, keys: slice
-) -> torch.Tensor | None:
+def slice_mask(mask: Tensor | None, row: int, queries: slice, keys: slice) -> Tensor | None:
     """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys), or None."""
     if mask is None:
         return None
@@ -121,11 +118,11 @@ def slice_mask(
 def _slice_option(
     call: AttentionCall,
     name: str,
-    option: torch.Tensor,
+    option: Tensor,
     row: int,
     first: int,
     end: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Return an option's part for one document, or the option if it has no axis of columns."""
     rows, columns = call.layout.rows, call.layout.columns
     if name == "position_bias" and option.shape[-1] == call.layout.max_seqlen != columns:
@@ -141,7 +138,7 @@ def _slice_option(
     return option
 
 
-def _has_heads(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
+def _has_heads(call: AttentionCall, name: str, option: Tensor) -> bool:
     """Return True if an option's second axis is its heads, so that its third is the columns.
 
     The third axis of the option is as long as a row. In transformers' own attention, the second
@@ -173,7 +170,7 @@ def _batches_by_length(call: AttentionCall) -> Batches | None:
     if not (kinds == 1 or is_worth_it) or call.want_weights or not alike:
         return None
     for option in call.options.values():
-        has_axes = isinstance(option, torch.Tensor) and option.dim() > 1
+        has_axes = isinstance(option, Tensor) and option.dim() > 1
         if has_axes and option.shape not in of_columns:
             return None
     return Batches.grouped(layout, equally_long)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
@@ -19,7 +20,7 @@ from autopack.inspection import releases
 from autopack.layout.prefixes import Prefixes
 
 
-def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
+def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
     """Attend from every token of a row of stretches to its document so far: (1, S, H, V).
 
     The layout of `call` describes the documents. A backend that takes other lengths of keys than
@@ -35,7 +36,7 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
             code="share-refused",
         )
     given = (option for name, option in call.options.items() if name != "position_ids")
-    of_tokens = any(isinstance(option, torch.Tensor) and option.dim() > 1 for option in given)
+    of_tokens = any(isinstance(option, Tensor) and option.dim() > 1 for option in given)
     found = (
         None
         if backend.over_prefixes is None or of_tokens
@@ -46,7 +47,7 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.T
 
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
-def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
+def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
     """Attend once per stretch by the model's own function; return None if masks cannot be made."""
     own = call.mask
     if (
@@ -56,7 +57,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
     ):
         return None
 
-    def up_to_each(states: torch.Tensor) -> Iterator[torch.Tensor]:
+    def up_to_each(states: Tensor) -> Iterator[Tensor]:
         parts = states.split(prefixes.lengths, dim=2)
         for first, *rest in prefixes.chains:
             yield torch.cat([parts[first], *(parts[n] for n in rest)], 2) if rest else parts[first]
@@ -79,7 +80,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
 
 def by_kernel(
     attend: Callable[[AttentionCall], Output], call: AttentionCall, prefixes: Prefixes
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Attend from each stretch to its document up to its end, or return None for chunks.
 
     Keys and values of each stretch are laid end to end. Kernels align queries with the last keys.
@@ -92,7 +93,7 @@ def by_kernel(
     return attend(call)[0]
 
 
-def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
+def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
     """Attend over whole documents without sharing, and return the row's tokens: (1, S, H, V)."""
     places = prefixes.row.back.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in call.states)
@@ -105,7 +106,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 def _expanded(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
     """Return an option with its axis of S tokens, if any, expanded to the documents' tokens."""
-    shape = option.shape if isinstance(option, torch.Tensor) else ()
+    shape = option.shape if isinstance(option, Tensor) else ()
     axes = [axis for axis, size in enumerate(shape) if axis and size == prefixes.tokens]
     if not axes:
         return option

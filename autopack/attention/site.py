@@ -126,9 +126,7 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]
     # A mask of the model's own is cut by documents, and no BlockMask is made of it; so is a bias.
-    by_documents = (
-        isinstance(call.mask, torch.Tensor) or call.options.get("position_bias") is not None
-    )
+    by_documents = isinstance(call.mask, Tensor) or call.options.get("position_bias") is not None
     return BACKENDS["eager" if by_documents or not masks.has_mask_interface() else own]
 
 
@@ -173,7 +171,7 @@ def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> Atten
     given = {
         name: option
         for name, option in options.items()
-        if isinstance(option, torch.Tensor) and option.dim()
+        if isinstance(option, Tensor) and option.dim()
     }
     # sinks have one for each head
     tensors = [name for name, option in given.items() if option.shape != (heads,)]
@@ -194,9 +192,7 @@ def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> Atten
     return replace(call, query=query, key=key, value=value, options=options)
 
 
-def _parts_of_rows(
-    output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int
-) -> torch.Tensor:
+def _parts_of_rows(output: Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> Tensor:
     """Return this rank's columns, of all `heads`, from output (R, C of whole rows, H here, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
@@ -208,7 +204,7 @@ def _parts_of_rows(
     return rows.part(output, 1) if output.shape[2] == heads else _exchanged(output, rows)
 
 
-def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
+def _exchanged(states: Tensor, rows: RowGroup) -> Any:
     """Exchange (R, H, C of a part, E) for (R, H of this rank, C of whole rows, E).
 
     The same exchanges (R, C of whole rows, H of this rank, V) for (R, C of a part, H, V).

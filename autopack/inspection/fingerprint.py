@@ -55,15 +55,18 @@ class Fingerprint:
                     [*map(len, map(vars, modules))],
                     [held.get(name) for held, name in places],
                 ),
-                lambda: _functions(places, modules),
-                _originals((held, name, held.get(name)) for held, name in places),
+                lambda: _originals(
+                    chain(
+                        ((held, name, held.get(name)) for held, name in places),
+                        *map(functions_on, modules),
+                    )
+                ),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part(
                 "what stands in the place of torch's functions",
                 _values_of_torch,
                 process.foreign,
-                code.of_process,
             ),
             *(
                 _Part(f"its {type(config).__name__}", partial(_fields, config))
@@ -85,13 +88,12 @@ class _Part:
     """One part of a model's state, named by `said`, to compare with its state at the proof.
 
     Every call compares what `read` returns with the last time, by identity as far as possible.
-    `facts` are what must stay the same, and are compared only where the former differs. They are
-    taken now unless they are `known`.
+    `facts` are what must stay the same, and are compared only where the former differs.
     """
 
-    def __init__(self, said: str, read: Reader, facts: Reader | None = None, known: Any = None):
+    def __init__(self, said: str, read: Reader, facts: Reader | None = None):
         self.said, self._read, self._facts = said, read, facts or read
-        self._last, self._kept = read(), self._facts() if known is None else known
+        self._last, self._kept = read(), self._facts()
 
     def changed(self) -> bool:
         """Return True if this part of the model's state has changed since it was proven."""
@@ -118,14 +120,6 @@ def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:
     None is kept alive: a lost one has left its dict.
     """
     return [*map(len, dicts), *map(id, chain.from_iterable(map(dict.values, dicts)))]
-
-
-def _functions(
-    places: list[tuple[Any, str]], modules: list[nn.Module]
-) -> dict[tuple[int, str], Any]:
-    """Return the `_originals` at places, and of functions that are on modules now."""
-    held = ((mapping, name, mapping.get(name)) for mapping, name in places)
-    return _originals(chain(held, *map(functions_on, modules)))
 
 
 def _originals(held: Iterable[Place]) -> dict[tuple[int, str], Any]:

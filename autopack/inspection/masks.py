@@ -16,6 +16,7 @@ try:
 except ImportError:  # up to 4.52
     masking = None  # type: ignore[assignment]
 
+Function = Callable[..., Any]
 MASKING_UTILS = "transformers.masking_utils"
 MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
 """Module and path of the mapping from implementation name to mask function."""
@@ -23,7 +24,7 @@ MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
 READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """Arguments that autopack reads from a call of transformers' mask functions."""
 
-CAUSAL: Callable[..., Any] | None = getattr(masking, "causal_mask_function", None)
+CAUSAL: Function | None = getattr(masking, "causal_mask_function", None)
 _CAUSAL_PATTERN = None if CAUSAL is None else pattern_of(CAUSAL)
 """The rule of nearly all layers, and the tokens that it lets a token see, which is asked once."""
 
@@ -33,12 +34,12 @@ def has_mask_interface() -> bool:
     return hasattr(masking, "AttentionMaskInterface")
 
 
-def mask_function(implementation: str) -> Callable[..., Any] | None:
+def mask_function(implementation: str) -> Function | None:
     """Return the mask function registered under a name; None if there is none."""
     return masking.ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
 
 
-def describe_mask(function: Callable[..., Any]) -> Pattern | None:
+def describe_mask(function: Function) -> Pattern | None:
     """Return a mask function's `Pattern` for a document alone, or None if it is not recognised.
 
     Used only to choose a faster backend; a function that is not recognised is evaluated as it
@@ -79,7 +80,7 @@ def _without_padding(function: Any) -> Any:
     return copy
 
 
-def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+def _closure(function: Function) -> dict[str, Any]:
     """Return the variables of a function's closure, by name."""
     code = getattr(function, "__code__", None)
     cells = getattr(function, "__closure__", None) or ()
@@ -90,7 +91,7 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     )
 
 
-def _parts(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def _parts(function: Function) -> Iterator[Function]:
     """Yield a mask function and all functions that it combines."""
     yield function
     for value in _closure(function).values():
@@ -99,12 +100,12 @@ def _parts(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
                 yield from _parts(part)
 
 
-def known_parts(function: Callable[..., Any]) -> list[Pattern]:
+def known_parts(function: Function) -> list[Pattern]:
     """Return the patterns recognised in a mask function and in the functions that it combines."""
     return [found for part in _parts(function) if (found := describe_mask(part)) is not None]
 
 
-def captured_tensors(function: Callable[..., Any]) -> list[torch.Tensor]:
+def captured_tensors(function: Function) -> list[torch.Tensor]:
     """Return all tensors that a mask function and the functions it combines have captured."""
     values = (value for part in _parts(function) for value in _closure(part).values())
     return [value for value in values if isinstance(value, torch.Tensor)]

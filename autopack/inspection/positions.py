@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.inspection.configs import text_config
 
@@ -67,9 +68,9 @@ class Numbering:
     def in_padded_batch(
         self,
         config: Any,
-        mask: torch.Tensor,
-        input_ids: torch.Tensor | None,
-    ) -> torch.Tensor:
+        mask: Tensor,
+        input_ids: Tensor | None,
+    ) -> Tensor:
         """Return a padded batch's positions in models of this config: int64 (rows, columns).
 
         Most models use the column's number, whatever the mask.
@@ -84,8 +85,8 @@ class Numbering:
         ) + self.first_position(config)
 
     def of_counted(
-        self, config: Any, input_ids: torch.Tensor | None, starts: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+        self, config: Any, input_ids: Tensor | None, starts: Tensor | None = None
+    ) -> Tensor | None:
         """Return positions that skip one uncounted token: int64 (rows, columns), or None.
 
         `starts` (rows, columns) are the columns in which the documents of tokens begin, where rows

@@ -40,11 +40,7 @@ def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
 
 def gathers_inside(module: nn.Module) -> bool:
     """Return True if parts of a module gather parameters in a run, not only the whole."""
-    return any(
-        next(iter(_groups_of(part)), None) is not None
-        for part in module.modules()
-        if part is not module
-    )
+    return any(True for part in module.modules() if part is not module for _ in _groups_of(part))
 
 
 def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
@@ -92,17 +88,14 @@ def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
 
     DeepSpeed's wrapper loses masks, so attention sites call the function that it wraps meanwhile.
     """
-    found = {
-        id(e): e
-        for e in (exchange_of(releases.attention_function(name)) for name in implementations)
-        if e
-    }
-    for exchange in found.values():
+    functions = map(releases.attention_function, implementations)
+    found = {*map(exchange_of, functions)} - {None}
+    for exchange in found:
         vars(exchange)["forward"] = exchange.attn
     try:
         yield
     finally:
-        for exchange in found.values():
+        for exchange in found:
             del vars(exchange)["forward"]
 
 
@@ -115,18 +108,13 @@ def exchanges_now(exchange: Any, training: bool) -> bool:
 
 def _communicates(function: FunctionType) -> bool:
     """Return True if a function calls torch.distributed, or is of a sequence-parallel package."""
-    if function.__module__.partition(".")[0] in _OF_SEQUENCES:
-        return True
     names = names_in(function.__code__)
-    values = [function.__globals__.get(name) for name in names]
+    values = [function, *map(function.__globals__.get, names)]
     origins = (str(getattr(value, "__module__", "")) for value in values)
-    communicates = any(
-        origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins
-    )
     return (
-        communicates
-        or "distributed" in names
+        "distributed" in names
         or any(value is torch.distributed for value in values)
+        or any(origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins)
     )
 
 

@@ -11,13 +11,13 @@ from types import CellType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.inspection.foreign import is_own, is_own_file, layers
 from autopack.inspection.put_on import functions_on, hooks_of
 from autopack.inspection.source import class_of, names_in
 
-_HOLDERS = (torch.Tensor, list, dict, set, deque)
+_HOLDERS = (Tensor, list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MOST = 256
 """Size of a container above which only its length is compared."""
@@ -64,7 +64,7 @@ class Contents:
             if id(value) in self._seen:
                 continue
             self._seen.add(id(value))
-            if isinstance(value, torch.Tensor) or type(value) in (*_HOLDERS, Counter, defaultdict):
+            if isinstance(value, Tensor) or type(value) in (*_HOLDERS, Counter, defaultdict):
                 self._held.append((value, _copied(value)))
                 parts = (
                     list(value.values())
@@ -126,7 +126,7 @@ class Contents:
 
 def _copied(value: Any) -> Any:
     """Return a copy of a value; of a tensor with its version."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.detach().clone(), None if value.is_inference() else value._version
     return value.copy()
 
@@ -168,7 +168,7 @@ def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
 
 def _parts(value: Any) -> Iterator[Any]:
     """Yield a value's parts to compare; a tensor, whose identity no other gets, and its version."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         yield from (value, None if value.is_inference() else str(value._version))
     elif isinstance(value, list | tuple | set | dict | deque):
         parts = [*value.items()] if isinstance(value, dict) else [*value]

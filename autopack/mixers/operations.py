@@ -27,6 +27,9 @@ from autopack.layout.token_map import Batches, Grouping, Run, Spread
 from autopack.patching import Site
 from autopack.runtime.scope import current
 
+Function = Callable[..., Any]
+Arguments = dict[str, Any]
+
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
@@ -40,7 +43,7 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
         activation.mixing = before
 
 
-def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+def adapt_operation(original: Function, site: Site) -> Function:
     """Return an operation that follows the calling mixer's documents, and is `original` else."""
     operation = OPERATIONS[site.path]
 
@@ -71,10 +74,10 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
 
 
 def _convolution(
-    original: Callable[..., Any],
+    original: Function,
     layout: PackedLayout,
     args: Any,
-    kwargs: dict[str, Any],
+    kwargs: Arguments,
 ) -> Any:
     """Run causal_conv1d_fn (x: (rows, channels, tokens), weight: (channels, width)) by documents.
 
@@ -119,10 +122,10 @@ class _Scan:
 
     def __call__(
         self,
-        original: Callable[..., Any],
+        original: Function,
         layout: PackedLayout,
         args: Any,
-        kwargs: dict[str, Any],
+        kwargs: Arguments,
     ) -> Any:
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         rows = {
@@ -171,9 +174,7 @@ def _change_first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
-def _fused(
-    original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _fused(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
     """Run a kernel for a whole mixer with `seq_idx`, or return None if it takes none."""
     return (
         original(*args, **{**kwargs, "seq_idx": layout.seq_idx})
@@ -185,9 +186,7 @@ def _fused(
 _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 
 
-def _inner(
-    original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _inner(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
     """Run mamba_inner_fn (states: (rows, 2 * channels, tokens)) by documents, or return None.
 
     It is a kernel for a whole mixer, and step by step a mixer gives the same, unless this kernel
@@ -211,7 +210,7 @@ def _inner(
 
 _DELTA_RULE = _Scan((0, 1, 2, "query", "key", "value", "g", "beta"), 1, "cu_seqlens")
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Function] = {
     "causal_conv1d_fn": _convolution,
     "mamba2_split_conv1d_scan_combined": _fused,
     "mamba2_chunk_scan": _Scan((0, 1, 3, 4, "z"), 1, "seq_idx", _near_square_root),
@@ -227,6 +226,6 @@ Each takes the function, the layout, and the positional and named arguments of a
 """
 
 
-def _takes(operation: Callable[..., Any], name: str) -> bool:
+def _takes(operation: Function, name: str) -> bool:
     """Return True if a kernel takes an argument `name`; False if torch computes the operation."""
     return name in releases.kernel_parameters(operation)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from autopack.registry import families
 from autopack.tiny import rules
-from autopack.tiny.media_rows import NUMBERS, SEEN, Document, features_of, form_of, runs
+from autopack.tiny.media_rows import NUMBERS, SEEN, Arguments, Document, features_of, form_of, runs
 from autopack.tiny.models import tokens
 
 IMAGE = "image"
@@ -47,7 +47,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     """
     generator = torch.Generator().manual_seed(seed)
     config, form = model.config, form_of(model) or ""
-    pictures: list[dict[str, Any]] = []
+    pictures: list[Arguments] = []
     if form == _BESIDE:
         pictures, parts = (
             [_picture(model, seed, generator)],
@@ -73,7 +73,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
 
 
 def _seen(
-    form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]
+    form: str, places: torch.Tensor, pictures: Sequence[Arguments]
 ) -> dict[str, torch.Tensor]:
     """Return {argument: mask} in which a token sees the last image before it, or {}."""
     if form not in SEEN or not pictures:
@@ -88,7 +88,7 @@ def _seen(
     return {SEEN[form]: seen}
 
 
-def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
+def _placeholders(model: PreTrainedModel, picture: Arguments) -> int:
     """Return the number of placeholder tokens of a picture."""
     if form_of(model) in SEEN:  # it marks the place
         return 1
@@ -145,7 +145,7 @@ mask (of ones and zeros, or boolean) with so many that are not padding. Axes and
 products of the sizes in `_picture`."""
 
 
-def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
+def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> Arguments:
     """Return one image's arguments; sizes differ by odd or even `number` if the type allows it."""
     form, vision, odd = form_of(model), _vision(model), number % 2
 
@@ -192,7 +192,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
 
     lines = (line.split(" | ") for line in _FORMS.strip().splitlines())
     wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
-    found: dict[str, Any] = {name: made(*how) for name, *how in wanted}
+    found: Arguments = {name: made(*how) for name, *how in wanted}
     pixels: Any = found.get("pixel_values")
     if "image_merge_sizes" not in inspect.signature(type(model).forward).parameters:
         found.pop("image_merge_sizes", None)
@@ -270,7 +270,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
     return Document({"input_ids": whole, **types}, videos)
 
 
-def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
+def _video(model: PreTrainedModel, picture: Arguments) -> Arguments:
     """Return the arguments of a video made of a picture's arguments."""
     config: Any = model.config
     pixels = picture["pixel_values"]
