@@ -23,13 +23,16 @@ from autopack.family import Family, SoundsRule
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
+Given = Mapping[str, Any]
+"""Arguments of a packed call."""
+Lengths = np.ndarray | None
 _TYPES = """
 audioflamingo3 fun_asr_nano glmasr granite_speech granite_speech_plus musicflamingo qwen2_audio
 qwen3_asr vibevoice_asr voxtral
 """
 
 
-def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _lengths(config: Any, given: Given) -> Lengths:
     """Return the number of frames of each sound, or None if the call does not declare it."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
@@ -43,7 +46,7 @@ def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     return found if found.ndim == 1 else found.sum(-1)
 
 
-def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _within_chunks(config: Any, given: Given) -> Lengths:
     """Return the frames of each sound's longest chunk (Qwen3-Omni), or None if undeclared.
 
     Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first
@@ -53,7 +56,7 @@ def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     return None if lengths is None else np.minimum(lengths, 2 * config.audio_config.n_window)
 
 
-def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _with_a_frame_more(config: Any, given: Given) -> Lengths:
     """Return sounds' frames if Nemotron-H Omni would make a feature of padding, else None.
 
     It counts one frame more than the mask, which is padding if it begins a feature.
@@ -65,7 +68,7 @@ def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | No
     return lengths if begun.any() else None
 
 
-def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _in_less_than_a_window(config: Any, given: Given) -> Lengths:
     """Return each sound's frames if GLM-ASR's features are not padded to its whole window, else
     None.
 
@@ -78,9 +81,9 @@ def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray 
 
 
 def _refuse_unlike(
-    frames: Callable[[Any, Mapping[str, Any]], np.ndarray | None],
+    frames: Callable[[Any, Given], Lengths],
     config: Any,
-    given: Mapping[str, Any],
+    given: Given,
     layout: PackedLayout,
 ) -> str | None:
     """Return the reason to refuse sounds of different lengths by `frames`, or None if alike."""
@@ -90,9 +93,7 @@ def _refuse_unlike(
     return f"they have {lengths.min()} to {lengths.max()} frames, and {_BEHIND}"
 
 
-def _refuse_unlike_without_a_mask(
-    config: Any, given: Mapping[str, Any], layout: PackedLayout
-) -> str | None:
+def _refuse_unlike_without_a_mask(config: Any, given: Given, layout: PackedLayout) -> str | None:
     """Return the reason to refuse sounds of different lengths, or silence that may hide them.
 
     Silence and padding have one value in all bins.
@@ -114,13 +115,13 @@ def _refuse_unlike_without_a_mask(
     return _refuse_unlike(_lengths, config, given, layout)
 
 
-def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _placeholders(config: Any, given: Given) -> Lengths:
     """Return True at tokens that stand for sounds: bool (rows, columns)."""
     ids = given.get("input_ids")
     return None if ids is None else host_values(ids == config.audio_token_id)
 
 
-def _refuse_adjacent(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _refuse_adjacent(config: Any, given: Given, layout: PackedLayout) -> str | None:
     """Return the reason to refuse adjacent placeholders of two documents, or None.
 
     Music Flamingo takes a run of placeholders for one sound, and numbers windows of 30 s within it.
@@ -137,7 +138,7 @@ def _refuse_adjacent(config: Any, given: Mapping[str, Any], layout: PackedLayout
     )
 
 
-def _refuse_one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _refuse_one_for_each(config: Any, given: Given, layout: PackedLayout) -> str | None:
     """Return the reason to refuse single placeholders for Qwen2-Audio's sounds, or None.
 
     The model takes them for the older form, one per sound, and makes longer rows of them.

@@ -28,7 +28,7 @@ def unwrap(model: Any) -> PreTrainedModel:
     prompt and prefix tuning.
     """
     modules = [model] if isinstance(model, nn.Module) else _held_by(model)
-    found = list({id(inner): inner for module in modules for inner in _outermost(module)}.values())
+    found = list(dict.fromkeys(inner for module in modules for inner in _outermost(module)))
     if len(found) == 1:
         return found[0]
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
