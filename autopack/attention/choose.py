@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from autopack.attention.backends import flash, flex, varlen
+from autopack.attention.kernels import FLASH, FLEX, VARLEN
 from autopack.attention.per_document import EAGER, SDPA
 from autopack.inspection import releases
 
-BACKENDS = {
-    backend.name: backend for backend in (EAGER, flash.BACKEND, flex.BACKEND, SDPA, varlen.BACKEND)
-}
+BACKENDS = {backend.name: backend for backend in (EAGER, FLASH, FLEX, SDPA, VARLEN)}
 """Backends that the user can ask for by name."""
 
 

@@ -1,1 +1,0 @@
-"""One module for each backend of one call for all documents."""
