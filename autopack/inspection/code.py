@@ -14,19 +14,22 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import process, releases, sharding
+from autopack.inspection import releases, sharding
 from autopack.inspection.foreign import (
     Place,
+    functions_on,
+    hooks_of,
     is_from,
     is_in,
     is_of_library,
     is_own,
     is_own_file,
     layers,
+    looks_at_rows,
     original,
+    replaced_in_torch,
     whose,
 )
-from autopack.inspection.put_on import functions_on, hooks_of, looks_at_rows
 from autopack.inspection.source import class_of, names_in
 
 _RUN = ("forward", "__call__", "loss_function")
@@ -93,7 +96,7 @@ class ModelCode:
                     self.unknown = self.unknown or told
                 if looks and not is_model:
                     self.onlooker = self.onlooker or told
-        for part in process.foreign():
+        for part in replaced_in_torch():
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:

@@ -14,11 +14,21 @@ import torch.utils.checkpoint
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection import process
 from autopack.inspection.code import ModelCode
-from autopack.inspection.foreign import Place, is_own, layers, original
+from autopack.inspection.foreign import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    SPACES,
+    Place,
+    functions_on,
+    hooks_of,
+    is_own,
+    layers,
+    looks_at_rows,
+    original,
+    replaced_in_torch,
+)
 from autopack.inspection.modules import modules_of
-from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, looks_at_rows
 
 _FOLLOWED = frozenset(
     "_attn_implementation_internal _attn_implementation _experts_implementation_internal "
@@ -66,7 +76,7 @@ class Fingerprint:
             _Part(
                 "what stands in the place of torch's functions",
                 _values_of_torch,
-                process.foreign,
+                replaced_in_torch,
             ),
             *(
                 _Part(f"its {type(config).__name__}", partial(_fields, config))
@@ -110,7 +120,7 @@ class _Part:
 
 def _values_of_torch() -> list[list[Any]]:
     """Return torch's global hooks, and the members of its modules and classes that are watched."""
-    places: list[Any] = [*process.HOOKS, *map(vars, process.SPACES.values())]
+    places: list[Any] = [*GLOBAL_HOOKS, *map(vars, SPACES.values())]
     return [list(held.values()) for held in places]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.inspection.foreign import is_own, is_own_file, layers
-from autopack.inspection.put_on import functions_on, hooks_of
+from autopack.inspection.foreign import functions_on, hooks_of, is_own, is_own_file, layers
 from autopack.inspection.source import class_of, names_in
 
 _HOLDERS = (Tensor, list, dict, set, deque)
