@@ -24,6 +24,10 @@ READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """Arguments that autopack reads from a call of transformers' mask functions."""
 
 
+# --- The rule of a mask function, found by calling it with indices that note their comparisons. A
+# function that does anything else with its indices is unknown. Dynamo can run this while it traces.
+
+
 class Unknown(Exception):
     """Error of a mask function whose use of its indices autopack does not know."""
 
