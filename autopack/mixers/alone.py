@@ -167,8 +167,6 @@ def _square(batch: TokenMap, mask: Tensor) -> Tensor:
     rows, columns = batch.shape
     if mask.dim() == 2 and len(mask) == columns > rows:  # one for all rows (CTRL)
         return mask[: batch.into[1], : batch.into[1]]
-    if mask.dim() == 2:
-        return batch.gather(mask)
     # queries before heads (GPT-BigCode)
     if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:
         return square(batch, mask.transpose(1, 2)).transpose(1, 2)
