@@ -15,7 +15,6 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks
-from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import SeenImages
 
 
@@ -30,7 +29,7 @@ def attend(call: AttentionCall) -> Output:
     layout, memory, mask = call.layout, call.memory, call.mask
     assert memory is not None
     if isinstance(mask, DocumentMask):
-        if mask.pattern != masks.Pattern(causal=False) and not _sees_all(mask, layout, memory):
+        if mask.pattern != masks.Pattern(causal=False) and not mask.sees_all(layout, memory):
             raise UnsupportedModel(
                 f"{type(call.module).__name__} attends to the encoder by a rule of its own, which "
                 "autopack cannot apply to documents. Run such documents one per row.",
@@ -50,20 +49,6 @@ def attend(call: AttentionCall) -> Output:
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
     return _one_by_one(replace(call, mask=mask, options=options), places), None
-
-
-def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
-    """Return True if the mask's rule lets every token see all encoder states (T5Gemma); cached."""
-
-    def ask() -> tuple[bool, DocumentMask]:
-        zero = torch.zeros((), dtype=torch.long, device=layout.device)
-        ours, theirs = (
-            torch.arange(each.columns, device=layout.device) for each in (layout, memory)
-        )
-        # kept: its id is the key
-        return bool(mask.rule(zero, zero, ours[:, None], theirs[None]).all()), mask
-
-    return layout.derived(("sees all", memory, id(mask)), ask)[0]
 
 
 @torch._dynamo.disable  # places on the host would be constants of a graph

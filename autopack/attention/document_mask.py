@@ -49,7 +49,7 @@ class DocumentMask:
         row."""
         skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
-        self._made: dict[Any, Any] = {}  # masks by the length of a document
+        self._made: dict[Any, Any] = {}  # masks by the length of a document, and answers
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """Return one document's mask alone: (1, 1, length, length), or None if stock makes none."""
@@ -86,6 +86,17 @@ class DocumentMask:
             return None
         whole = self.for_length(max(length, self.layout.max_seqlen), skips=False)
         return whole[:, :, length - tokens : length, :length] if isinstance(whole, Tensor) else None
+
+    def sees_all(self, layout: PackedLayout, memory: PackedLayout) -> bool:
+        """Return True if the rule lets every token of `layout` see all of `memory`; cached."""
+        key = "all", layout.columns, memory.columns
+        if key not in self._made:
+            ours, theirs = (
+                torch.arange(each.columns, device=layout.device) for each in (layout, memory)
+            )
+            zero = ours.new_zeros(())
+            self._made[key] = bool(self.rule(zero, zero, ours[:, None], theirs[None]).all())
+        return self._made[key]
 
     def _alone(self, length: int) -> dict[str, Any]:
         """Return the mask function's arguments for one unpadded document of this length."""

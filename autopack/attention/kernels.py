@@ -44,13 +44,10 @@ def flash_implementations() -> tuple[str, ...]:
     """Return the flash implementations whose package and device transformers finds here."""
     from transformers import utils
 
-    checks = {
-        version: getattr(utils, f"is_flash_attn_{version}_available", None) for version in (2, 3, 4)
-    }
     return tuple(
         f"flash_attention_{version}"
-        for version, check in checks.items()
-        if check is not None and check()
+        for version in (2, 3, 4)
+        if getattr(utils, f"is_flash_attn_{version}_available", bool)()
     )
 
 
@@ -91,13 +88,10 @@ FLASH = Backend(
 def varlen_here() -> tuple[bool, str]:
     """Return (True if torch's kernel can be used here, its module or the reason why not)."""
     missing = torches.without_varlen()
-    if missing is not None:
-        return False, missing
-    if not torch.cuda.is_available():
-        return False, "needs a CUDA device"
-    if torch.cuda.get_device_capability()[0] < 8:
-        return False, _TOO_OLD
-    return True, "torch.nn.attention.varlen"
+    if missing is None and not torch.cuda.is_available():
+        missing = "needs a CUDA device"
+    missing = missing or refused_device(torch.device("cuda"))
+    return missing is None, missing or "torch.nn.attention.varlen"
 
 
 def refused_device(device: torch.device) -> str | None:
@@ -158,10 +152,6 @@ def attend_varlen(
     padded = -(-max(size, value.shape[-1]) // 8) * 8
     flat = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     q, k, v = (F.pad(t, (0, padded - t.shape[-1])) if t.shape[-1] < padded else t for t in flat)
-    before, after = (
-        -1 if each is None else each
-        for each in (pattern.before, 0 if pattern.causal else pattern.after)
-    )
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     keys = None if memory is None else (memory.kernel_cu_seqlens, memory.max_seqlen)
     scale = size**-0.5 if scale is None else scale
@@ -172,7 +162,7 @@ def attend_varlen(
         layout.kernel_cu_seqlens,
         longest,
         scale,
-        (before, after),
+        pattern.reach(-1),
         keys=keys,
     )
     return output[..., : value.shape[-1]].reshape(rows, columns, heads, value.shape[-1])

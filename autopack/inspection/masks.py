@@ -45,6 +45,11 @@ class Pattern:
     after: int | None = None
     chunk: int | None = None
 
+    def reach(self, unlimited: int) -> tuple[int, int]:
+        """Return how many tokens before and after it a token sees; `unlimited` stands for all."""
+        before, after = self.before, 0 if self.causal else self.after
+        return unlimited if before is None else before, unlimited if after is None else after
+
     @property
     def device(self) -> None:
         """None: a pattern lies on no device. transformers asks for it where it combines masks."""

@@ -53,9 +53,7 @@ class Numbering:
         A table of positions allows only the usual beginning; rotations know differences alone.
         """
         first = self.first_position(config)
-        if self.relative or not first:
-            return 0
-        return 0 if rotates(model, config) else first
+        return 0 if self.relative or not first or rotates(model, config) else first
 
     def is_known(self, adds_up_mask: bool) -> bool:
         """Return True if `in_padded_batch` is right for padding that is not on the right.
