@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autopack.attention.call import EAGER, SDPA
 from autopack.attention.kernels import FLASH, FLEX, VARLEN
-from autopack.attention.per_document import EAGER, SDPA
 from autopack.inspection import releases
 
 BACKENDS = {backend.name: backend for backend in (EAGER, FLASH, FLEX, SDPA, VARLEN)}

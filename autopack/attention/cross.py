@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import torch
 
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention.call import AttentionCall, Output, slice_mask
 from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
-from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks
 from autopack.layout.prepared import SeenImages

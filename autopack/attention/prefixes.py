@@ -6,17 +6,14 @@ Shapes: S tokens of the row that runs, else as in `autopack.attention.call`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from autopack.attention.call import AttentionCall, Backend, Output
-from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import releases
 from autopack.layout.prefixes import Prefixes
 
 
@@ -43,39 +40,6 @@ def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
         else backend.over_prefixes(call, prefixes)
     )
     return _as_documents(call, prefixes, backend) if found is None else found
-
-
-# lengths on the host would be constants of a graph, and every layout a graph of its own
-@torch._dynamo.disable
-def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Attend once per stretch by the model's own function; return None if masks cannot be made."""
-    own = call.mask
-    if (
-        not isinstance(own, DocumentMask)
-        or not releases.is_own(call.original)
-        or own.for_last(1, 2) is None
-    ):
-        return None
-
-    def up_to_each(states: Tensor) -> Iterator[Tensor]:
-        parts = states.split(prefixes.lengths, dim=2)
-        for first, *rest in prefixes.chains:
-            yield torch.cat([parts[first], *(parts[n] for n in rest)], 2) if rest else parts[first]
-
-    states = up_to_each(call.key), up_to_each(call.value)
-    queries = call.query.split(prefixes.lengths, dim=2)
-    outputs = []
-    for stretch, *given in zip(prefixes.stretches, queries, *states, strict=True):
-        length = stretch.length
-        mask = (
-            own.for_last(length, stretch.depth + length)
-            if stretch.depth
-            else own.for_document(0, 0, length)
-        )
-        options = dict(call.options_beside(mask))
-        options.pop("position_ids", None)
-        outputs.append(call.original(call.module, *given, mask, **options)[0])
-    return torch.cat(outputs, dim=1)
 
 
 def by_kernel(
