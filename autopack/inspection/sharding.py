@@ -40,7 +40,7 @@ def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
 
 def gathers_inside(module: nn.Module) -> bool:
     """Return True if parts of a module gather parameters in a run, not only the whole."""
-    return any(True for part in module.modules() if part is not module for _ in _groups_of(part))
+    return any(part is not module and _groups_of(part) for part in module.modules())
 
 
 def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
@@ -118,24 +118,21 @@ def _communicates(function: FunctionType) -> bool:
     )
 
 
-def _groups_of(module: nn.Module) -> Iterator[Group]:
-    """Yield the process groups among which a module's parameters are sharded."""
+def _groups_of(module: nn.Module) -> list[Group]:
+    """Return the process groups among which a module's parameters are sharded."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    # of ZeRO-3
+    found = [getattr(each, "ds_process_group", None) for each in module._parameters.values()]
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        yield module.process_group
-        between = getattr(module, "_inter_node_pg", None)  # of hybrid sharding
-        if between is not None:
-            yield between
+        # the second of hybrid sharding
+        found += [module.process_group, getattr(module, "_inter_node_pg", None)]
     elif hasattr(module, "_get_fsdp_state"):  # fully_shard
         state: Any = module._get_fsdp_state()  # type: ignore[operator]
         sharded = getattr(state, "_fsdp_param_groups", None)
         # one group up to torch 2.10
         for part in [state._fsdp_param_group] if sharded is None else sharded:
-            for name in ("shard_process_group", "replicate_process_group"):
-                group = getattr(getattr(part, "mesh_info", None), name, None)
-                if group is not None:
-                    yield group
-    parameter: Any
-    for parameter in module._parameters.values():
-        if hasattr(parameter, "ds_id"):  # ZeRO-3
-            yield parameter.ds_process_group
+            mesh = getattr(part, "mesh_info", None)
+            found += [
+                getattr(mesh, f"{kind}_process_group", None) for kind in ("shard", "replicate")
+            ]
+    return [group for group in found if group is not None]
