@@ -130,8 +130,7 @@ def _devices() -> dict[str, str]:
 
 def _examine_backends(found: dict[str, Any]) -> None:
     """Add to `found` the state of each backend, and the one that `enable` takes per device."""
-    from autopack.attention.choose import availability, taken_by_auto
-    from autopack.attention.kernels import flash_implementations
+    from autopack.attention.choose import availability, flash_implementations, taken_by_auto
 
     there = availability()
     found["backends"] = {
