@@ -73,7 +73,7 @@ def _attend_by_flash(call: AttentionCall) -> Output:
     given = {**call.options_beside(None), **dict(zip(FLASH_KWARGS, declared, strict=True))}
     given.pop("position_ids", None)
     if releases.flash_wants_positions():
-        given["position_ids"] = layouts[0].derived("places", layouts[0].position_ids)
+        given["position_ids"] = layouts[0].extent  # all that is asked is whether there are any
     return call.original(call.module, *call.states, None, **given)
 
 

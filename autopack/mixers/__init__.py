@@ -87,10 +87,7 @@ class AtOperations(Way):
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
-        names = [
-            *self.operations,
-            *([self.fused] if self.fused and hasattr(found, self.fused) else []),
-        ]
+        names = [n for n in (*self.operations, self.fused) if n and hasattr(found, n)]
         return [Site(module, name, operations.adapt_operation) for name in names]
 
 
