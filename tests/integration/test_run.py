@@ -296,7 +296,7 @@ def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
         "import sys; print(*sys.modules)",
         **{settings.RUN: "1", "PYTHONPATH": settings.DIRECTORY},
     )
-    assert "autopack.launch.session" in done.out.split()
+    assert "autopack.launch.launcher" in done.out.split()
     assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
 
 

@@ -11,7 +11,7 @@ _here = os.path.dirname(__file__)
 sys.path[:] = [entry for entry in sys.path if entry != _here]
 
 try:
-    from autopack.launch.session import start
+    from autopack.launch.launcher import start
 except Exception as error:
     if os.environ.pop("AUTOPACK_STARTED", "") == str(os.getpid()):
         message = "autopack: not started, %s cannot import it: %s\n"
