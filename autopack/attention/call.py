@@ -128,7 +128,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute attention within documents of packed rows: `name`.
+    """A way to compute attention within documents of packed rows.
 
     * `attend` attends within each document. It returns the output (R, C, H, V), and the attention
       weights (R, H, C, C), zero across documents, if they are wanted and the backend can give them.
@@ -141,7 +141,6 @@ class Backend:
     * `devices` are the kinds of devices on which it runs.
     """
 
-    name: str
     attend: Callable[[AttentionCall], Output]
     availability: Callable[[], tuple[bool, str]]
     refusal: Callable[[AttentionCall], str | None] = lambda call: None
@@ -354,13 +353,11 @@ def _attend_by_sdpa(call: AttentionCall) -> Output:
 
 
 EAGER = Backend(
-    name="eager",
     attend=attend,
     over_prefixes=by_stretches,
     availability=lambda: (True, "the model's own attention function"),
 )
 SDPA = Backend(
-    name="sdpa",
     attend=_attend_by_sdpa,
     over_prefixes=by_stretches,
     availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),

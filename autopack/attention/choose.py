@@ -80,7 +80,6 @@ def _attend_by_flash(call: AttentionCall) -> Output:
 # It serves only models that use it, so what it cannot do is not done for a document alone either:
 # it refuses nothing.
 FLASH = Backend(
-    name="flash",
     attend=_attend_by_flash,
     over_prefixes=partial(by_kernel, _attend_by_flash),
     availability=_flash_here,
@@ -171,7 +170,6 @@ def attend_varlen(
 
 
 VARLEN = Backend(
-    name="varlen",
     attend=_attend_by_varlen,
     over_prefixes=partial(by_kernel, _attend_by_varlen),
     availability=varlen_here,
@@ -231,14 +229,13 @@ def _blocks_within_documents(
 
 
 FLEX = Backend(
-    name="flex",
     attend=_attend_by_flex,
     availability=_flex_here,
 )
 
 # --- The choice
 
-BACKENDS = {backend.name: backend for backend in (EAGER, FLASH, FLEX, SDPA, VARLEN)}
+BACKENDS = {"eager": EAGER, "flash": FLASH, "flex": FLEX, "sdpa": SDPA, "varlen": VARLEN}
 """Backends that the user can ask for by name."""
 
 

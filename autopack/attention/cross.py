@@ -25,8 +25,7 @@ def attend(call: AttentionCall) -> Output:
     FlashAttention and FlexAttention are called once, anything else once per document. Returns no
     attention weights.
     """
-    layout, memory, mask = call.layout, call.memory, call.mask
-    assert memory is not None
+    layout, memory, mask = call.layout, call.keys, call.mask
     if isinstance(mask, DocumentMask):
         if mask.pattern != masks.Pattern(causal=False) and not mask.sees_all(layout, memory):
             raise UnsupportedModel(
