@@ -13,6 +13,7 @@ These compute attention within all documents in one call of a kernel:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,29 @@ from torch.nn import functional as F
 
 from autopack.attention.call import EAGER, SDPA, AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
-from autopack.attention.prefixes import by_kernel
 from autopack.inspection import masks, releases, torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import FLASH_KWARGS
 
 _MAX_HEAD_SIZE = 256
 _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
+
+
+def _by_kernel(
+    attend: Callable[[AttentionCall], Output], call: AttentionCall, prefixes: Prefixes
+) -> Tensor | None:
+    """Attend from each stretch to its document up to its end, or return None for chunks.
+
+    Keys and values of each stretch are laid end to end. Kernels align queries with the last keys.
+    """
+    if call.pattern is None or call.pattern.chunk is not None:
+        return None
+    columns = prefixes.key_columns.to(call.key.device)
+    key, value = (states.index_select(2, columns) for states in (call.key, call.value))
+    call = replace(call, key=key, value=value, layout=prefixes.queries, memory=prefixes.keys)
+    return attend(call)[0]
 
 
 def _flash_here() -> tuple[bool, str]:
@@ -81,7 +97,7 @@ def _attend_by_flash(call: AttentionCall) -> Output:
 # it refuses nothing.
 FLASH = Backend(
     attend=_attend_by_flash,
-    over_prefixes=partial(by_kernel, _attend_by_flash),
+    over_prefixes=partial(_by_kernel, _attend_by_flash),
     availability=_flash_here,
 )
 
@@ -171,7 +187,7 @@ def attend_varlen(
 
 VARLEN = Backend(
     attend=_attend_by_varlen,
-    over_prefixes=partial(by_kernel, _attend_by_varlen),
+    over_prefixes=partial(_by_kernel, _attend_by_varlen),
     availability=varlen_here,
     refusal=refused_by_varlen,
     stands_in=frozenset({"sdpa"}),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, prefixes
+from autopack.attention import cross
 from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
@@ -88,7 +88,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             return _attend_over_ranks(call, scope, own)
         backend = _backend_of(call, scope.model.options.backend, own)
         if scope.prefixes is not None:
-            return prefixes.attend(call, scope.prefixes, backend), None
+            return cross.attend_over_prefixes(call, scope.prefixes, backend), None
         return backend.attend(call)
 
     return autopack_attention
