@@ -240,7 +240,7 @@ def _grouped_by_length(tokens: Tensor, layout: PackedLayout, groups: Batches) ->
     return [part.unflatten(0, each.into) for part, each in zip(parts, maps, strict=True)]
 
 
-def slice_mask(mask: Tensor | None, row: int, queries: slice, keys: slice) -> Tensor | None:
+def slice_mask(mask: Any, row: int, queries: slice, keys: slice) -> Tensor | None:
     """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys), or None."""
     if mask is None:
         return None

@@ -98,7 +98,6 @@ def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]])
             outputs.append(zeros)
             continue
         own = query[here, :, queries], key[here, :, keys], value[here, :, keys]
-        assert not isinstance(call.mask, DocumentMask)
         mask = slice_mask(call.mask, row, queries, keys)
         outputs.append(call.original(call.module, *own, mask, **call.options)[0])
     return torch.cat(outputs, dim=1)

@@ -39,6 +39,8 @@ _FOLLOWED = frozenset(
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 Reader = Callable[[], Any]
 _WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_OF_TORCH: list[Any] = [*GLOBAL_HOOKS, *map(vars, SPACES.values())]
+"""Torch's global hooks, and the members of its modules and classes that are watched."""
 
 
 class Fingerprint:
@@ -75,7 +77,7 @@ class Fingerprint:
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part(
                 "what stands in the place of torch's functions",
-                _values_of_torch,
+                lambda: [list(held.values()) for held in _OF_TORCH],
                 replaced_in_torch,
             ),
             *(
@@ -116,12 +118,6 @@ class _Part:
                 self._last = found
                 return False
         return True
-
-
-def _values_of_torch() -> list[list[Any]]:
-    """Return torch's global hooks, and the members of its modules and classes that are watched."""
-    places: list[Any] = [*GLOBAL_HOOKS, *map(vars, SPACES.values())]
-    return [list(held.values()) for held in places]
 
 
 def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:

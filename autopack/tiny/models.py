@@ -112,12 +112,12 @@ def randomize(model: nn.Module, seed: int) -> None:
     Everything else keeps its initial value (a norm's one or zero, a decay), with noise added.
     """
     generator = torch.Generator().manual_seed(seed)
-    seen: set[int] = set()
+    seen: set[Tensor] = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if id(parameter) in seen or not parameter.is_floating_point() or not parameter.numel():
+            if parameter in seen or not parameter.is_floating_point() or not parameter.numel():
                 continue
-            seen.add(id(parameter))
+            seen.add(parameter)
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(_fresh(module, parameter.detach().float().cpu(), noise))
 
