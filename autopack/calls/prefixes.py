@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import masks, torches
-from autopack.inspection.put_on import hooks_of, looks_at_rows
+from autopack.inspection.foreign import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall

@@ -36,8 +36,7 @@ from autopack.enabling.by_twin import (
     parts_outside,
 )
 from autopack.errors import AutopackError
-from autopack.inspection.foreign import is_own, whose
-from autopack.inspection.put_on import hooks_of
+from autopack.inspection.foreign import hooks_of, is_own, whose
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
