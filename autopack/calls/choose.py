@@ -120,7 +120,7 @@ def _choose_without_documents(call: Call) -> CallPlan:
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
-        refusals.check_sites(call.model)
+        call.model.lease.check()
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that
     # out.
@@ -176,13 +176,13 @@ def _choose_pair(call: PairCall) -> CallPlan:
     elif not call.model.options.unpad:
         return _pass_through(call, "unpad=False")
     else:
-        anywhere = call.obstacle_anywhere() if call.outer is None else None
-        reason = anywhere or call.obstacle_here()
+        anywhere = None if call.outer is not None else next(call.why_padded_anywhere(), None)
+        reason = anywhere or next((reason for reason, _ in call.obstacles_here()), None)
         if reason is not None:
             if anywhere is None and call.entry.holds_pair:
                 return Delegate(call, reason)
             return _pass_through(call, reason, keeps_padding=True)
-    refusals.check_sites(call.model)
+    call.model.lease.check()
     return PairAsRows(call)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -95,12 +95,14 @@ class PairCall(Call):
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
 
-    def hides_labels(self, given: tuple[str, ...]) -> bool:
+    def _hides_labels(self) -> bool:
         """Return True if the model hides padding among decoder tokens that it makes of labels.
 
-        If the call brings one of the arguments `given`, the model makes no tokens, or no mask.
+        If the call brings the tokens, or a mask of single documents, it hides none.
         """
         labels, config = self.arguments.get("labels"), self.config
+        # a mask of packed rows declares documents, and a document alone has none
+        given = _OF_DECODER[: 2 if self.pair.packs else 3]
         if labels is None or not self.given.isdisjoint(given):
             return False
         if not source.hides_pad_in_decoder(source.class_of(self.module)):
@@ -112,89 +114,45 @@ class PairCall(Call):
         # the last label is no token of the decoder
         return bool((hidden[:, :-1] & real[:, 1:]).any())
 
-    def obstacle_anywhere(self) -> str | None:
-        """Return the reason why a padded batch has to stay padded at every entry, or None."""
-        if self._takes_tokens_of_encoder:
-            return "the model makes the decoder's tokens of the encoder's"
-        if self.hides_labels(given=_OF_DECODER[:3]):
-            return (
+    def obstacles(self) -> Iterator[tuple[str, str]]:
+        """Yield (reason, code) for what no entry can run as one row for each half."""
+        if self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2]):
+            yield "the model makes the decoder's tokens of the encoder's", "decoder-tokens"
+        if self._hides_labels():
+            yield (
                 "a label is the padding token, or is ignored, and the model hides it from its "
-                "decoder"
+                "decoder",
+                "decoder-tokens",
             )
+        if self.wants_router_loss:
+            yield "the losses of its routers are over all columns, padding included", "output-asked"
+        if self.wants_weights:
+            yield "attention weights are wanted", "output-asked"
+
+    def obstacles_here(self) -> Iterator[tuple[str, str]]:
+        """Yield (reason, code) for what this very entry cannot run as one row for each half."""
+        if self.entry.has_other_head:
+            yield "the head takes the padded form", "result-per-row"
+        if self.entry.foreign is not None and not self.pair.packs:
+            yield f"{self.entry.foreign}, and takes the padded form", "other-code"
+        name = self._without_a_place()
+        if name is not None:
+            yield f"{name} has no place in a packed row", "argument-of-no-document"
+
+    def why_padded_anywhere(self) -> Iterator[str]:
+        """Yield the reasons why a padded batch has to stay padded at every entry."""
+        for reason, _ in self.obstacles():
+            yield reason
         if self.traits.uses_positions and not all(
             half.places.on_the_right for half in self.pair.halves
         ):
-            return f"how {self.anatomy.model_type} counts positions after padding is not known"
-        if self.wants_router_loss:
-            return "the losses of its routers are over all columns, padding included"
-        return next(
-            (reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)),
-            None,
-        )
-
-    def obstacle_here(self) -> str | None:
-        """Return the reason why this very entry cannot run the halves as rows, or None."""
-        if self.entry.has_other_head:
-            return "the head takes the padded form"
-        if self.entry.foreign is not None:
-            return f"{self.entry.foreign}, and takes the padded form"
-        name = self._without_a_place()
-        return None if name is None else f"{name} has no place in a packed row"
-
-    @property
-    def _takes_tokens_of_encoder(self) -> bool:
-        """True if the model makes the decoder's tokens of the encoder's, with any labels."""
-        return self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
+            yield f"how {self.anatomy.model_type} counts positions after padding is not known"
+        for half in self.pair.halves:
+            yield from reasons_anywhere(self, half.places)
 
     def check_packed(self) -> None:
         """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
-        refusals.refuse_unproven(self)
-        refusals.refuse_caches(self)
-        if self.entry.has_other_head:
-            raise UnsupportedModel(
-                f"{self.name} gives one result per row, so the documents of a packed row would "
-                "share one. Pass the encoder's tokens alone, of which it makes the decoder's, or "
-                "run the documents one per row.",
-                code="result-per-row",
-            )
-        if self.wants_router_loss:
-            raise UnsupportedModel(
-                f"{self.name} was asked for the losses of its routers with packed rows, where they "
-                "would be over rows of all documents. Set output_router_logits=False, or run the "
-                "documents one per row.",
-                code="output-asked",
-            )
-        if self._takes_tokens_of_encoder:
-            raise UnsupportedModel(
-                f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. "
-                "Pass decoder_input_ids.",
-                code="decoder-tokens",
-            )
-        # a mask declares documents, and a document alone has none
-        if self.hides_labels(given=_OF_DECODER[:2]):
-            raise UnsupportedModel(
-                f"{self.name} hides padding tokens from its decoder, and some of the labels of "
-                "packed rows that it makes the decoder's tokens of are such, or count for nothing. "
-                "Pass decoder_input_ids, or run the documents one per row.",
-                code="decoder-tokens",
-            )
-        if self.wants_weights:
-            raise UnsupportedModel(
-                f"{self.name} was asked for attention weights with packed rows, where encoder and "
-                "decoder have documents of their own. Leave output_attentions out, or run the "
-                "documents one per row.",
-                code="output-asked",
-            )
-        # What an encoder has made already is a half of the call, whatever it was made of.
-        refusals.refuse_arguments(self, exempt=("encoder_outputs",))
-        homeless = self._without_a_place()
-        if homeless is not None:
-            raise UnsupportedModel(
-                f"{homeless} was given to {self.name} with packed rows, and autopack does not know "
-                "what of it belongs to which document. Leave it out, or run the documents one per "
-                "row.",
-                code="argument-of-no-document",
-            )
+        refusals.refuse(self, self.obstacles(), self.obstacles_here())
 
     def _without_a_place(self) -> str | None:
         """Return the name of the first argument that cannot be split by documents, or None."""

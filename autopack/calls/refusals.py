@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from autopack.inspection.sharding import splits_rows
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
-from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 
 _TRAINERS = "transformers.trainer"
@@ -68,25 +69,57 @@ def refuse_split_rows(call: Call) -> None:
         )
 
 
-def check_sites(model: EnabledModel) -> None:
-    """Raise `SiteDrift` for a site that other code covers, `UnsupportedModel` for a mixer."""
-    model.lease.check()
-    covered = model.neighbours.covered_mixer
+def obstacles(call: Call) -> Iterator[tuple[str, str]]:
+    """Yield (reason, code) for what neither packed rows nor a batch without padding may have."""
+    if torch.jit.is_tracing():
+        yield "it is traced, and a trace would keep where documents or padding lie", "recorded-call"
+    covered = call.model.neighbours.covered_mixer
     if covered is not None:
-        raise UnsupportedModel(
-            f"{covered} has a forward of its own on the instance, which goes past autopack's. Take "
-            "it away, or train the model on padded batches, one document per row.",
-            code="other-code",
+        yield f"{covered} has a forward of its own on the instance", "other-code"
+    if call.unnamed:
+        yield "its forward does not name some of the arguments by position", "positional-arguments"
+    if call.arguments.get("use_cache") or call.continues:
+        yield "a cache is wanted", "cache-given"
+    if "encoder_hidden_states" in call.given:
+        yield "it attends to encoder states", "argument-of-no-document"
+    refused = call.traits.refused_arguments if call.media else call.traits.refused_of_text
+    for name, reason in refused.items():
+        if name in call.given:
+            yield f"{name} was given, and {reason}", "argument-of-no-document"
+
+
+def refuse(call: Call, *others: Iterator[tuple[str, str]]) -> None:
+    """Raise `AutopackError` for what no packed call may have, and for `others` (reason, code)."""
+    model = call.model
+    model.lease.check()
+    for reason, code in chain(obstacles(call), *others):
+        kind = InvalidPacking if code == "cache-given" else UnsupportedModel
+        raise kind(
+            f"{call.name} cannot run packed rows: {reason}. Leave that out, or run the documents "
+            "one per row, as padded batches or after `autopack.disable(model)`.",
+            code=code,
         )
+    proof = model.proof
+    if proof.why_not_packed is not None:
+        raise UnsupportedModel(
+            f"packed rows of {call.name} are not exact: {proof.why_not_packed}", code="not-exact"
+        )
+    if proof.why_not_labels is not None and call.has_labels:
+        raise UnsupportedModel(
+            f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
+            f"documents: {proof.why_not_labels}. Call it without labels and compute the loss from "
+            "its logits, or run the documents one per row.",
+            code="loss-not-of-documents",
+        )
+    # What an encoder has made already is a half of the call, whatever it was made of.
+    of_media = sorted({*call.media} - ({"encoder_outputs"} if call.entry.is_pair else set()))
+    if of_media:
+        _refuse_media(call, of_media)
 
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
-    check_sites(call.model)
-    refuse_unproven(call)
-    refuse_unnamed(call)
-    refuse_caches(call)
-    refuse_arguments(call)
+    refuse(call)
     if call.entry.earliest_position:
         refuse_early_positions(call, layout)
     for size in call.model.chunk_sizes:
@@ -103,12 +136,6 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
             )
     if call.traits.whole_model_reason is not None:
         _refuse_labelled_padding(call, layout)
-    if "encoder_hidden_states" in call.given:
-        raise UnsupportedModel(
-            "encoder_hidden_states were given with packed rows: cross-attention would let every "
-            "document see the encoder states of all. Run such documents one per row.",
-            code="argument-of-no-document",
-        )
     head, inner = call.entry.head, call.entry.inner_head
     if head is None and inner is not None:
         raise UnsupportedModel(
@@ -121,40 +148,6 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
             f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as "
             "padded batches.",
             code="result-per-row",
-        )
-
-
-def refuse_unnamed(call: Call) -> None:
-    """Raise `UnsupportedModel` for positional arguments without a known name."""
-    if call.unnamed:
-        given = len(call.entry.names) + call.unnamed
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional "
-            "arguments, so autopack cannot tell what they are. Pass them by name.",
-            code="positional-arguments",
-        )
-
-
-def refuse_unproven(call: Call) -> None:
-    """Raise `UnsupportedModel` if packed calls of this kind are not known to be exact."""
-    if torch.jit.is_tracing():
-        raise UnsupportedModel(
-            f"packed rows of {call.name} were traced (torch.jit.trace), and the trace would cut "
-            "all later rows at the same columns. Trace the stock model, after "
-            "`autopack.disable(model)`.",
-            code="recorded-call",
-        )
-    proof = call.model.proof
-    if proof.why_not_packed is not None:
-        raise UnsupportedModel(
-            f"packed rows of {call.name} are not exact: {proof.why_not_packed}", code="not-exact"
-        )
-    if proof.why_not_labels is not None and call.has_labels:
-        raise UnsupportedModel(
-            f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
-            f"documents: {proof.why_not_labels}. Call it without labels and compute the loss from "
-            "its logits, or run the documents one per row.",
-            code="loss-not-of-documents",
         )
 
 
@@ -217,7 +210,7 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
         return False
     masks = [mask for mask in (given.values() if is_dict else [given]) if mask is not None]
     if not masks or not all(prepared.is_readable(mask, shape) for mask in masks):
-        refuse_caches(call)  # of which masks have columns, too
+        refuse(call)  # caches, of which masks have columns, too
         found = (
             f"a tensor of shape {tuple(given.shape)}"
             if isinstance(given, torch.Tensor)
@@ -268,22 +261,6 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
             "autopack.PackingCollator.for_model(model) writes them.",
             code="first-position",
         )
-
-
-def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
-    """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
-    of_media = sorted(set(call.media).difference(exempt))
-    traits = call.traits
-    refused = traits.refused_arguments if of_media else traits.refused_of_text
-    for name, reason in refused.items():
-        if name in call.given.difference(exempt):
-            raise UnsupportedModel(
-                f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run "
-                "the documents one per row.",
-                code="argument-of-no-document",
-            )
-    if of_media:
-        _refuse_media(call, of_media)
 
 
 def _refuse_media(call: Call, of_media: list[str]) -> None:
@@ -351,23 +328,6 @@ def _why_images_do_not_match(call: Call) -> str | None:
     if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
         return None
     return f"{len(pixels)} images and {documents} documents; each has one, in their order"
-
-
-def refuse_caches(call: Call) -> None:
-    """Raise `InvalidPacking` if packed rows are to fill or continue a cache."""
-    if call.arguments.get("use_cache"):
-        raise InvalidPacking(
-            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. "
-            "Leave use_cache out (autopack turns the config's default off for packed calls), or "
-            "run the documents one per row.",
-            code="cache-given",
-        )
-    if call.continues:
-        raise InvalidPacking(
-            "the cache that was given holds tokens, and packed rows cannot continue a cache. Pass "
-            "no cache, or run the documents one per row.",
-            code="cache-given",
-        )
 
 
 def check_documents_can_stay_padded(call: Call, reason: str) -> None:

@@ -249,8 +249,8 @@ def _why_not_in_parts(call: Call) -> str | None:
             "this release of transformers makes masks that know nothing of other ranks (before "
             "4.53)"
         )
-    if "encoder_hidden_states" in call.given or call.media:
-        return "it was given images or states of an encoder"
+    if call.media:
+        return "it was given images or other media"
     if call.wants_weights or call.wants_router_loss:
         return "attention weights or the loss of routers were asked for, which are of whole rows"
     if call.wants_last_logits:
@@ -279,8 +279,7 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
     """
-    refusals.check_sites(call.model)
-    refusals.refuse_unproven(call)
+    refusals.refuse(call)
     reason = _why_not_in_parts(call)
     if reason is not None:
         raise UnsupportedModel(
@@ -288,9 +287,6 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
             f"{_WITHOUT}",
             code="sequence-parallel",
         )
-    refusals.refuse_unnamed(call)
-    refusals.refuse_caches(call)
-    refusals.refuse_arguments(call)
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
     for name in (*PER_TOKEN, "shift_labels"):
