@@ -117,13 +117,10 @@ class Call:
     @property
     def brings_choices(self) -> bool:
         """True if a multiple-choice head gets tokens (questions, choices, columns, ...)."""
-        head, given = self.entry.head, self.arguments
-        if head is None or not head.of_choices:
+        head, inputs = self.entry.head, self.inputs
+        if head is None or not head.of_choices or inputs is None:
             return False
-        return any(
-            getattr(given.get(name), "ndim", 0) == n
-            for name, n in (("input_ids", 3), ("inputs_embeds", 4))
-        )
+        return inputs.dim() == 3 + inputs.is_floating_point()
 
     def choices_as_rows(self) -> dict[str, Any]:
         """Return a multiple-choice head's arguments per token, with one choice in each row."""
@@ -259,15 +256,15 @@ class Call:
     @property
     def volume(self) -> Volume | None:
         """Numbers of rows, columns and tokens that came; None if the host does not know them."""
-        if self.declared.layout is not None:
-            return Volume.of_layout(self.declared.layout)
-        if self.declared.real is not None:
-            return Volume.of_batch(self.declared.real)
+        layout, real = self.declared.layout, self.declared.real
+        if layout is not None:
+            return Volume.of_layout(layout)
         shape = () if self.inputs is None else self.inputs.shape[: 3 if self.brings_choices else 2]
         # in a graph, a size may stand for any
         if not shape or not all(type(size) is int for size in shape):
             return None
-        return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
+        rows, columns = prod(shape[:-1]), shape[-1]
+        return Volume.of_batch(np.ones((rows, columns), dtype=bool) if real is None else real)
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
         """Add a volume to the model's tally, in place of `instead_of` if that was counted."""
@@ -285,8 +282,8 @@ class Call:
     @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        asked = [*map(self.arguments.get, self.given.intersection(LAST_LOGITS))]
-        return bool(asked) and any(isinstance(value, torch.Tensor) or value for value in asked)
+        asked = map(self.arguments.get, self.given.intersection(LAST_LOGITS))
+        return any(isinstance(value, torch.Tensor) or value for value in asked)
 
     @cached_property
     def wants_weights(self) -> bool:

@@ -12,9 +12,8 @@ from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import Delegate, PassThrough, reasons_anywhere, reasons_here
-from autopack.calls.rows import Packed
+from autopack.calls.rows import Packed, Unpadded
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
-from autopack.calls.unpadded import Unpadded
 from autopack.calls.with_media import own_images
 from autopack.inspection import torches
 from autopack.inspection.configs import text_config

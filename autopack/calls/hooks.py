@@ -26,9 +26,8 @@ from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry
 from autopack.calls.outputs import without
 from autopack.calls.padding_rules import PassThrough
-from autopack.calls.rows import arguments_of_rows
+from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
 from autopack.calls.sequence_parallel import SharedRows
-from autopack.calls.unpadded import Inside, Unpadded
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import torches
 from autopack.inspection.heads import pool_documents
