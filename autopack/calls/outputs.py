@@ -145,33 +145,6 @@ def parts_of(output: Any) -> dict[Any, Any]:
     return dict(enumerate(output)) if isinstance(output, tuple | list) else {None: output}
 
 
-def of_each_row(
-    output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9
-) -> list[Any]:
-    """Return names or indices of output tensors whose shape may mean one result per row.
-
-    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
-    of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
-    tuples, which have one for each layer.
-    """
-    found = []
-    parts = output if isinstance(output, Mapping) else parts_of(output)
-    for name, value in parts.items():
-        if (
-            not isinstance(value, torch.Tensor)
-            or not value.is_floating_point()
-            or not 0 < value.dim() <= most
-        ):
-            continue
-        # Predictions of the next token are one fewer than columns; vectors may be as many by
-        # chance.
-        per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
-        is_vectors = value.dim() == 2 and value.shape[1] in widths
-        if name != "loss" and len(value) == rows and (is_vectors or not per_token):
-            found.append(name)
-    return found
-
-
 def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
     """Return the output with some parts changed; a `ModelOutput` is changed in place."""
     if isinstance(output, ModelOutput):

@@ -6,6 +6,7 @@ other head gets the usual padded form, from a backbone that ran on the packed ro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +70,7 @@ class RowsPlan(CallPlan):
         """Return the output of the row that ran, brought into the rows and columns of the call."""
         model, way = self.scope.model, self.way
         assert way is not None
-        names = outputs.of_each_row(output, *way.into, *self._sizes)
+        names = of_each_row(output, *way.into, *self._sizes)
         if not names or (ended.pooled and len(way.real) == 1):
             return outputs.restore(output, way, ended.pooled, model.padding_read)
         results = [outputs.parts_of(output)[name] for name in names]
@@ -92,18 +93,12 @@ class Packed(RowsPlan):
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(
-                        labels,
-                        layout,
-                        name == "shift_labels",
-                        call.ignored_label,
+                        labels, layout, name == "shift_labels", call.ignored_label
                     )
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
         of_row = self._scope_of_rows = Scope(
-            call.model,
-            layout,
-            images=images,
-            want_weights=call.wants_weights,
+            call.model, layout, images=images, want_weights=call.wants_weights
         )
         volume = self.volume_apart = Volume.of_layout(layout)
         way = None
@@ -143,7 +138,7 @@ class Packed(RowsPlan):
         layout, restored = self.layout, None
         if self.way is not None:
             output = restored = super().finish(ended, module, output)
-        names = outputs.of_each_row(output, layout.rows, layout.columns, *self._sizes)
+        names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
         return outputs.with_documents_alone(
@@ -230,6 +225,33 @@ class Inside(RowsPlan):
         return outputs.restore(output, self.way, pooled=False)
 
 
+def of_each_row(
+    output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9
+) -> list[Any]:
+    """Return names or indices of output tensors whose shape may mean one result per row.
+
+    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
+    of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
+    tuples, which have one for each layer.
+    """
+    found = []
+    parts = output if isinstance(output, Mapping) else outputs.parts_of(output)
+    for name, value in parts.items():
+        if (
+            not isinstance(value, torch.Tensor)
+            or not value.is_floating_point()
+            or not 0 < value.dim() <= most
+        ):
+            continue
+        # Predictions of the next token are one fewer than columns; vectors may be as many by
+        # chance.
+        per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
+        is_vectors = value.dim() == 2 and value.shape[1] in widths
+        if name != "loss" and len(value) == rows and (is_vectors or not per_token):
+            found.append(name)
+    return found
+
+
 def _padding_to_take_out(
     call: Call, layout: PackedLayout, arguments: dict[str, Any]
 ) -> TokenMap | None:
@@ -254,15 +276,7 @@ def _padding_to_take_out(
     # where no model inside runs the row
     of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)
     per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
-    if (
-        little
-        or reads
-        or of_columns
-        or per_row
-        or call.media
-        or call.wants_weights
-        or call.prefixes
-    ):
+    if little or reads or of_columns or per_row or call.media or call.wants_weights:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
     return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None
@@ -341,9 +355,7 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout)
 
 
 def arguments_of_rows(
-    call: Call,
-    layout: PackedLayout,
-    positions: torch.Tensor | None = None,
+    call: Call, layout: PackedLayout, positions: torch.Tensor | None = None
 ) -> dict[str, Any]:
     """Return the arguments of packed rows, with the positions and token types that they lack.
 

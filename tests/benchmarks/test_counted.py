@@ -84,9 +84,7 @@ def _padded(moved):
 
 def test_a_copy_that_waits_is_counted_and_its_place_named(monkeypatch):
     assert _padded(lambda batch: HostBatch(batch).to("cuda"))[0].waits == 0
-    monkeypatch.setattr(
-        rows, "upload", lambda array, device: torch.from_numpy(array).to(device)
-    )
+    monkeypatch.setattr(rows, "upload", lambda array, device: torch.from_numpy(array).to(device))
     found, counting = _padded(lambda batch: HostBatch(batch).to("cuda"))
     assert found.waits == 2
     assert all(
