@@ -114,7 +114,7 @@ class PairCall(Call):
         # the last label is no token of the decoder
         return bool((hidden[:, :-1] & real[:, 1:]).any())
 
-    def obstacles(self) -> Iterator[tuple[str, str]]:
+    def obstacles(self) -> refusals.Obstacles:
         """Yield (reason, code) for what no entry can run as one row for each half."""
         if self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2]):
             yield "the model makes the decoder's tokens of the encoder's", "decoder-tokens"
@@ -129,7 +129,7 @@ class PairCall(Call):
         if self.wants_weights:
             yield "attention weights are wanted", "output-asked"
 
-    def obstacles_here(self) -> Iterator[tuple[str, str]]:
+    def obstacles_here(self) -> refusals.Obstacles:
         """Yield (reason, code) for what this very entry cannot run as one row for each half."""
         if self.entry.has_other_head:
             yield "the head takes the padded form", "result-per-row"

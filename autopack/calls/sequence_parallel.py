@@ -79,7 +79,7 @@ class SharedRows(RowsPlan):
 
     def __init__(self, call: Call, rows: RowGroup):
         layout, counted = _documents_of_whole_rows(call, rows)
-        refusals.refuse_early_positions(call, layout)
+        refusals.refuse(call, refusals.early_positions(call, layout))
         arguments = arguments_of_rows(call, layout)
         part = layout.columns // rows.ranks
         self.shape = (layout.rows, part)
