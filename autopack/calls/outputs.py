@@ -25,7 +25,6 @@ from autopack.layout.forms import Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, equally_long_documents, in_order
-from autopack.layout.ways import Of
 from autopack.runtime.in_graph import Joint, each_leaf, joined
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
@@ -224,21 +223,9 @@ def with_documents_alone(
     groups = equally_long_documents(layout)
     batches = [TokenMap.of_documents(layout, group) for group in groups]
     frame = Frame(layout.rows, layout.columns, shared=True)
-    unknown = [
-        name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN
-    ]
-    if unknown:
-        raise UnsupportedModel(
-            f"{type(module).__name__} makes one result of every row, so its documents are run "
-            f"alone, and autopack does not know what of {unknown[0]} belongs to which document. "
-            "Leave it out, or run the documents one per row.",
-            code="argument-of-no-document",
-        )
     runs = []
     for batch in batches:
-        given = {
-            name: frame.changed(name, value, batch.gather) for name, value in arguments.items()
-        }
+        given = frame.all_changed(arguments, batch.gather)
         with stock(model):
             runs.append(parts_of(module.forward(**given)))
     changed = {}

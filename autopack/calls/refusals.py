@@ -18,6 +18,7 @@ from autopack.inspection import media
 from autopack.inspection.callers import FORWARDS, STEPS, callers
 from autopack.inspection.sharding import splits_rows
 from autopack.layout import prepared
+from autopack.layout.forms import described
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.runtime.scope import Activation
@@ -263,15 +264,10 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     masks = [mask for mask in (given.values() if is_dict else [given]) if mask is not None]
     if not masks or not all(prepared.is_readable(mask, shape) for mask in masks):
         refuse(call)  # caches, of which masks have columns, too
-        found = (
-            f"a tensor of shape {tuple(given.shape)}"
-            if isinstance(given, torch.Tensor)
-            else type(given).__name__
-        )
         raise InvalidPacking(
             f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a "
-            f"prepared mask for every pair of its columns; found {found}. Leave it out: the "
-            "model makes masks within documents itself.",
+            f"prepared mask for every pair of its columns; found {described(given)}. Leave it out: "
+            "the model makes masks within documents itself.",
             code="prepared-mask",
         )
     said = {prepared.agreement(mask, layout) for mask in masks}

@@ -22,11 +22,10 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.forms import AXES, Frame
+from autopack.layout.forms import AXES, Frame, described
 from autopack.layout.host import host_values, recall, remember, upload
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
-from autopack.layout.ways import Of
 from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import Buffers
 from autopack.runtime.scope import Activation, Scope, in_force
@@ -111,13 +110,12 @@ class DocumentArguments:
         value = self.arguments.get(name)
         if value is None:
             return
-        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
             lengths = ", ".join(map(str, self.batch.lengths[:8]))
             raise InvalidPacking(
                 f"{name} of {self.head.name} must have one entry per document on packed rows, "
-                f"({self.documents},) or ({self.documents}, K); found {found}. The "
-                f"{self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
+                f"({self.documents},) or ({self.documents}, K); found {described(value)}. "
+                f"The {self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
                 f"documents of {lengths}{', ...' if self.documents > 8 else ''} tokens, in order; "
                 "padding counts unless attention_mask is 0 there.",
                 code="wrong-labels",
@@ -147,26 +145,7 @@ class DocumentArguments:
         """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
         to (documents, ...)."""
         frame = Frame(*self.batch.shape, self.documents, self.head.labels)
-        changed: dict[str, Any] = {}
-        for name, value in self.arguments.items():
-            unit = frame.unit_of(name, value)
-            if unit is Of.UNKNOWN:
-                found = (
-                    f"shape {tuple(value.shape)}"
-                    if isinstance(value, torch.Tensor)
-                    else type(value).__name__
-                )
-                raise UnsupportedModel(
-                    f"{name} was given to {self.head.name} with packed rows, and autopack cannot "
-                    f"tell whose document it is of: wanted one value per token {self.batch.shape} "
-                    f"or per document ({self.documents}), found {found}. Run such documents one "
-                    "per row.",
-                    code="argument-of-no-document",
-                )
-            changed[name] = (
-                of_document(value) if unit is Of.DOCUMENT else frame.changed(name, value, of_tokens)
-            )
-        return changed
+        return frame.all_changed(self.arguments, of_tokens, of_document)
 
 
 class PaddedDocuments(Delegate):

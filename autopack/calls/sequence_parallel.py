@@ -21,6 +21,7 @@ from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, releases, sharding
 from autopack.inspection.foreign import original
 from autopack.layout import declarations
+from autopack.layout.forms import described
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
@@ -299,21 +300,16 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
             and value.shape == (1, shape[1])
         ):
             value = value.expand(shape)
-        device, is_tensor = call.inputs.device, isinstance(value, torch.Tensor)
+        device = call.inputs.device
         if (
-            not is_tensor
+            not isinstance(value, torch.Tensor)
             or value.is_floating_point()
             or value.shape != shape
             or value.device != device
         ):
-            what = (
-                f"{tuple(value.shape)} of {value.dtype} on {value.device}"
-                if is_tensor
-                else type(value).__name__
-            )
             raise InvalidPacking(
                 f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on "
-                f"{device}; found {what}",
+                f"{device}; found {described(value)}",
                 code="parts-of-rows",
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value

@@ -23,7 +23,7 @@ from autopack.calls.call import Call
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import prepared
-from autopack.layout.forms import Frame
+from autopack.layout.forms import Frame, described
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prepared import SeenImages
@@ -220,10 +220,9 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
         return None
     mask = call.arguments.get(name)
     if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
-        shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
         raise InvalidPacking(
             f"{name} says which document of packed rows sees which images; wanted (rows, columns, "
-            f"images, ...) of {(layout.rows, layout.columns)}, found {shape}. "
+            f"images, ...) of {(layout.rows, layout.columns)}, found {described(mask)}. "
             "autopack.PackingCollator makes it of those of documents.",
             code="media-of-others",
         )

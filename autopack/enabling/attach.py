@@ -33,7 +33,7 @@ from autopack.proving.kept import own_class
 from autopack.proving.twin import NoTwin
 from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Neighbours, Options
-from autopack.runtime.scope import ArrivalHook, unbind_checkpointing
+from autopack.runtime.scope import ArrivalHook, bind_checkpointing
 from autopack.runtime.traits import Traits
 
 _HOOKS = (
@@ -163,7 +163,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
         remove_hooks(entry)
     for module in [*enabled.anatomy.mixing, *enabled.anatomy.indifferent]:
         module.__dict__.pop(MARK, None)
-    unbind_checkpointing(enabled.anatomy.checkpointed)
+    bind_checkpointing(enabled.anatomy.checkpointed, bound=False)
     accelerate.put_back(enabled.anatomy.mixers)
     strip_severed(model)
     try:
@@ -186,7 +186,7 @@ def strip_severed(part: nn.Module) -> bool:
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
     accelerate.put_back(parts)
-    unbind_checkpointing(parts)
+    bind_checkpointing(parts, bound=False)
     return True
 
 

@@ -6,12 +6,13 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from autopack.errors import UnsupportedModel
 from autopack.layout.ways import Of
 
 AXES: dict[str, tuple[int, ...]] = {
@@ -89,6 +90,31 @@ class Frame:
             return torch.stack([change(part.expand(self.rows, -1)) for part in value])
         return value if axis is None else change(value.expand(self.rows, *value.shape[1:]))
 
+    def all_changed(
+        self,
+        arguments: Mapping[str, Any],
+        change: Callable[[torch.Tensor], torch.Tensor],
+        of_document: Callable[[torch.Tensor], torch.Tensor] = lambda value: value,
+    ) -> dict[str, Any]:
+        """Return arguments with `change` of values per token, `of_document` of those per document.
+
+        Raises `UnsupportedModel` for a value whose unit is not known.
+        """
+        found: dict[str, Any] = {}
+        for name, value in arguments.items():
+            unit = self.unit_of(name, value)
+            if unit is Of.UNKNOWN:
+                raise UnsupportedModel(
+                    f"{name} was given with packed rows whose documents become rows of a batch, "
+                    "and autopack cannot tell whose document it is of: wanted one value per token, "
+                    f"{(self.rows, self.columns)}, or per document ({self.documents}), found "
+                    f"{described(value)}. Leave it out, or run the documents one per row.",
+                    code="argument-of-no-document",
+                )
+            by_token = unit is not Of.DOCUMENT
+            found[name] = self.changed(name, value, change) if by_token else of_document(value)
+        return found
+
     def axis_of_output(self, name: str | None, value: torch.Tensor) -> int | None:
         """Return the axis of the columns of a part of an output that is per token, or None.
 
@@ -102,6 +128,13 @@ class Frame:
             return 2
         # what routers say
         return 0 if value.dim() == 2 and len(value) == self.rows * self.columns else None
+
+
+def described(value: Any) -> str:
+    """Return the shape, dtype and device of a tensor, or the type of anything else, in words."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"shape {tuple(value.shape)} of {value.dtype} on {value.device}"
 
 
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autopack.errors import UnsupportedModel
@@ -156,27 +157,14 @@ class HostBatch(dict[str, Any]):
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
         """Return the batch moved to a device, with all values in its lists, tuples and dicts."""
-        moved = HostBatch()
-        for name, value in self.items():
-            moved[name] = there = _moved(value, device, non_blocking)
-            is_moved = (
-                isinstance(value, torch.Tensor)
-                and there is not value
-                and value.device.type == "cpu"
-            )
-            if is_moved and not (value.is_floating_point() or value.is_complex()):
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value.to(device) if hasattr(value, "to") else value
+            there = value.to(device, non_blocking=non_blocking)
+            is_number = value.is_floating_point() or value.is_complex()
+            if there is not value and value.device.type == "cpu" and not is_number:
                 remember(there, value)
-        return moved
+            return there
 
-
-def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
-    """Return a value with all tensors in it moved to a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    if isinstance(value, dict):
-        return type(value)(
-            (name, _moved(part, device, non_blocking)) for name, part in value.items()
-        )
-    if type(value) in (list, tuple):
-        return type(value)(_moved(part, device, non_blocking) for part in value)
-    return value.to(device) if hasattr(value, "to") else value
+        return HostBatch({name: tree_map(moved, value) for name, value in self.items()})
