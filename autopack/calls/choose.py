@@ -71,11 +71,13 @@ def decide(call: Call) -> CallPlan:
     """Return the plan of a call: how the model is run for it."""
     if generates(call.model):
         return PassThrough(call, "transformers generates")
-    return _choose_pair(call) if isinstance(call, PairCall) else _choose_rows(call)
+    if isinstance(call, PairCall) and call.one_sided_layout() is None:
+        return _choose_pair(call)
+    return _choose_rows(call)
 
 
 def _choose_rows(call: Call) -> CallPlan:
-    """Return the plan of a call of any model but an encoder-decoder."""
+    """Return the plan of a call with one row of tokens for each document."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
         rows = rows_shared_by(call)
@@ -157,15 +159,9 @@ def _why_not_unpadded(call: Call) -> str | None:
 
 
 def _choose_pair(call: PairCall) -> CallPlan:
-    """Return the plan of a call of an encoder-decoder."""
+    """Return the plan of a call of an encoder-decoder with tokens for both halves."""
     if in_a_group():
         refusals.refuse_split_rows(call)
-    layout = call.one_sided_layout()
-    if layout is not None:
-        if refusals.says_it_all(call, layout):
-            return _pass_through(call, _MASKED_APART)
-        refusals.check_packed(call, layout)
-        return row_heads.plan_of_pair(call, layout)
     pair = call.find_pair()
     if pair is None:
         _warn_of_unmasked_padding(call)

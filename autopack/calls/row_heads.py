@@ -8,7 +8,6 @@ differ from each document alone, the whole model runs on documents of one length
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -35,37 +34,14 @@ from autopack.runtime.tally import Volume
 def plan(call: Call, layout: PackedLayout) -> CallPlan:
     """Return the plan of packed rows at a head with one result per row.
 
-    Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
-    arguments that cannot be split.
+    The decoder of an encoder-decoder, whose tokens such a head makes of the encoder's, reads
+    padding, so its documents always run alone. Raises `InvalidPacking` for labels that are not per
+    document and positions that the model cannot take, and `UnsupportedModel` for arguments that
+    cannot be split.
     """
-    given = DocumentArguments(call, without_what_packing_drops(call, call.arguments), layout)
-    if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
-        raise UnsupportedModel(
-            f"{given.head.name} finds the last token of each of several rows by "
-            "config.pad_token_id, which is None. Set model.config.pad_token_id to a token that no "
-            "document ends with, as for padded batches.",
-            code="pad-token",
-        )
-    alone = (
-        call.wants_weights
-        or call.entry.runs_alone is not None
-        or _ends_elsewhere(call.module, given)
-    )
-    return PerDocument(call, given) if alone else PaddedDocuments(call, given)
-
-
-def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan of packed rows at a per-row head that makes decoder tokens of the encoder's.
-
-    Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
-    positions that such a model cannot take.
-    """
-    given = without_what_packing_drops(call, call.arguments)
-    if "use_cache" not in call.entry.names:
-        # T5Gemma's hands its own on, beside those that it does not name
-        given.pop("use_cache", None)
-    if "position_ids" not in call.entry.names:
-        given.pop("position_ids", None)
+    entry, arguments = call.entry, without_what_packing_drops(call, call.arguments)
+    if entry.is_pair and "position_ids" not in entry.names:
+        arguments.pop("position_ids", None)
         first = layout.first_positions
         if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
@@ -73,9 +49,20 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
                 "none and numbers the first token of every document 0. Let them begin at 0.",
                 code="first-position",
             )
-    # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
-    together = "flex_attention" not in call.model.implementations()
-    return PerDocument(call, DocumentArguments(call, given, layout), together)
+    given = DocumentArguments(call, arguments, layout)
+    if entry.is_pair:
+        # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
+        return PerDocument(call, given, "flex_attention" not in call.model.implementations())
+    if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
+        raise UnsupportedModel(
+            f"{given.head.name} finds the last token of each of several rows by "
+            "config.pad_token_id, which is None. Set model.config.pad_token_id to a token that no "
+            "document ends with, as for padded batches.",
+            code="pad-token",
+        )
+    if call.wants_weights or entry.runs_alone is not None or _ends_elsewhere(call.module, given):
+        return PerDocument(call, given)
+    return PaddedDocuments(call, given)
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
@@ -311,7 +298,12 @@ class PerDocument(CallPlan):
             own = [
                 a for a in axes if all(p.shape[a] == n for p, n in zip(parts, longest, strict=True))
             ]
-            parts = [_widened(part, own, batch.into[1], fill) for part in parts]
+            for number, part in enumerate(parts):
+                shape = [
+                    batch.into[1] if axis in own else size for axis, size in enumerate(part.shape)
+                ]
+                parts[number] = part.new_full(shape, fill)
+                parts[number][tuple(map(slice, part.shape))] = part
         return in_order(parts, self.groups)
 
 
@@ -329,9 +321,3 @@ def _has_counted_label(labels: torch.Tensor | None, documents: int) -> np.ndarra
     if labels is None or labels.is_floating_point():
         return np.ones(documents, dtype=bool)
     return host_values(labels).reshape(documents, -1)[:, 0] != IGNORED_LABEL
-
-
-def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
-    """Return a tensor padded with `fill`, so that these axes have the size `longest`."""
-    more = [(0, longest - size if axis in axes else 0) for axis, size in enumerate(part.shape)]
-    return torch.nn.functional.pad(part, [*chain.from_iterable(more[::-1])], value=fill)

@@ -315,7 +315,9 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     if "attention_mask" in entry.names:
         # in all calls, whether they bring one or not: compiled code counts arguments
         kept["attention_mask"] = None
-    by_others = entry.takes_others and getattr(call.config, "use_cache", False)
+    # T5Gemma's encoder-decoder hands its own on, beside those that it does not name.
+    by_others = entry.takes_others and not entry.is_pair
+    by_others = by_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others
     # on beside its own).
     if "use_cache" in entry.names or (by_others and entry.decodes is not False):
