@@ -389,7 +389,3 @@ class CallPlan:
     def span_logits(self, output: Any) -> torch.Tensor | None:
         """Return logits of starts and ends, least at padding; None for any other output."""
         return None
-
-    def counts_labels(self, labels: Any) -> bool:
-        """Return True if these are the shifted labels that this plan gave to the loss."""
-        return False

@@ -25,7 +25,7 @@ from autopack.layout.forms import Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, equally_long_documents, in_order
-from autopack.runtime.in_graph import Joint, each_leaf, joined
+from autopack.runtime.in_graph import Joint, joined
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.scope import stock
@@ -51,28 +51,17 @@ def restore(
     parts = parts_of(output)
     loss = loss_of(output)
     read = read if loss is not None and loss.requires_grad else None
-    results: dict[int, Joint] = {}
-    found = {}
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
-    def restored_once(
-        name: str | None, whole: bool, refuse: Callable[[], None] | None, waits: bool, value: Any
-    ) -> Joint:
-        if id(value) not in results:
-            results[id(value)] = _restored(name, value, of(name), whole, refuse, waits)
-        return results[id(value)]
-
-    for key, value in parts.items():
-        name = key if isinstance(key, str) else None
+    def made(key: Any, values: Sequence[Any]) -> Any:
+        (value,), name = values, key if isinstance(key, str) else None
+        if not isinstance(value, torch.Tensor):
+            return value
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
-        waits, whole = (
-            loss is not None and name == "logits",
-            pooled and isinstance(value, torch.Tensor),
-        )
-        found[key] = each_leaf(
-            torch.Tensor, partial(restored_once, name, whole, refuse, waits), value
-        )
-    return with_parts(output, joined(found, results.values()))
+        waits, whole = loss is not None and name == "logits", pooled and value is parts[key]
+        return _restored(name, value, of(name), whole, refuse, waits)
+
+    return with_parts(output, joined({key: [value] for key, value in parts.items()}, made))
 
 
 def _restored(
@@ -124,7 +113,7 @@ def _restored(
             code="share-refused",
         )
 
-    shared = padding.shares
+    shared = int(padding.real.sum()) > padding.tokens
     return Joint(
         [value],
         join,

@@ -140,13 +140,6 @@ class SharedRows(RowsPlan):
             else dict(call.arguments)
         )
 
-    def counts_labels(self, labels: Any) -> bool:
-        """Return True for the labels that this plan gave to the loss."""
-        mine = self.targets
-        if mine is None or not isinstance(labels, torch.Tensor):
-            return False
-        return (labels.numel(), labels.data_ptr()) == (mine.numel(), mine.data_ptr())
-
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(

@@ -109,11 +109,6 @@ class TokenMap:
         """Number of tokens of the other batch."""
         return int(self.filled.sum())
 
-    @property
-    def shares(self) -> bool:
-        """True if several tokens share a place of the other batch."""
-        return int(self.real.sum()) > self.tokens
-
     @cached_property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row of the other batch."""

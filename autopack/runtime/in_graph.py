@@ -64,31 +64,46 @@ class Joint:
         return join(parts)
 
 
-def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with its parts of type `kind` changed, in tuples and lists too."""
-    return tree_map_only(
-        kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list)
-    )
+def joined(
+    parts: Mapping[Any, Sequence[Any]], make: Callable[[Any, Sequence[Any]], Any]
+) -> dict[Any, Any]:
+    """Return the parts of an output, made of those of several runs, each in the graph of all later.
 
-
-def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
-    """Return the parts of an output, with each `Joint` replaced by its output tensor.
-
-    Each of these outputs is in the graph of all later ones.
+    `make` returns a part's `Joint` from its key and those of the runs, or what is no tensor as it
+    is to be; once for what stands in several places.
     """
+    results: dict[tuple[int, ...], Any] = {}
+
+    def made(key: Any, each: Sequence[Any]) -> Any:
+        if isinstance(each[0], tuple | list):
+            return type(each[0])(made(key, own) for own in zip(*each, strict=True))
+        known = tuple(map(id, each))
+        if known not in results:
+            results[known] = make(key, each)
+        return results[known]
+
+    whole = {key: made(key, each) for key, each in parts.items()}
+    joints = [each for each in results.values() if isinstance(each, Joint)]
     found = (
-        _in_graph_of_later(results)
+        _in_graph_of_later(joints)
         if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         else {}
     )
-    for result in results:
+    for result in joints:
         waits = result.shape is not None
         if result not in found:
             waits = waits and not any(part.requires_grad for part in result.parts)
             found[result] = result.output() if waits else result.joined(result.parts)
         if waits:
             _delay_values(found[result], result)
-    return {key: each_leaf(Joint, found.__getitem__, value) for key, value in parts.items()}
+    return {key: _each_joint(found, value) for key, value in whole.items()}
+
+
+def _each_joint(found: Mapping[Joint, torch.Tensor], value: Any) -> Any:
+    """Return a value, or the parts of a tuple or list, with the tensor that is `found` for each."""
+    if isinstance(value, tuple | list):
+        return type(value)(_each_joint(found, part) for part in value)
+    return found[value] if isinstance(value, Joint) else value
 
 
 def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
@@ -96,32 +111,20 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_t
 
     `merge` is linear in the parts. `loss` takes the place of the runs' losses.
     """
-    results: dict[tuple[int, ...], Joint] = {}
-    parts = {
-        name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"
-    }
-    found = {name: _merged(name, each, merge, results) for name, each in parts.items()}
-    if loss is not None:
-        found["loss"] = results.setdefault((id(loss),), Joint([loss]))
-    found = joined(found, results.values())
+
+    def made(name: str, each: Sequence[Any]) -> Any:
+        if name == "loss":
+            return None if loss is None else Joint(each)
+        with torch.no_grad():
+            whole = merge(name, list(each))
+        if not isinstance(whole, torch.Tensor):
+            return whole
+        return Joint(each, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
+
+    fields = {name: [output.get(name) for output in outputs] for name in outputs[0]}
+    found = joined(fields | {"loss": [loss]}, made)
     whole = type(outputs[0])(**{name: value for name, value in found.items() if value is not None})
     return whole.to_tuple() if as_tuple else whole
-
-
-def _merged(
-    name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]
-) -> Any:
-    """Return one field of several runs as a `Joint`, and add it to `results`."""
-    if isinstance(parts[0], tuple | list):
-        return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
-    if (known := results.get(tuple(map(id, parts)))) is not None:
-        return known
-    with torch.no_grad():
-        whole = merge(name, list(parts))
-    if not isinstance(whole, torch.Tensor):
-        return whole
-    result = Joint(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
-    return results.setdefault(tuple(map(id, parts)), result)
 
 
 def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:

@@ -3,6 +3,7 @@ checks."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -202,10 +203,7 @@ class Tally:
 
     def counted(self) -> dict[str, Any]:
         """Return a copy of the counts so far, by attribute."""
-        return {
-            name: value.copy() if isinstance(value, Counter) else value
-            for name, value in vars(self).items()
-        }
+        return copy.deepcopy(vars(self))
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
