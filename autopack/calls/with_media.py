@@ -178,16 +178,14 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
     begins = shown & ~torch.nn.functional.pad(shown, (1, 0))[:, :-1]
     counts = host_values(begins.sum(dim=1)).tolist()
     pieces = {
-        name: value.split(counts) for name, value in call.items() if media.given({name: value})
+        name: None if value is None else value.split(counts if media.given({name: value}) else 1)
+        for name, value in call.items()
     }
-    found = []
-    for row in range(len(kinds)):
-        here = {
-            name: value if value is None else value[row : row + 1] for name, value in call.items()
-        }
-        own = compute(**{**here, **{name: each[row] for name, each in pieces.items()}})
-        found.append(own[0] if isinstance(own, tuple) else own)
-    return torch.cat(found, dim=1)
+    found = [
+        compute(**{name: each and each[row] for name, each in pieces.items()})
+        for row in range(len(kinds))
+    ]
+    return torch.cat([own[0] if isinstance(own, tuple) else own for own in found], dim=1)
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
