@@ -13,14 +13,7 @@ from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.packed import PackedLayout, without_boundaries
 from autopack.layout.ways import LAYOUT_KWARGS
 
-_MADE_ANEW = (
-    *LAYOUT_KWARGS,
-    "attention_mask",
-    "position_ids",
-    "labels",
-    "shift_labels",
-    "num_items_in_batch",
-)
+_MADE_ANEW = (*LAYOUT_KWARGS, "attention_mask", "position_ids", "labels", "shift_labels")
 
 
 def shard_rows(
@@ -92,7 +85,7 @@ def shard_rows(
     if batch.get("num_items_in_batch") is not None:  # of several batches that make one step
         found["num_items_in_batch"] = int(batch["num_items_in_batch"])
     for name, value in batch.items():
-        if name in whole or name in _MADE_ANEW or not isinstance(value, torch.Tensor):
+        if name in {*whole, *found, *_MADE_ANEW} or not isinstance(value, torch.Tensor):
             continue
         if value.shape != shape:
             raise InvalidPacking(
@@ -106,9 +99,7 @@ def shard_rows(
     part = (columns + more) // ranks
     for name, value in whole.items():
         padded = pad(value, (0, more), value=fills.get(name, 0))
-        if (
-            name == "position_ids"
-        ):  # of padding count, so it is no longer than any document has them
+        if name == "position_ids":  # padding is numbered too, as any document is
             padded[:, columns:] = torch.arange(more, device=ids.device)
         found[name] = padded[:, rank * part : (rank + 1) * part].contiguous()
     return found
