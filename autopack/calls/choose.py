@@ -194,33 +194,24 @@ def _warn_of_unmasked_padding(call: Call) -> None:
         or model.is_silent
         or not model.options.unpad
         or (before > _ALL_OF and before & (before - 1))
-    ):
-        return
-    if (
-        call.outer is not None
+        or call.outer is not None
         or "attention_mask" in call.given
         or call.continues
         or torches.is_recorded()
     ):
         return
-    ids, pad = (
-        recall({"input_ids": ids}).get("input_ids", ids),
-        text_config(call.config).pad_token_id,
-    )
+    ids, pad = recall({"": ids}).get("", ids), text_config(call.config).pad_token_id
     # By its exact type: one that is recorded has no values.
     if (
         type(ids) is not torch.Tensor
         or ids.device.type != "cpu"
         or ids.dim() != 2
         or ids.shape[1] < 3
+        or not isinstance(pad, int)
     ):
         return
     # Two of them: a text may well end with one, where it is also the token at the end of texts.
-    rows = (
-        max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1]))
-        if isinstance(pad, int)
-        else 0
-    )
+    rows = max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1]))
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True

@@ -138,7 +138,7 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
     if entry.is_pair and given.get("encoder_outputs") is None:
         return False
     prefix = "decoder_" if entry.is_pair else ""
-    values = [given.get(prefix + "input_ids"), given.get(prefix + "inputs_embeds")]
+    values = [given.get(prefix + name) for name in ("input_ids", "inputs_embeds")]
     brought = [tokens for tokens in values if tokens is not None]
     # By its length: Dynamo of torch 2.4 cannot tell whether a list is true.
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)

@@ -148,10 +148,11 @@ def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
 def loss_of(output: Any) -> torch.Tensor | None:
     """Return the loss in an output of any form, as one number; None if there is none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if loss is None and isinstance(output, tuple) and output and not hasattr(output, "_fields"):
-        loss = output[0] if isinstance(output[0], torch.Tensor) and output[0].dim() == 0 else None
-    if loss is None and isinstance(output, torch.Tensor) and output.dim() == 0:
-        loss = output
+    if loss is None:
+        is_plain = isinstance(output, tuple) and not hasattr(output, "_fields")
+        first = output[:1] if is_plain else [output]
+        is_number = [isinstance(part, torch.Tensor) and part.dim() == 0 for part in first]
+        loss = first[0] if True in is_number else None
     if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
         return None
     return loss.sum() if loss.dim() else loss

@@ -40,11 +40,9 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
     """Return the first entry that has one of the named methods, and the method; or None."""
-    for model in call.anatomy.entries[call.entry.level :]:
-        for name in names:
-            if hasattr(model, name):
-                return model, getattr(model, name)
-    return None
+    entries = call.anatomy.entries[call.entry.level :]
+    found = ((e, getattr(e, name)) for e in entries for name in names if hasattr(e, name))
+    return next(found, None)
 
 
 def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | None:

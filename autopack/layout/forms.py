@@ -133,7 +133,7 @@ class Frame:
 def described(value: Any) -> str:
     """Return the shape, dtype and device of a tensor, or the type of anything else, in words."""
     if not isinstance(value, torch.Tensor):
-        return type(value).__name__
+        return "none" if value is None else type(value).__name__
     return f"shape {tuple(value.shape)} of {value.dtype} on {value.device}"
 
 

@@ -137,26 +137,24 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
 
     The graph of such a run keeps copies of the buffers.
     """
-    held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
-    numbers: list[tuple[nn.Module, dict[str, Any]]] = []  # or None: some routers keep counts there
+    held: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
     for part in module.modules():
-        own = ((n, v) for n, v in vars(part).items() if v is None or isinstance(v, int | float))
-        numbers.append(
-            (part, {name: value for name, value in own if not name.startswith(_OF_ZERO)})
-        )
+        numbers = {  # or None: some routers keep counts there
+            name: value
+            for name, value in vars(part).items()
+            if (value is None or isinstance(value, int | float)) and not name.startswith(_OF_ZERO)
+        }
+        held.append((part, dict(part._buffers), numbers))
     with drawing_nothing(module):
         try:
-            for part, buffers in held:
-                copies = {
-                    name: None if b is None else b.detach().clone() for name, b in buffers.items()
-                }
+            for part, buffers, _ in held:
+                copies = {n: b if b is None else b.detach().clone() for n, b in buffers.items()}
                 put_into(part._buffers, copies)
             yield
         finally:
-            for part, buffers in held:
+            for part, buffers, numbers in held:
                 put_into(part._buffers, buffers)
-            for part, before in numbers:
-                vars(part).update(before)
+                vars(part).update(numbers)
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
