@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
@@ -101,11 +101,11 @@ class Call:
         return (*named, *self._by_position[len(names) :]), by_name
 
     @cached_property
-    def inputs(self) -> torch.Tensor | None:
+    def inputs(self) -> Tensor | None:
         """The tokens or embeddings (rows, columns, ...); None if the call has none of that form."""
         for name in ("input_ids", "inputs_embeds"):
             value = self.arguments.get(name)
-            if isinstance(value, torch.Tensor) and value.dim() >= 2:
+            if isinstance(value, Tensor) and value.dim() >= 2:
                 return value
         return None
 
@@ -181,12 +181,7 @@ class Call:
         may be at 0 (MiniCPM-V 4.7).
         """
         here = self.arguments.get("position_ids")
-        if (
-            self.outer is None
-            or not isinstance(here, torch.Tensor)
-            or here.dim() != 3
-            or len(here) != 3
-        ):
+        if self.outer is None or not isinstance(here, Tensor) or here.dim() != 3 or len(here) != 3:
             return False
         return "position_ids" not in self.outer.plan.call.given
 
@@ -224,7 +219,7 @@ class Call:
         if not self.model.options.verify:
             return None
         values = (self.arguments[name] for name in self.media)
-        counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
+        counts = [len(value) for value in values if isinstance(value, Tensor) and value.dim()]
         layout = None if self.entry.is_pair else self.declared.layout
         # As many as documents, or more, as far as the arguments tell.
         count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
@@ -283,7 +278,7 @@ class Call:
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
         asked = map(self.arguments.get, self.given.intersection(LAST_LOGITS))
-        return any(isinstance(value, torch.Tensor) or value for value in asked)
+        return any(isinstance(value, Tensor) or value for value in asked)
 
     @cached_property
     def wants_weights(self) -> bool:
@@ -378,7 +373,7 @@ class CallPlan:
         """Return the output that the caller expects; None if the model's output is that already."""
         return None
 
-    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
+    def rows_for_pooler(self, states: Tensor) -> Tensor | None:
         """Return states (rows, columns, ...) with one document per row, for a pooler of column 0.
 
         None if they have that form already.
@@ -386,6 +381,6 @@ class CallPlan:
         layout = self.scope.layout
         return None if layout is None else TokenMap.of_documents(layout).gather(states)
 
-    def span_logits(self, output: Any) -> torch.Tensor | None:
+    def span_logits(self, output: Any) -> Tensor | None:
         """Return logits of starts and ends, least at padding; None for any other output."""
         return None

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
@@ -224,7 +223,7 @@ class HalfAsRow(CallPlan):
         arguments = arguments_of_rows(call, layout)
         memory = encoder.layout if call.entry.decodes else None
         states = arguments.get("encoder_hidden_states")
-        if memory and isinstance(states, torch.Tensor) and states.shape[:2] != (1, memory.columns):
+        if memory and isinstance(states, Tensor) and states.shape[:2] != (1, memory.columns):
             arguments["encoder_hidden_states"] = encoder.places.gather(states)
         reason = "the call around it declares documents or hides padding"
         super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
@@ -237,7 +236,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     """
     states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     documents = len(pair.decoder.layout.lengths)
-    if not isinstance(states, torch.Tensor) or len(states) != documents:
+    if not isinstance(states, Tensor) or len(states) != documents:
         raise UnsupportedModel(
             f"the decoder reads {0 if states is None else len(states)} encoded recordings or "
             f"images for {documents} documents. Train the model on padded batches with "
@@ -245,7 +244,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
             code="unpad-refused",
         )
     real = np.ones(states.shape[:2], dtype=bool)
-    if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
+    if isinstance(mask, Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
     return Half(real, states.device)
 
@@ -284,7 +283,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     return {**found, "return_dict": True}
 
 
-def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def _shift_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return the function of a model, or of its file, that makes decoder tokens of labels."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
@@ -74,9 +74,7 @@ class SpanLogitsHook:
 
     # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
     @torch._dynamo.disable
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], output: Any
-    ) -> torch.Tensor | None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
         running = scopes.current()
         found = (
             None if running is None or running.plan is None else running.plan.span_logits(output)
@@ -99,7 +97,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if activation is not None and activation.scope.shared is not None:
             mine = getattr(activation.plan, "targets", None)
             activation.met_loss |= (
-                isinstance(target, torch.Tensor)
+                isinstance(target, Tensor)
                 and mine is not None
                 and (target.numel(), target.data_ptr()) == (mine.numel(), mine.data_ptr())
             )
@@ -113,7 +111,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 @torch._dynamo.disable
-def _without_labels_at_boundaries(target: torch.Tensor, ignored: int) -> torch.Tensor:
+def _without_labels_at_boundaries(target: Tensor, ignored: int) -> Tensor:
     """Return shifted labels, set to `ignored` where they compare tokens of two documents."""
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
@@ -55,7 +55,7 @@ def restore(
 
     def made(key: Any, values: Sequence[Any]) -> Any:
         (value,), name = values, key if isinstance(key, str) else None
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             return value
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
         waits, whole = loss is not None and name == "logits", pooled and value is parts[key]
@@ -66,7 +66,7 @@ def restore(
 
 def _restored(
     name: str | None,
-    value: torch.Tensor,
+    value: Tensor,
     padding: TokenMap | None,
     pooled: bool,
     refuse: Callable[[], None] | None,
@@ -92,13 +92,13 @@ def _restored(
         )
     shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
 
-    def join(parts: Sequence[torch.Tensor], fill: bool = False) -> torch.Tensor:
+    def join(parts: Sequence[Tensor], fill: bool = False) -> Tensor:
         return padding.restore(parts[0], axis, fill)
 
-    def split(gradient: torch.Tensor) -> list[torch.Tensor]:
+    def split(gradient: Tensor) -> list[Tensor]:
         return [padding.gather(gradient, axis)]
 
-    def check(gradient: torch.Tensor) -> None:
+    def check(gradient: Tensor) -> None:
         """Call `refuse` for a gradient that is not zero at padding."""
         gradient = gradient.detach().nan_to_num()
         if refuse is not None and bool((join(split(gradient)) != gradient).any()):
@@ -145,15 +145,15 @@ def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
     return type(output)(parts.values()) if isinstance(output, tuple | list) else parts[None]
 
 
-def loss_of(output: Any) -> torch.Tensor | None:
+def loss_of(output: Any) -> Tensor | None:
     """Return the loss in an output of any form, as one number; None if there is none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None:
         is_plain = isinstance(output, tuple) and not hasattr(output, "_fields")
         first = output[:1] if is_plain else [output]
-        is_number = [isinstance(part, torch.Tensor) and part.dim() == 0 for part in first]
+        is_number = [isinstance(part, Tensor) and part.dim() == 0 for part in first]
         loss = first[0] if True in is_number else None
-    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+    if not isinstance(loss, Tensor) or not loss.is_floating_point():
         return None
     return loss.sum() if loss.dim() else loss
 

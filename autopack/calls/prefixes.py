@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.inspection import masks, torches
 from autopack.inspection.put_on import hooks_of, looks_at_rows
@@ -80,7 +80,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     a batch with a document each. Tokens on a device are compared only if the host has them anyway.
     """
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
-    if type(ids) is not torch.Tensor or ids.is_meta or torches.is_recorded():
+    if type(ids) is not Tensor or ids.is_meta or torches.is_recorded():
         return None  # without values, or whose values would be kept
     if ids.dim() != 2 or (len(ids) < 2 if layout is None else not _shares_in_rows(call, layout)):
         return None
@@ -160,7 +160,7 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
 
 def _is_single_value(value: object) -> bool:
     """Return True for one number, a string or a one-element tensor, the same for all tokens."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, bool | int | float | str)
 

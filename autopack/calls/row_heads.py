@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.calls.call import Call, CallPlan
 from autopack.calls.padding_rules import Delegate
@@ -97,7 +97,7 @@ class DocumentArguments:
         value = self.arguments.get(name)
         if value is None:
             return
-        if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != self.documents:
             lengths = ", ".join(map(str, self.batch.lengths[:8]))
             raise InvalidPacking(
                 f"{name} of {self.head.name} must have one entry per document on packed rows, "
@@ -110,7 +110,7 @@ class DocumentArguments:
         if self.head.spans:
             self._check_span(name, value)
 
-    def _check_span(self, name: str, value: torch.Tensor) -> None:
+    def _check_span(self, name: str, value: Tensor) -> None:
         """Raise `InvalidPacking` if an answer begins or ends outside of its document."""
         at = host_values(value).reshape(self.documents, -1)[:, 0]
         self.left_out += [name] if (at == self.batch.lengths).any() else []
@@ -126,8 +126,8 @@ class DocumentArguments:
 
     def map(
         self,
-        of_tokens: Callable[[torch.Tensor], torch.Tensor],
-        of_document: Callable[[torch.Tensor], torch.Tensor],
+        of_tokens: Callable[[Tensor], Tensor],
+        of_document: Callable[[Tensor], Tensor],
     ) -> dict[str, Any]:
         """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
         to (documents, ...)."""
@@ -171,7 +171,7 @@ class PaddedDocuments(Delegate):
         )
         self.of_head, self.defers = given.head.name, self.batch.is_padded
 
-    def span_logits(self, output: Any) -> torch.Tensor | None:
+    def span_logits(self, output: Any) -> Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
 
         None for all other outputs.
@@ -179,7 +179,7 @@ class PaddedDocuments(Delegate):
         wanted = (*self.batch.into, 2)
         if (
             not self.batch.is_padded
-            or not isinstance(output, torch.Tensor)
+            or not isinstance(output, Tensor)
             or tuple(output.shape) != wanted
         ):
             return None
@@ -258,7 +258,7 @@ class PerDocument(CallPlan):
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
 
-        def chosen(value: torch.Tensor) -> torch.Tensor:
+        def chosen(value: Tensor) -> Tensor:
             return value.index_select(0, upload(numbers, value.device))
 
         found = self.given.map(batch.gather, chosen)
@@ -287,9 +287,7 @@ class PerDocument(CallPlan):
     def _merge(self, name: str, parts: list[Any]) -> Any:
         """Return one field of the output for all documents, in their order."""
         axes, batch = AXES.get(name, ()), self.given.batch
-        if axes and all(
-            isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts
-        ):
+        if axes and all(isinstance(part, Tensor) and part.dim() > max(axes) for part in parts):
             fill = (
                 torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
             )
@@ -307,7 +305,7 @@ class PerDocument(CallPlan):
         return in_order(parts, self.groups)
 
 
-def _counted_on(at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+def _counted_on(at: Tensor, real: Tensor) -> Tensor:
     """Return positions (..., documents, columns) of documents, continued in their padding.
 
     Where a model hides the mask, they must not look like another document's.
@@ -316,7 +314,7 @@ def _counted_on(at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return at.where(real.to(at.device), counted)
 
 
-def _has_counted_label(labels: torch.Tensor | None, documents: int) -> np.ndarray:
+def _has_counted_label(labels: Tensor | None, documents: int) -> np.ndarray:
     """Return True for each document whose label counts in the loss; for all without labels."""
     if labels is None or labels.is_floating_point():
         return np.ones(documents, dtype=bool)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.calls import outputs, refusals
 from autopack.calls.call import DROPPED, Call, CallPlan
@@ -91,7 +91,7 @@ class Packed(RowsPlan):
         arguments = arguments_of_rows(call, layout, positions)
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
-                if isinstance(labels := arguments.get(name), torch.Tensor):
+                if isinstance(labels := arguments.get(name), Tensor):
                     arguments[name] = without_boundaries(
                         labels, layout, name == "shift_labels", call.ignored_label
                     )
@@ -190,7 +190,7 @@ class Unpadded(RowsPlan):
         with scopes.stock(self.scope.model):
             return module.forward(**call.arguments)
 
-    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
+    def rows_for_pooler(self, states: Tensor) -> Tensor:
         """Return a packed row's states in the rows and columns of the padded batch."""
         return self.way.restore(states)
 
@@ -238,7 +238,7 @@ def of_each_row(
     parts = output if isinstance(output, Mapping) else outputs.parts_of(output)
     for name, value in parts.items():
         if (
-            not isinstance(value, torch.Tensor)
+            not isinstance(value, Tensor)
             or not value.is_floating_point()
             or not 0 < value.dim() <= most
         ):
@@ -303,7 +303,7 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
 
 def is_media(name: str, value: Any) -> bool:
     """Return True for a tensor of images or sounds, whose shape does not tell its documents."""
-    return isinstance(value, torch.Tensor) and media.holds_media(name)
+    return isinstance(value, Tensor) and media.holds_media(name)
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -357,7 +357,7 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout)
 
 
 def arguments_of_rows(
-    call: Call, layout: PackedLayout, positions: torch.Tensor | None = None
+    call: Call, layout: PackedLayout, positions: Tensor | None = None
 ) -> dict[str, Any]:
     """Return the arguments of packed rows, with the positions and token types that they lack.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.calls import refusals
 from autopack.calls.call import Call
@@ -90,7 +90,7 @@ class SharedRows(RowsPlan):
         for name in ("position_ids", "token_type_ids"):
             if arguments.get(name) is not None and name not in call.given:  # those of whole rows
                 arguments[name] = arguments[name][:, mine].contiguous()
-        self.targets: torch.Tensor | None = None
+        self.targets: Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
         if counted is not None:
             last = layout.bounds[1:] - 1
@@ -157,7 +157,7 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
     """
     refused: AutopackError | None = None
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         tensors = _declarations_of_part(call)
     except AutopackError as error:
@@ -186,7 +186,7 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
             code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
-    whole: dict[str, torch.Tensor] = {}
+    whole: dict[str, Tensor] = {}
     if tensors:  # those of whole rows on the host: one exchange, one copy
         # (ranks, names, rows, part)
         parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))
@@ -268,7 +268,7 @@ def _why_not_in_parts(call: Call) -> str | None:
     )
 
 
-def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
+def _declarations_of_part(call: Call) -> dict[str, Tensor]:
     """Return declarations and counted shifted labels of this rank's columns, by argument name.
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
@@ -287,15 +287,11 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
         value = call.arguments.get(name)
         if value is None:
             continue
-        if (
-            name == "position_ids"
-            and isinstance(value, torch.Tensor)
-            and value.shape == (1, shape[1])
-        ):
+        if name == "position_ids" and isinstance(value, Tensor) and value.shape == (1, shape[1]):
             value = value.expand(shape)
         device = call.inputs.device
         if (
-            not isinstance(value, torch.Tensor)
+            not isinstance(value, Tensor)
             or value.is_floating_point()
             or value.shape != shape
             or value.device != device

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from autopack.calls.call import Call
@@ -45,7 +46,7 @@ def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., 
     return next(found, None)
 
 
-def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | None:
+def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
     """Return a model's own positions (axes, rows, columns) of documents with media, or None.
 
     Positions of three axes that the call gives are left alone; positions of one axis only tell
@@ -118,11 +119,7 @@ def _as_rows(
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
-        if (
-            isinstance(value, torch.Tensor)
-            and not media.holds_media(name)
-            and name != "second_per_grids"
-        ):
+        if isinstance(value, Tensor) and not media.holds_media(name) and name != "second_per_grids":
             value = frame.changed(name, value, documents.gather)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
@@ -134,7 +131,7 @@ def _as_rows(
     }, documents
 
 
-def positions_of_rows(call: Call) -> torch.Tensor | None:
+def positions_of_rows(call: Call) -> Tensor | None:
     """Return positions (axes, rows, columns) of a batch, each row numbered alone; or None.
 
     The model numbers the images over all rows. None if the call has no such images, or brings
@@ -166,7 +163,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
         vars(model).update(before)
 
 
-def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tensor:
+def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> Tensor:
     """Return positions of rows, each computed alone with its images, runs of tokens of type 1."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
@@ -215,7 +212,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     if name is None:
         return None
     mask = call.arguments.get(name)
-    if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
+    if not isinstance(mask, Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
         raise InvalidPacking(
             f"{name} says which document of packed rows sees which images; wanted (rows, columns, "
             f"images, ...) of {(layout.rows, layout.columns)}, found {described(mask)}. "
@@ -245,7 +242,7 @@ def images_of_rows(call: Call) -> SeenImages | None:
     Images that only fill up a row are none of its document.
     """
     mask = call.arguments.get(call.traits.image_mask or "")
-    if call.inputs is None or call.continues or not isinstance(mask, torch.Tensor):
+    if call.inputs is None or call.continues or not isinstance(mask, Tensor):
         return None
     rows, columns = shape = call.inputs.shape[:2]
     if mask.shape[:2] != shape:
@@ -255,7 +252,7 @@ def images_of_rows(call: Call) -> SeenImages | None:
     return None if isinstance(found, str) else found
 
 
-def _real_images(call: Call) -> torch.Tensor | None:
+def _real_images(call: Call) -> Tensor | None:
     """Return True for images that belong to a row, False for fillers; None if nothing tells."""
     ids = call.arguments.get(_OF_IMAGES)
-    return ids != 0 if isinstance(ids, torch.Tensor) else None
+    return ids != 0 if isinstance(ids, Tensor) else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from autopack.errors import InvalidPacking
@@ -57,7 +58,7 @@ def shard_rows(
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be one of {ranks} ranks, 0 to {ranks - 1}; found {rank}")
     ids = batch.get("input_ids")
-    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
         raise InvalidPacking(
             "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)",
             code="parts-of-rows",
@@ -67,7 +68,7 @@ def shard_rows(
     real = declared.real_of(shape)
     layout = declared.layout or PackedLayout.of_padded(real, ids.device)
     more = -columns % ranks
-    found = {name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)}
+    found = {name: value for name, value in batch.items() if not isinstance(value, Tensor)}
     whole = {"input_ids": ids, "position_ids": _positions(batch, declared.layout, ids)}
     if batch.get("seq_idx") is not None:
         whole["seq_idx"] = layout.seq_idx.long()
@@ -85,7 +86,7 @@ def shard_rows(
     if batch.get("num_items_in_batch") is not None:  # of several batches that make one step
         found["num_items_in_batch"] = int(batch["num_items_in_batch"])
     for name, value in batch.items():
-        if name in {*whole, *found, *_MADE_ANEW} or not isinstance(value, torch.Tensor):
+        if name in {*whole, *found, *_MADE_ANEW} or not isinstance(value, Tensor):
             continue
         if value.shape != shape:
             raise InvalidPacking(
@@ -105,9 +106,7 @@ def shard_rows(
     return found
 
 
-def _positions(
-    batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor
-) -> torch.Tensor:
+def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: Tensor) -> Tensor:
     """Return the batch's positions, or positions by document, or by column for padded batches."""
     given = batch.get("position_ids")
     if given is None and layout is not None:

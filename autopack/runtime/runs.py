@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.randomness import drawing_nothing, put_into
@@ -161,8 +161,8 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
     """Return output `kept` with the results of idle runs added to its graph, part by part."""
     if not idle:
         return kept
-    if isinstance(kept, torch.Tensor):
-        parts = [part for part in idle if isinstance(part, torch.Tensor) and part.requires_grad]
+    if isinstance(kept, Tensor):
+        parts = [part for part in idle if isinstance(part, Tensor) and part.requires_grad]
         return _Idle.apply(kept, *parts) if parts else kept
     if isinstance(kept, dict):
         alike = [each for each in idle if isinstance(each, dict)]
@@ -185,12 +185,12 @@ class _Idle(torch.autograd.Function):
     """Autograd function that returns its first input; the others get gradients of zero."""
 
     @staticmethod
-    def forward(ctx: Any, kept: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, kept: Tensor, *idle: Tensor) -> Tensor:
         ctx.idle = [(part.shape, part.dtype, part.device) for part in idle]
         return kept.clone()  # a view could not be changed in place, as Trainer changes a loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         zeros = (
             torch.zeros((), dtype=dtype, device=device).expand(shape)
             for shape, dtype, device in ctx.idle
