@@ -186,7 +186,16 @@ def _planned(call: Call) -> CallPlan:
     try:
         plan = decide(call)
         if call.outer is None and model.live is not None and (plan.packs or plan.defers):
-            plan = _checked(call, plan)
+            if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
+                raise UnsupportedModel(
+                    f"{call.name} is called inside a transform of torch.func, a trace or a graph, "
+                    "where its calls cannot be checked, and they have to be "
+                    f"({model.proof.how}). Call it once outside of these.",
+                    code="recorded-call",
+                )
+            proof = model.proof
+            model.live.before(call)
+            plan = plan if model.proof is proof else decide(call)
         plan.count(model.tally)
         call.count(plan.volume)
     except LeakDetected:
@@ -210,21 +219,6 @@ def _planned(call: Call) -> CallPlan:
         model.logged.add(said)
         logger.debug("a call of %s %s, since %s", *said)
     return plan
-
-
-def _checked(call: Call, plan: CallPlan) -> CallPlan:
-    """Check a call if that is due; return its plan, or a new one. Raises `LeakDetected`."""
-    model = call.model
-    if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
-        raise UnsupportedModel(
-            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where "
-            f"its calls cannot be checked, and they have to be ({model.proof.how}). Call it once "
-            "outside of these.",
-            code="recorded-call",
-        )
-    proof = model.proof
-    model.live.before(call)
-    return plan if model.proof is proof else decide(call)
 
 
 def _open(plan: CallPlan) -> Arguments | None:

@@ -15,7 +15,7 @@ from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout, real_documents, real_tokens, rows_as_documents
+from autopack.layout.packed import real_documents, real_tokens, rows_as_documents
 from autopack.layout.prefixes import Prefixes, Stretch
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
@@ -82,7 +82,16 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
     if type(ids) is not Tensor or ids.is_meta or torches.is_recorded():
         return None  # without values, or whose values would be kept
-    if ids.dim() != 2 or (len(ids) < 2 if layout is None else not _shares_in_rows(call, layout)):
+    if ids.dim() != 2:
+        return None
+    if layout is None:
+        may_share = len(ids) > 1
+    else:  # a fixed number of bounds is declared for graphs of rows of a fixed length
+        entry, slots = call.entry, () if layout.slots is None else layout.slots
+        may_share = len(slots) <= len(layout.bounds) and entry.level not in call.model.pooling
+        may_share &= entry.head is None and not call.wants_weights
+        may_share &= entry.holds_models or not (call.has_labels or call.wants_last_logits)
+    if not may_share:
         return None
     if call.of_head is not None or call.continues or "inputs_embeds" in call.given:
         return None
@@ -147,15 +156,6 @@ def _reasons_apart(call: Any) -> Iterator[str]:
     why = call.model.ask_twin("prefixes")
     if why is not None:
         yield why
-
-
-def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
-    """Return True if a call's packed rows may run as rows that hold common beginnings once."""
-    if call.entry.head is not None or call.wants_weights or call.entry.level in call.model.pooling:
-        return False
-    if layout.slots is not None and len(layout.slots) > len(layout.bounds):
-        return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
-    return not (call.has_labels or call.wants_last_logits) or call.entry.holds_models
 
 
 def _is_single_value(value: object) -> bool:

@@ -90,39 +90,33 @@ class DocumentArguments:
         self.left_out: list[str] = []
         """The labels that are, for some document, its length, which leaves it out of the loss."""
         for name in self.head.labels:
-            self._check_labels(name)
-
-    def _check_labels(self, name: str) -> None:
-        """Raise `InvalidPacking` if labels do not have one entry for each document."""
-        value = self.arguments.get(name)
-        if value is None:
-            return
-        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != self.documents:
-            lengths = ", ".join(map(str, self.batch.lengths[:8]))
-            raise InvalidPacking(
-                f"{name} of {self.head.name} must have one entry per document on packed rows, "
-                f"({self.documents},) or ({self.documents}, K); found {described(value)}. "
-                f"The {self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
-                f"documents of {lengths}{', ...' if self.documents > 8 else ''} tokens, in order; "
-                "padding counts unless attention_mask is 0 there.",
-                code="wrong-labels",
-            )
-        if self.head.spans:
-            self._check_span(name, value)
-
-    def _check_span(self, name: str, value: Tensor) -> None:
-        """Raise `InvalidPacking` if an answer begins or ends outside of its document."""
-        at = host_values(value).reshape(self.documents, -1)[:, 0]
-        self.left_out += [name] if (at == self.batch.lengths).any() else []
-        wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
-        if len(wrong):
-            raise InvalidPacking(
-                f"{name} counts from the start of each document and must lie in 0 ... its length "
-                "(which stands for no answer inside, and is left out of the loss); document "
-                f"{wrong[0]} has {self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. "
-                "Subtract the document's first column from positions in the row.",
-                code="wrong-labels",
-            )
+            value = arguments.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != self.documents:
+                lengths = ", ".join(map(str, self.batch.lengths[:8]))
+                raise InvalidPacking(
+                    f"{name} of {self.head.name} must have one entry per document on packed rows, "
+                    f"({self.documents},) or ({self.documents}, K); found {described(value)}. The "
+                    f"{layout.rows} x {layout.columns} tokens hold {self.documents} documents of "
+                    f"{lengths}{', ...' if self.documents > 8 else ''} tokens, in order; padding "
+                    "counts unless attention_mask is 0 there.",
+                    code="wrong-labels",
+                )
+            if not self.head.spans:
+                continue
+            at = host_values(value).reshape(self.documents, -1)[:, 0]
+            self.left_out += [name] if (at == self.batch.lengths).any() else []
+            wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
+            if len(wrong):
+                raise InvalidPacking(
+                    f"{name} counts from the start of each document and must lie in 0 ... its "
+                    "length (which stands for no answer inside, and is left out of the loss); "
+                    f"document {wrong[0]} has {self.batch.lengths[wrong[0]]} tokens, found "
+                    f"{at[wrong[0]]}. Subtract the document's first column from positions in the "
+                    "row.",
+                    code="wrong-labels",
+                )
 
     def map(
         self,
@@ -241,7 +235,9 @@ class PerDocument(CallPlan):
                 "loss. Leave it out of the rows.",
                 code="loss-not-of-documents",
             )
-        counted = _has_counted_label(given.arguments.get("labels"), given.documents)
+        labels, counted = given.arguments.get("labels"), np.ones(given.documents, dtype=bool)
+        if labels is not None and not labels.is_floating_point():
+            counted = host_values(labels).reshape(given.documents, -1)[:, 0] != IGNORED_LABEL
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
         self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
@@ -312,10 +308,3 @@ def _counted_on(at: Tensor, real: Tensor) -> Tensor:
     """
     counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
     return at.where(real.to(at.device), counted)
-
-
-def _has_counted_label(labels: Tensor | None, documents: int) -> np.ndarray:
-    """Return True for each document whose label counts in the loss; for all without labels."""
-    if labels is None or labels.is_floating_point():
-        return np.ones(documents, dtype=bool)
-    return host_values(labels).reshape(documents, -1)[:, 0] != IGNORED_LABEL

@@ -186,7 +186,8 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> Tensor:
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
     """Return the scope and arguments with which every row of a batch attends to its own images.
 
-    They are None where upstream does not mix images of rows.
+    They are None where upstream does not mix images of rows, or no mask tells which are a row's.
+    Images that only fill up a row are none of its document.
     """
     model, entry = call.model, call.entry
     mixes = model.traits.counts_images or model.traits.image_mask
@@ -194,11 +195,14 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
         return None, None
     if call.why_media_meet("image") is not None:
         return None, None  # of code whose images may be a matter of something else, too
-    images, positions = (
-        images_of_rows(call),
-        positions_of_rows(call) if model.traits.counts_images else None,
-    )
-    scope = None if images is None else Scope(model, images=images)
+    positions = positions_of_rows(call) if model.traits.counts_images else None
+    mask, scope = call.arguments.get(call.traits.image_mask or ""), None
+    shape = None if call.inputs is None or call.continues else call.inputs.shape[:2]
+    if shape is not None and isinstance(mask, Tensor) and mask.shape[:2] == shape:
+        rows, columns = shape
+        layout = PackedLayout(rows, columns, np.arange(rows + 1) * columns, mask.device)
+        found = prepared.images_of_documents(mask, layout, _real_images(call))
+        scope = None if isinstance(found, str) else Scope(model, images=found)
     return scope, None if positions is None else {**call.arguments, "position_ids": positions}
 
 
@@ -234,22 +238,6 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
             code="media-of-others",
         )
     return found
-
-
-def images_of_rows(call: Call) -> SeenImages | None:
-    """Return the images of each row of a batch of single documents; None if no mask tells them.
-
-    Images that only fill up a row are none of its document.
-    """
-    mask = call.arguments.get(call.traits.image_mask or "")
-    if call.inputs is None or call.continues or not isinstance(mask, Tensor):
-        return None
-    rows, columns = shape = call.inputs.shape[:2]
-    if mask.shape[:2] != shape:
-        return None
-    layout = PackedLayout(rows, columns, np.arange(rows + 1) * columns, mask.device)
-    found = prepared.images_of_documents(mask, layout, _real_images(call))
-    return None if isinstance(found, str) else found
 
 
 def _real_images(call: Call) -> Tensor | None:

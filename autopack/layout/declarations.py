@@ -231,7 +231,12 @@ def _declarations(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name for messages, True where a document starts: (rows, columns)) per declaration."""
     if "position_ids" in host:
-        yield "position_ids", _position_starts(host["position_ids"], real)
+        values, starts = host["position_ids"][real], np.zeros_like(real)
+        if (values < 0).any():
+            raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
+        # Those whose position does not go on by one.
+        starts[real] = ~_counts_on(values, real)
+        yield "position_ids", starts
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
         yield "attention_mask (segment ids)", _segment_starts(mask)
@@ -242,16 +247,6 @@ def _declarations(
                 way.name,
                 way.starts(values) if way.starts else _cumulative_starts(way.name, values, real),
             )
-
-
-def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return True at tokens whose position does not go on by one, (rows, columns)."""
-    values = positions[real]
-    if (values < 0).any():
-        raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
-    starts = np.zeros_like(real)
-    starts[real] = ~_counts_on(values, real)
-    return starts
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:

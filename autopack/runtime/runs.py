@@ -40,17 +40,14 @@ class Buffers:
         ]
         self._versions = [buffer._version for _, _, buffer, _ in self._held]
 
-    def put_back(self) -> bool:
-        """Restore the buffers' contents; return True if any buffer had been written to."""
-        written = False
+    def put_back(self) -> None:
+        """Restore the buffers' contents."""
         for number, (owner, name, buffer, held) in enumerate(self._held):
-            if dict(owner._buffers).get(name) is not buffer:
-                owner._buffers[name], written = buffer, True
+            owner._buffers[name] = buffer
             if buffer._version != self._versions[number]:
                 with torch.no_grad():
                     buffer.copy_(held)
-                self._versions[number], written = buffer._version, True
-        return written
+                self._versions[number] = buffer._version
 
 
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
