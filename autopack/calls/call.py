@@ -147,7 +147,11 @@ class Call:
             return Declared(None)
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
-        if self.outer is not None and self._outer_made_positions:
+        outer, here = self.outer, arguments.get("position_ids")
+        # Three sections that an outer model has made, and not its caller, tell the places of
+        # images' tokens, several of which may be at 0 (MiniCPM-V 4.7), and no documents.
+        are_sections = isinstance(here, Tensor) and here.dim() == 3 == len(here)
+        if are_sections and outer is not None and "position_ids" not in outer.plan.call.given:
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
         traits, entry = self.traits, self.entry
@@ -172,18 +176,6 @@ class Call:
             if self.prefixes is not None and found.layout is None:
                 found = replace(found, real=found.real_of((rows, columns)))
         return found
-
-    @property
-    def _outer_made_positions(self) -> bool:
-        """True if an outer model made the three-section `position_ids`, not its caller.
-
-        They tell the places of images' tokens, and declare no documents, although several tokens
-        may be at 0 (MiniCPM-V 4.7).
-        """
-        here = self.arguments.get("position_ids")
-        if self.outer is None or not isinstance(here, Tensor) or here.dim() != 3 or len(here) != 3:
-            return False
-        return "position_ids" not in self.outer.plan.call.given
 
     @cached_property
     def noted(self) -> np.ndarray | None:

@@ -195,13 +195,12 @@ class PairAsRows(CallPlan):
         super().__init__(
             call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume
         )
-        self.wants_tuple = call.wants_tuple
-        """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
-        return restored.to_tuple() if self.wants_tuple else restored
+        # inside, names tell the halves' outputs apart
+        return restored.to_tuple() if self.call.wants_tuple else restored
 
 
 class HalfAsRow(CallPlan):

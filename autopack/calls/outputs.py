@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,76 +54,68 @@ def restore(
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
     def made(key: Any, values: Sequence[Any]) -> Any:
+        """Return a tensor with the functions that restore it to the padded batch's form."""
         (value,), name = values, key if isinstance(key, str) else None
         if not isinstance(value, Tensor):
             return value
+        way = of(name)
+        if (
+            way is None
+            or value.dim() == 0
+            or name == media.STATES
+            or stands_for_no_router(name, value)
+        ):
+            return Joint([value])
+        if pooled and value is parts[key] and value.dim() == 2 and len(value) == way.shape[0]:
+            return Joint([value])
+        axis, what = Frame(1, way.tokens).axis_of_output(name, value), name or "an output"
+        if axis is None:
+            raise UnsupportedModel(
+                f"autopack ran a padded batch of shape {way.shape} as one row of {way.tokens} "
+                f"tokens, and {what} of shape {tuple(value.shape)} cannot be brought back into the "
+                "form of the batch. Use autopack.enable(model, unpad=False).",
+                code="unpad-refused",
+            )
+
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
-        waits, whole = loss is not None and name == "logits", pooled and value is parts[key]
-        return _restored(name, value, of(name), whole, refuse, waits)
+
+        def join(parts: Sequence[Tensor], fill: bool = False) -> Tensor:
+            return way.restore(parts[0], axis, fill)
+
+        def split(gradient: Tensor) -> list[Tensor]:
+            return [way.gather(gradient, axis)]
+
+        def check(gradient: Tensor) -> None:
+            """Refuse a gradient that is not zero at padding."""
+            gradient = gradient.detach().nan_to_num()
+            if refuse is not None and bool((join(split(gradient)) != gradient).any()):
+                refuse()
+
+        def refuse_gradient() -> None:
+            """Raise `UnsupportedModel`: a token that rows share has no gradient for each row."""
+            raise UnsupportedModel(
+                f"a gradient of {what} is asked for, and what rows begin with in common has run "
+                "once, where that of each row cannot be told. Use autopack.enable(model, "
+                "share=False).",
+                code="share-refused",
+            )
+
+        shared = int(way.real.sum()) > way.tokens
+        waits = axis > 0 and loss is not None and name == "logits"
+        return Joint(
+            [value],
+            join,
+            split=None if shared else split,
+            refuse=refuse_gradient if shared else None,
+            # A square of zeros has no slope, by which a reader of padding would be seen.
+            values=None if read is None else partial(join, fill=True),
+            check=None if read is None else check,
+            shape=(*value.shape[: axis - 1], *way.shape, *value.shape[axis + 1 :])
+            if waits
+            else None,
+        )
 
     return with_parts(output, joined({key: [value] for key, value in parts.items()}, made))
-
-
-def _restored(
-    name: str | None,
-    value: Tensor,
-    padding: TokenMap | None,
-    pooled: bool,
-    refuse: Callable[[], None] | None,
-    waits: bool,
-) -> Joint:
-    """Return one output tensor with the functions that restore it to the padded batch's form."""
-    if (
-        padding is None
-        or value.dim() == 0
-        or name == media.STATES
-        or stands_for_no_router(name, value)
-    ):
-        return Joint([value])
-    if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
-        return Joint([value])
-    axis = Frame(1, padding.tokens).axis_of_output(name, value)
-    if axis is None:
-        raise UnsupportedModel(
-            f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} "
-            f"tokens, and {name or 'an output'} of shape {tuple(value.shape)} cannot be brought "
-            "back into the form of the batch. Use autopack.enable(model, unpad=False).",
-            code="unpad-refused",
-        )
-    shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
-
-    def join(parts: Sequence[Tensor], fill: bool = False) -> Tensor:
-        return padding.restore(parts[0], axis, fill)
-
-    def split(gradient: Tensor) -> list[Tensor]:
-        return [padding.gather(gradient, axis)]
-
-    def check(gradient: Tensor) -> None:
-        """Call `refuse` for a gradient that is not zero at padding."""
-        gradient = gradient.detach().nan_to_num()
-        if refuse is not None and bool((join(split(gradient)) != gradient).any()):
-            refuse()
-
-    def refuse_gradient() -> None:
-        """Raise `UnsupportedModel`: a token that rows share has no gradient for each row."""
-        raise UnsupportedModel(
-            f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common "
-            "has run once, where that of each row cannot be told. Use autopack.enable(model, "
-            "share=False).",
-            code="share-refused",
-        )
-
-    shared = int(padding.real.sum()) > padding.tokens
-    return Joint(
-        [value],
-        join,
-        split=None if shared else split,
-        refuse=refuse_gradient if shared else None,
-        # A square of zeros has no slope, by which a reader of padding would be seen.
-        values=None if refuse is None else partial(join, fill=True),
-        check=None if refuse is None else check,
-        shape=shape if waits else None,
-    )
 
 
 def parts_of(output: Any) -> dict[Any, Any]:
