@@ -58,16 +58,17 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
     call = replace(call, options=options)
     queries, keys, values = (states.split(prefixes.lengths, dim=2) for states in call.states)
     outputs = []
-    for stretch, query, chain in zip(prefixes.stretches, queries, prefixes.chains, strict=True):
-        if stretch.parent is None:
+    for stretch, query in zip(prefixes.stretches, queries, strict=True):
+        if not stretch.depth:
             key, value, mask = (
-                keys[chain[0]],
-                values[chain[0]],
+                keys[stretch.chain[0]],
+                values[stretch.chain[0]],
                 own.for_document(0, 0, stretch.length),
             )
         else:
             key, value = (
-                torch.cat([parts[number] for number in chain], dim=2) for parts in (keys, values)
+                torch.cat([parts[number] for number in stretch.chain], dim=2)
+                for parts in (keys, values)
             )
             mask = own.for_last(stretch.length, stretch.depth + stretch.length)
         given = call.options_beside(mask)

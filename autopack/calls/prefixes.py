@@ -216,24 +216,24 @@ def _tree(
     """
     stretches: list[Stretch] = []
     columns = [np.empty(0, dtype=np.int64)] * len(lengths)
-    waiting: list[tuple[int, int, np.ndarray, int | None]] = [(0, len(lengths), columns[0], None)]
+    waiting: list[tuple[int, int, np.ndarray, tuple[int, ...]]] = [
+        (0, len(lengths), columns[0], ())
+    ]
     while waiting:
-        begin, stop, shared, parent = waiting.pop()
+        begin, stop, shared, chain = waiting.pop()
         is_leaf, depth = stop - begin == 1, len(shared)
         end = lengths[begin] if is_leaf else min(common[begin : stop - 1])
         if end - depth >= (1 if is_leaf else least):
             first = stretches[-1].end if stretches else 0
-            stretches.append(Stretch(first, first + end - depth, depth, parent))
-            shared, parent = (
-                np.append(shared, np.arange(first, first + end - depth)),
-                len(stretches) - 1,
-            )
+            chain = (*chain, len(stretches))
+            stretches.append(Stretch(first, first + end - depth, depth, chain))
+            shared = np.append(shared, np.arange(first, first + end - depth))
         if is_leaf:
             columns[begin] = shared
             continue
         cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == end), stop]
         waiting += [
-            (one, other, shared, parent)
+            (one, other, shared, chain)
             for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)
         ]
     return stretches, columns
