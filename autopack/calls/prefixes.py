@@ -216,9 +216,8 @@ def _tree(
     """
     stretches: list[Stretch] = []
     columns = [np.empty(0, dtype=np.int64)] * len(lengths)
-    waiting: list[tuple[int, int, np.ndarray, tuple[int, ...]]] = [
-        (0, len(lengths), columns[0], ())
-    ]
+    chain: tuple[int, ...] = ()
+    waiting = [(0, len(lengths), columns[0], chain)]
     while waiting:
         begin, stop, shared, chain = waiting.pop()
         is_leaf, depth = stop - begin == 1, len(shared)
