@@ -76,11 +76,10 @@ class SpanLogitsHook:
     @torch._dynamo.disable
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
         running = scopes.current()
-        found = (
-            None if running is None or running.plan is None else running.plan.span_logits(output)
-        )
-        if running is not None and found is not None:
-            running.masked = True
+        if running is None or running.plan is None:
+            return None
+        found = running.plan.span_logits(output)
+        running.masked |= found is not None
         return found
 
 

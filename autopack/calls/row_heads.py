@@ -170,12 +170,7 @@ class PaddedDocuments(Delegate):
 
         None for all other outputs.
         """
-        wanted = (*self.batch.into, 2)
-        if (
-            not self.batch.is_padded
-            or not isinstance(output, Tensor)
-            or tuple(output.shape) != wanted
-        ):
+        if not isinstance(output, Tensor) or tuple(output.shape) != (*self.batch.into, 2):
             return None
         return output.masked_fill(
             ~self.batch.mask.to(output.device)[..., None],
@@ -185,17 +180,12 @@ class PaddedDocuments(Delegate):
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         """Raise `UnsupportedModel` if padding may have had a part in the output."""
-        if self.batch.is_padded and not ended.packed_inside:
+        served = ended.packed_inside and (ended.masked or not self.head.spans)
+        if self.batch.is_padded and not served:
             raise UnsupportedModel(
-                f"{self.head.name} did not call its backbone, so the documents of packed rows were "
-                "run with padding. Run them one per row.",
-                code="result-per-row",
-            )
-        if self.batch.is_padded and self.head.spans and not ended.masked:
-            raise UnsupportedModel(
-                f"no module of {self.head.name} gave the logits of starts and ends, (documents, "
-                "longest, 2), so padding would have a part in its loss. Run its documents one per "
-                "row.",
+                f"{self.head.name} did not call its backbone, or no module of it gave the logits "
+                "of starts and ends, (documents, longest, 2), so padding would have a part in its "
+                "results. Run its documents one per row.",
                 code="result-per-row",
             )
 
