@@ -204,7 +204,7 @@ def with_documents_alone(
         )
     groups = equally_long_documents(layout)
     batches = [TokenMap.of_documents(layout, group) for group in groups]
-    frame = Frame(layout.rows, layout.columns, shared=True)
+    frame = Frame(*layout.shape, shared=True)
     runs = []
     for batch in batches:
         given = frame.all_changed(arguments, batch.gather)

@@ -183,7 +183,7 @@ def _of_rows(call: Call, layout: PackedLayout) -> Obstacles:
     labels: Any = call.arguments.get("labels")
     if (
         call.traits.whole_model_reason is not None
-        and getattr(labels, "shape", None) == (layout.rows, layout.columns)
+        and getattr(labels, "shape", None) == layout.shape
         and (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any()
     ):
         yield (
@@ -240,7 +240,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
     declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
     same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
     silent = declared is None and "position_ids" not in call.given and call.declared.real is None
-    if shape != (layout.rows, layout.columns) or not (same or silent):
+    if shape != layout.shape or not (same or silent):
         raise UnsupportedModel(
             f"{call.name} was called inside a packed forward of {layout.rows} rows of "
             f"{layout.columns} tokens, with {shape[0]} rows of {shape[1]} tokens and other "

@@ -114,7 +114,7 @@ def _as_rows(
 ) -> tuple[dict[str, Any], TokenMap]:
     """Return arguments with documents as right-padded rows, and the map into these rows."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
-    mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
+    mask, frame = documents.mask.long(), Frame(*layout.shape)
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
@@ -216,10 +216,10 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     if name is None:
         return None
     mask = call.arguments.get(name)
-    if not isinstance(mask, Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
+    if not isinstance(mask, Tensor) or mask.shape[:2] != layout.shape:
         raise InvalidPacking(
             f"{name} says which document of packed rows sees which images; wanted (rows, columns, "
-            f"images, ...) of {(layout.rows, layout.columns)}, found {described(mask)}. "
+            f"images, ...) of {layout.shape}, found {described(mask)}. "
             "autopack.PackingCollator makes it of those of documents.",
             code="media-of-others",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,8 +62,8 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
-    traits = Traits.of(family, anatomy, numbering, media)
-    return anatomy, replace(traits, sounds_together=registry.sounds_together_of(anatomy.model_type))
+    sounds_together = registry.sounds_together_of(anatomy.model_type)
+    return anatomy, Traits(family, anatomy, numbering, media, sounds_together)
 
 
 def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> ModelCode:

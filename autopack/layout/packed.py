@@ -274,7 +274,7 @@ def without_boundaries(
     token that predicts them, the last. `ignored` is the label that the loss leaves out. Raises
     `InvalidPacking` for labels of a shape that does not show which belongs to which token.
     """
-    shape, tokens = (layout.rows, layout.columns), layout.rows * layout.columns
+    shape, tokens = layout.shape, layout.rows * layout.columns
     if tuple(labels.shape[:2]) == shape:
         flat = labels.reshape(tokens, *labels.shape[2:])
     elif labels.numel() == tokens and labels.shape[-1] in (tokens, layout.columns):

@@ -47,7 +47,7 @@ def agreement(mask: Tensor, layout: PackedLayout) -> Literal["same", "apart", "c
     """
     seen, documents = _seen(mask), layout.seq_idx.to(mask.device)
     together = (documents[:, :, None] == documents[:, None, :])[:, None]
-    real = sees_itself(mask).expand(layout.rows, layout.columns)
+    real = sees_itself(mask).expand(layout.shape)
     tokens = (real[:, :, None] & real[:, None, :])[:, None]
     crosses = (seen & tokens & ~together).any()
     differs = ((seen != together.tril()) & tokens).any()
