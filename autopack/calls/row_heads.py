@@ -7,7 +7,7 @@ differ from each document alone, the whole model runs on documents of one length
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,9 @@ class DocumentArguments:
         self.numbers = np.flatnonzero(real_documents(layout))
         """The numbers of the documents in the layout; padding is none."""
         self.documents = len(self.numbers)
+        frame = Frame(*self.batch.shape, self.documents, self.head.labels)
+        self.changed = partial(frame.all_changed, arguments)
+        """Returns the arguments, changed by functions of values per token and per document."""
         self.left_out: list[str] = []
         """The labels that are, for some document, its length, which leaves it out of the loss."""
         for name in self.head.labels:
@@ -118,16 +121,6 @@ class DocumentArguments:
                     code="wrong-labels",
                 )
 
-    def map(
-        self,
-        of_tokens: Callable[[Tensor], Tensor],
-        of_document: Callable[[Tensor], Tensor],
-    ) -> dict[str, Any]:
-        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
-        to (documents, ...)."""
-        frame = Frame(*self.batch.shape, self.documents, self.head.labels)
-        return frame.all_changed(self.arguments, of_tokens, of_document)
-
 
 class PaddedDocuments(Delegate):
     """Plan that runs packed documents as a padded batch, and the backbone without padding."""
@@ -137,7 +130,7 @@ class PaddedDocuments(Delegate):
 
     def __init__(self, call: Call, given: DocumentArguments):
         self.head, self.batch = given.head, given.batch
-        arguments, real = given.map(self.batch.gather, lambda value: value), self.batch.mask
+        arguments, real = given.changed(self.batch.gather), self.batch.mask
         if self.batch.is_padded:
             arguments["attention_mask"] = real.long()
             pad_token_id, ids = text_config(call.config).pad_token_id, arguments.get("input_ids")
@@ -247,7 +240,7 @@ class PerDocument(CallPlan):
         def chosen(value: Tensor) -> Tensor:
             return value.index_select(0, upload(numbers, value.device))
 
-        found = self.given.map(batch.gather, chosen)
+        found = self.given.changed(batch.gather, chosen)
         first = layout.first_positions  # of runs of padding too
         if first is not None and layout.largest_positions is None and not first[documents].any():
             found.pop("position_ids", None)  # alone, the model counts them like that itself
