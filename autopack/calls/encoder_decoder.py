@@ -33,8 +33,8 @@ from autopack.layout.ways import CACHES
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Volume
 
-DECLARED = {*NOT_IN_ROWS, *pairs.DECLARATIONS}
-"""Arguments that rows of documents cannot use: declarations, masks and caches."""
+DECLARED = {*NOT_IN_ROWS, *pairs.DECLARATIONS, "encoder_outputs"}
+"""Arguments that rows of documents cannot use as they come: declarations, masks, caches, states."""
 _OF_DECODER = (
     "decoder_input_ids",
     "decoder_inputs_embeds",
@@ -134,9 +134,22 @@ class PairCall(Call):
             yield "the head takes the padded form", "result-per-row"
         if self.entry.foreign is not None and not self.pair.packs:
             yield f"{self.entry.foreign}, and takes the padded form", "other-code"
-        name = self._without_a_place()
-        if name is not None:
-            yield f"{name} has no place in a packed row", "argument-of-no-document"
+        for name, value in self.arguments.items():
+            if name in DECLARED or value is None or value is False:
+                continue
+            half = half_of(name, self.pair)
+            fits = (
+                half is None
+                or self.holds_served_media(name)
+                or has_a_place(name, value, half.places)
+            )
+            known = (
+                name in self.entry.names
+                or name in PASSED_ON
+                or isinstance(value, bool | int | float | str)
+            )
+            if not (known and fits):
+                yield f"{name} has no place in a packed row", "argument-of-no-document"
 
     def why_padded_anywhere(self) -> Iterator[str]:
         """Yield the reasons why a padded batch has to stay padded at every entry."""
@@ -152,26 +165,6 @@ class PairCall(Call):
     def check_packed(self) -> None:
         """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
         refusals.refuse(self, self.obstacles(), self.obstacles_here())
-
-    def _without_a_place(self) -> str | None:
-        """Return the name of the first argument that cannot be split by documents, or None."""
-        for name, value in self.arguments.items():
-            if name in DECLARED or value is None or value is False or name == "encoder_outputs":
-                continue
-            half = half_of(name, self.pair)
-            fits = (
-                half is None
-                or self.holds_served_media(name)
-                or has_a_place(name, value, half.places)
-            )
-            known = (
-                name in self.entry.names
-                or name in PASSED_ON
-                or isinstance(value, bool | int | float | str)
-            )
-            if not (known and fits):
-                return name
-        return None
 
 
 class PairAsRows(CallPlan):

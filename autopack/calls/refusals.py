@@ -139,7 +139,8 @@ def _of_media(call: Call, of_media: list[str]) -> Obstacles:
                 "model)",
                 "media-mixed",
             )
-    layout = None if call.entry.is_pair else call.declared.layout
+    of_halves = call.entry.is_pair and not traits.image_of_each
+    layout = None if of_halves else call.declared.layout
     pixels: Any = given.get("pixel_values")
     if traits.image_of_each and layout is not None and pixels is not None:
         documents = real_documents(layout).sum()
