@@ -154,30 +154,23 @@ def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
     """Plan a call and put its scope in force; return its new arguments, or None if they stay."""
-    outer = scopes.of_model(model)
-    # a call, or one inside a forward that begins anew
-    if outer is None or outer.level >= hook.entry.level:
-        # It may replace `hook.entry`, which is read again below.
-        _follow_changes(hook.entry, model, (*args, *kwargs.values()))
-        return _open(_planned(call_at(hook.entry, module, args, kwargs)))
-    if outer.plan is not None and outer.plan.defers:
+    outer, level = scopes.of_model(model), hook.entry.level
+    if outer is None or outer.level >= level:
+        # A call, or one inside a forward that begins anew: the model is brought up to date with
+        # changed code, attention, sharding and checkpointing.
+        outer, anatomy = None, model.anatomy
+        if level:
+            refusals.refuse_bypassed_top(anatomy.entries[:level])
+        model.groups = gathering_groups(anatomy.entries[0]) if in_a_group() else ()
+        if FakeTensor not in map(type, (*args, *kwargs.values())):  # a trace proves no model
+            model.follow_code()  # which may replace `hook.entry`
+        model.lease.follow(model.implementations())
+        bind_checkpointing(model.anatomy.checkpointed)
+    if outer is None or (outer.plan is not None and outer.plan.defers):
         return _open(_planned(call_at(hook.entry, module, args, kwargs, outer)))
-    return (
-        None
-        if outer.scope.stock
-        else _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
-    )
-
-
-def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
-    """Bring a model up to date with changed code, attention, sharding and checkpointing."""
-    if entry.level:
-        refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
-    model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
-    if FakeTensor not in map(type, given):  # of a trace, in which no model can be proven
-        model.follow_code()
-    model.lease.follow(model.implementations())
-    bind_checkpointing(model.anatomy.checkpointed)
+    if outer.scope.stock:
+        return None
+    return _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
 
 
 def _planned(call: Call) -> CallPlan:

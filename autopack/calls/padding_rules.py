@@ -87,14 +87,13 @@ class Delegate(CallPlan):
     def __init__(self, call: Call, reason: str, *given: Any, real: np.ndarray | None = None):
         super().__init__(call, reason, *given)
         self.of_head, read = call.of_head, call.model.padding_read
-        self._real = real if read is not None and read.is_due() else None
-        self._ran = 0 if read is None else read.ran
+        self._read = None if read is None or real is None or not read.is_due() else read
+        self._real, self._ran = real, 0 if read is None else read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        read = self.scope.model.padding_read
-        if self._real is None or read is None or not torch.is_grad_enabled():
-            return
-        if read.ran > self._ran:  # else the model inside has left the padding where it was
+        read = self._read
+        # else the model inside has left the padding where it was
+        if read is not None and torch.is_grad_enabled() and read.ran > self._ran:
             read.look(output, [("", self._real)], refuses=True)
 
 
