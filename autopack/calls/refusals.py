@@ -207,8 +207,8 @@ def refuse(call: Call, *others: Obstacles) -> None:
     call.model.lease.check()
     for reason, code in chain(obstacles(call), _of_packed(call), *others):
         raise (InvalidPacking if code in _OF_DATA else UnsupportedModel)(
-            f"{call.name} cannot run packed rows: {reason}. Or leave that out, or run the "
-            "documents one per row.",
+            f"{call.name} cannot run packed rows: {reason}. Leave that out, or run the documents "
+            "one per row.",
             code=code,
         )
 
