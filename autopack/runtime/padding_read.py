@@ -8,6 +8,7 @@ differentiated run as they came.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.state import State
@@ -48,11 +48,11 @@ class PaddingRead:
         self.writes: str | None = None
         # the part of its output that is read at padding, where one is
         self.where: str | None = None
-        self._looked_at = WeakIdKeyDictionary()
+        self._looked_at: list[weakref.ref[Tensor]] = []
         """The tokens of batches that ran as they came: checkpoints repeat them in backward."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_looked_at": WeakIdKeyDictionary()}
+        return {**self.__dict__, "_looked_at": []}
 
     def why_to_keep(self, tokens: Tensor, has_labels: bool, trained: bool) -> str | None:
         """Return the reason why a batch, `tokens` (rows, columns, ...), keeps its padding, or None.
@@ -69,7 +69,7 @@ class PaddingRead:
         if not trained and not tokens.requires_grad:
             return _BLIND
         if _is_in_backward():
-            return LOOKS if tokens in self._looked_at else None
+            return LOOKS if any(ref() is tokens for ref in self._looked_at) else None
         return LOOKS if self.is_due() or not self.answered else None
 
     def why_state_stays(self, model: nn.Module) -> str | None:
@@ -109,7 +109,8 @@ class PaddingRead:
         self.looks += not refuses
         self.due_at = 2 * (self.ran + self.looks)
         if tokens is not None:
-            self._looked_at[tokens] = None
+            self._forget(tokens)
+            self._looked_at.append(weakref.ref(tokens))
         found = [(name, value) for name, value in _tensors("", output) if value.requires_grad]
         shown = 0
         for name, value in found:
@@ -125,8 +126,13 @@ class PaddingRead:
         """Count a batch that runs without its padding now, and forget its tokens."""
         if not _is_in_backward():
             self.ran += 1
-            if tokens is not None:
-                self._looked_at.pop(tokens, None)
+            self._forget(tokens)
+
+    def _forget(self, tokens: Tensor | None) -> None:
+        """Forget the tokens of a batch whose gradients have come, and of batches that are gone."""
+        self._looked_at = [
+            ref for ref in self._looked_at if ref() is not None and ref() is not tokens
+        ]
 
     def refuse(self, name: str) -> None:
         """Note that output `name` was read at padding, and raise `UnsupportedModel`."""
