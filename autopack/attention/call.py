@@ -323,7 +323,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
 
     def up_to_each(states: Tensor) -> Iterator[Tensor]:
         parts = states.split(prefixes.lengths, dim=2)
-        for first, *rest in prefixes.chains:
+        for first, *rest in (stretch.chain for stretch in prefixes.stretches):
             yield torch.cat([parts[first], *(parts[n] for n in rest)], 2) if rest else parts[first]
 
     states = up_to_each(call.key), up_to_each(call.value)

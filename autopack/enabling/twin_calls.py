@@ -90,7 +90,7 @@ def _why_not_prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype)
     with enabled_like(make(), enabled, share=True, unpad=True) as twin_enabled:
         # Its weights lie elsewhere than those of the model, and its first batches are to be packed
         # too.
-        twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
+        twin_enabled.traits.mixing_weights = 0.0
         part = callable_part(twin_enabled)
         with left_as_found(part):
             report = Audit(
