@@ -25,6 +25,8 @@ class Spec:
     dtype: str = "float64"
     backend: str = "auto"
     unpad: bool = True
+    checked: bool = False
+    """Whether every call is checked: an alarm is a crash, as all documents are compared here."""
     experts: str = ""
     """How experts are computed; by the default of the dtype where empty."""
     changes: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -32,6 +34,9 @@ class Spec:
     lengths: tuple[int, ...] = (5, 3)
     """Tokens of the documents, which are drawn by `seed`."""
     seed: int = 0
+    alike: int = 0
+    """With how many tokens all documents begin, and the first two once more: rows that begin alike
+    are computed once."""
     outputs: bool = False
     """Whether hidden states, and router logits where there are some, are asked for and compared."""
     ignored: bool = False
