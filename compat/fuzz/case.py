@@ -101,7 +101,6 @@ class Case:
     spec: Spec
     call: Arranged
     before: tuple[Arranged, ...] = ()
-    name: str = ""
 
     def to_json(self) -> str:
         """The case in one line, from which `of_json` makes it again."""
@@ -114,9 +113,7 @@ def of_json(text: str) -> Case:
     try:
         found = json.loads(text)
         calls = [Arranged(**_tuples(call)) for call in (*found.get("before", ()), found["call"])]
-        return Case(
-            Spec(**_tuples(found["spec"])), calls[-1], tuple(calls[:-1]), found.get("name", "")
-        )
+        return Case(Spec(**_tuples(found["spec"])), calls[-1], tuple(calls[:-1]))
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"wanted the JSON of a case, as a failure prints it; found {text[:80]!r} ({error})"
