@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,11 @@ class Case:
     def to_json(self) -> str:
         """The case in one line, from which `of_json` makes it again."""
         return json.dumps({key: _sparse(value) for key, value in vars(self).items() if value})
+
+
+def width(row: Iterable[int], lengths: Sequence[int]) -> int:
+    """Columns of a row."""
+    return sum(lengths[number] if number >= 0 else -number for number in row)
 
 
 def of_json(text: str) -> Case:

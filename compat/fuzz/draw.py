@@ -17,7 +17,7 @@ from autopack.attention import choose
 from autopack.inspection.modules import is_pair
 from autopack.layout import LEAST_SHARED
 from compat.exactness import BACKENDS
-from compat.fuzz.case import CHECKPOINTING, FORMS, Arranged, Spec
+from compat.fuzz.case import CHECKPOINTING, FORMS, Arranged, Spec, width
 from compat.fuzz.packing import COLLATOR
 from compat.standins import supported_implementations
 from compat.variants import Variant, variants
@@ -242,8 +242,3 @@ def filled(rows: Iterable[Iterable[int]], lengths: tuple[int, ...]) -> tuple[tup
         (*row, *([-spare] if (spare := max(widths) - own) else []))
         for row, own in zip(found, widths, strict=True)
     )
-
-
-def width(row: Iterable[int], lengths: tuple[int, ...]) -> int:
-    """Columns of a row."""
-    return sum(lengths[number] if number >= 0 else -number for number in row)

@@ -20,7 +20,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.watching import replaced, schedule
 from compat.fuzz import __main__ as fuzz
 from compat.fuzz import draw, session
-from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json
+from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json, width
 from compat.fuzz.judge import judge
 from compat.fuzz.model import Model
 
@@ -203,7 +203,7 @@ def test_cases_are_what_they_say(data):
         return
     case = Case(spec, data.draw(draw.calls(spec)), (Arranged(),))
     assert of_json(case.to_json()) == case
-    widths = {draw.width(row, case.spec.lengths) for row in case.call.rows}
+    widths = {width(row, case.spec.lengths) for row in case.call.rows}
     assert len(widths) == 1
     if case.call.form == "mask":
         assert all(sum(number >= 0 for number in row) == 1 for row in case.call.rows)
