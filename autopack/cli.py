@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status.
+    """Run the command line, print errors in one line, and return the exit status.
 
     `argv` defaults to the arguments of the process.
     """
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the subcommand that the arguments name, and return its exit status."""
+    """Run the subcommand that the arguments name, print errors, and return the exit status."""
     whole = parser()
     args = whole.parse_args(arguments)
     if args.command is None:

@@ -112,22 +112,22 @@ class DemoResult:
     arms: dict[str, DemoArm]
 
     def difference(self, name: str) -> float:
-        """Return the largest relative difference of an arm's losses from padded's; inf for nan."""
+        """Return the largest relative difference of an arm's losses from padded's; inf if nan."""
         pairs = zip(self.arms[name].losses, self.arms[PADDED].losses, strict=True)
         found = [abs(one / other - 1) for one, other in pairs]
         return math.inf if any(map(math.isnan, found)) else max(found)
 
     def same(self, name: str) -> bool:
-        """Return True if an arm has padded's losses, within float32 rounding."""
+        """Return True if an arm has the padded arm's losses, within float32 rounding."""
         return self.difference(name) <= LOSS_TOLERANCE
 
     def speed(self, name: str) -> float:
-        """Return the ratio of padded's seconds to an arm's."""
+        """Return the padded arm's seconds divided by an arm's."""
         return self.arms[PADDED].seconds / self.arms[name].seconds
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Return distinct texts of Python's documentation, ordered by file, then by help topic.
+    """Return distinct texts of Python's documentation: docstrings by file, then help topics.
 
     `root` is the directory of the standard library. If it is None, the running interpreter's is
     read, and the language reference with it. Raises `CorpusTooSmall` for fewer than `FEWEST` texts.
@@ -146,7 +146,7 @@ def collect_documents(root: Path | None = None) -> list[str]:
 
 
 def _docstrings(root: Path) -> Iterator[str]:
-    """Yield every docstring in Python files below `root`, which are parsed and not imported."""
+    """Yield every docstring ("" for none) in Python files below `root`, parsed and not imported."""
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
@@ -163,7 +163,7 @@ def _docstrings(root: Path) -> Iterator[str]:
 
 
 def _reference_sections() -> Iterator[str]:
-    """Yield the sections of the language reference that ``help()`` shows."""
+    """Yield the sections of the language reference behind ``help()``; none if it is missing."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -173,7 +173,7 @@ def _reference_sections() -> Iterator[str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Return a byte-level BPE tokenizer of `tokenizers` that is trained on texts.
+    """Return a byte-level BPE tokenizer of `tokenizers`, of `vocabulary` tokens, trained on texts.
 
     Any text can be encoded and decoded without loss.
     """
@@ -217,7 +217,7 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def compare(settings: DemoSettings) -> DemoResult:
-    """Train all arms on the documentation of Python, step by step in turn; return the results.
+    """Train all arms on Python's documentation, one step of each by turns, and return the results.
 
     Writes its stages to stderr. Raises `CorpusTooSmall` if this Python holds too little text.
     """
@@ -256,7 +256,7 @@ def compare(settings: DemoSettings) -> DemoResult:
 
 
 def _model_and_optimizer(settings: DemoSettings) -> tuple[Any, Any]:
-    """Return a Llama and its optimizer, whose rate rises for five steps, then falls to a tenth."""
+    """Return a Llama and its AdamW, whose rate rises for five steps, then falls to a tenth."""
     import torch
 
     from autopack.bench.subjects import build
@@ -276,7 +276,7 @@ def _model_and_optimizer(settings: DemoSettings) -> tuple[Any, Any]:
 
 
 def write_table(result: DemoResult) -> str:
-    """Return the result of the demo as text with a table."""
+    """Return the demo's result as text: its settings, a table of the arms, and a verdict."""
     import torch
 
     settings, lengths, arms = result.settings, result.lengths, result.arms
@@ -340,7 +340,7 @@ def write_table(result: DemoResult) -> str:
 
 
 def _verdict(result: DemoResult) -> str:
-    """Return the result of the demo in one or two sentences."""
+    """Return one or two sentences on the losses and speed of packing with autopack."""
     if not result.same(ENABLED):
         return (
             "FAILED: the losses of padded training and of packed rows with autopack differ by more "
@@ -371,7 +371,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo, print its table, and return 0 if autopack has padded's losses, else 1."""
+    """Run the demo, print its table; return 0 if autopack's losses are the padded ones, else 1."""
     check_ints(steps=args.steps)
     keep_freed_memory()
     result = compare(DemoSettings(steps=args.steps, seed=args.seed))

@@ -23,7 +23,7 @@ _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return "; did you mean ...?" with the known names close to a name; `otherwise` if none is."""
+    """Return "; did you mean ...?" with the known names close to a name, else `otherwise`."""
     plain = {each.lower().replace("-", "_"): each for each in known}
     wanted = name.lower().replace("-", "_")
     close = (
@@ -84,16 +84,16 @@ class InvalidPacking(AutopackError, ValueError):
 
 
 class SiteDrift(AutopackError):
-    """Error for a function of transformers that is not as autopack's patch of it needs."""
+    """Error for a site whose function is missing, does not fit, or was replaced by other code."""
 
 
 class OutsideForward(AutopackError, RuntimeError):
-    """Error for a module reached without its enabled model's call, so its documents are unknown."""
+    """Error for a module that runs outside a call of its enabled model, so without documents."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Report on a document of a call that got other results than alone, found by a check.
+    """Report of a check: a document of a call got other results than it gets alone.
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the
     batch (the decoder's batch of an encoder-decoder). `field` is the part of the output that
@@ -140,6 +140,6 @@ class LeakDetected(AutopackError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's text in one line, after its class unless it is one of autopack's."""
+    """Return an error's text on one line, with its class name in front unless it is autopack's."""
     kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())

@@ -24,13 +24,13 @@ DERIVED: Any = "derived"
 
 
 def named(names: str) -> frozenset[str]:
-    """Return the names in a text, such as model types."""
+    """Return the names in a text, separated by spaces, as a set."""
     return frozenset(names.split())
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """Needs of tiny models of a family's types beyond `autopack.tiny`'s general rules, by type.
+    """Facts for building tiny models of some types, beyond `autopack.tiny`'s general rules.
 
     Types may be a part's, such as a text model or a vision tower.
     """
@@ -57,7 +57,7 @@ class Tiny:
 
 
 def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
-    """Return the value that is known for a module's class or one of its bases, or None."""
+    """Return the value for the name of a module's class or its nearest known base, or None."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
     return next(
@@ -134,7 +134,7 @@ class Family:
 
     @property
     def media(self) -> dict[str, frozenset[str]]:
-        """Model types whose documents may have media, by kind; other families' types too."""
+        """Model types whose documents may have media, by kind, also types of other families."""
         kinds = {"image": self.tiny.images, "sound": self.tiny.sounds}
         known = {kind: frozenset().union(*forms.values()) for kind, forms in kinds.items()}
         return known | {
@@ -142,11 +142,11 @@ class Family:
         }
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
-        """Return the way in which a mixer runs on packed rows, or None if it is no mixer."""
+        """Return the `Way` to run a module on packed rows, or None if it is no mixer."""
         return _by_class(self.mixers, module)
 
     def adjustment_of(self, module: torch.nn.Module) -> Callable[..., Any] | None:
-        """Return the function that adjusts an attention module's queries, keys, values, or None."""
+        """Return the function that adjusts query, key and value of an attention module, or None."""
         return _by_class(self.adjustments, module)
 
 
@@ -155,7 +155,7 @@ _PER_CALL = (*CACHES, "attention_mask", "conv_mask")
 
 @dataclass(frozen=True)
 class MixerCall:
-    """One call of a mixer inside a packed forward.
+    """One call of a mixer inside a packed forward, with its original function and the layout.
 
     `first` is the name of the first parameter, which holds the tokens. `want_weights` is True if
     the caller asked for attention weights. `memory` is the layout of the encoder's states, for
@@ -171,19 +171,19 @@ class MixerCall:
     memory: PackedLayout | None = None
 
     def by_documents(self, spread: Spread) -> Any:
-        """Return the module's result on arguments changed by `spread`, without caches and masks."""
+        """Return the mixer's result on arguments rearranged by `spread`, without caches, masks."""
         shape = (self.layout.rows, self.layout.columns)
         return self.changed(
             lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),
         )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
-        """Return the module's result on arguments changed by `change(name, value)`."""
+        """Return the mixer's result with each argument replaced by `change(name, value)`."""
         given = {name: change(name, value) for name, value in self.arguments.items()}
         return self.original(self.mixer, given.pop(self.first), **given)
 
     def check(self) -> None:
-        """Raise `UnsupportedModel` unless the first tensor has rows and columns of the layout."""
+        """Raise `UnsupportedModel` unless the first tensor has the layout's rows and columns."""
         tokens = next(
             (value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None
         )
@@ -193,7 +193,10 @@ class MixerCall:
 
 
 def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:
-    """Raise `UnsupportedModel` unless a shape begins with the rows and columns of the layout."""
+    """Raise `UnsupportedModel` unless tokens of this shape have the layout's (rows, columns).
+
+    `name` is the module or function that got them.
+    """
     if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of "
@@ -203,7 +206,7 @@ def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> Non
 
 
 class Way:
-    """Base of the ways to run mixers of one class on packed rows, with facts about them.
+    """Base of the ways to run a class of mixers on packed rows, with facts about these mixers.
 
     Its flags are True under these conditions:
 
@@ -234,9 +237,9 @@ class Way:
         raise NotImplementedError
 
     def here(self, module: str) -> Way:
-        """Return this way, or a slower one that the installed release's `module` needs."""
+        """Return this way, or a slower one if the installed release's Python `module` needs it."""
         return self
 
     def sites(self, module: str) -> list[Site]:
-        """Return the sites in a mixer's Python module that the way needs, besides its forward."""
+        """Return the sites in a Python `module` that the way needs, besides the mixer's forward."""
         return []

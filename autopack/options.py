@@ -57,7 +57,7 @@ class BadSetting(AutopackError):
 def option(
     default: Any, about: str, values: tuple[Any, ...] = _SWITCH, metavar: str | None = None
 ) -> Any:
-    """Return a dataclass field for an option of some values, or of a number named `metavar`."""
+    """Return a dataclass field with an option's help, allowed values, and metavar of a number."""
     return field(default=default, metadata={"help": about, "values": values, "metavar": metavar})
 
 
@@ -107,7 +107,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """Option of the command line and the environment: one of some words, a switch or an int."""
+    """Option of the command line and environment; its value is a word, a switch or an int."""
 
     name: str
     default: Any
@@ -117,19 +117,19 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Words that the command line takes; () for a number and for a switch."""
+        """Words that the flag takes; () for an option that is a number or a switch."""
         if self.values == _SWITCH or self.metavar is not None:
             return ()
         return tuple(_WORDS.get(value, (value,))[0] for value in self.values)
 
     @property
     def words(self) -> dict[str, Any]:
-        """Values of the option by the words for them in the environment."""
+        """Values of the option by the words that its environment variable takes."""
         return {word: value for value in self.values for word in _WORDS.get(value, (value,))}
 
     @property
     def flag(self) -> str:
-        """Name of the option on the command line."""
+        """Flag of the option on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
@@ -138,11 +138,11 @@ class Option:
         return f"AUTOPACK_{self.name.upper()}"
 
     def number(self, text: str) -> Any:
-        """Return a text as an int, or as the value of a word. Raises `ValueError` otherwise."""
+        """Return the value for a flag's text: a word's, or an int; raise `ValueError` otherwise."""
         return self.words[text] if text in self.words else int(text)
 
     def read(self, environment: Mapping[str, str]) -> Any:
-        """Return the option's value in the environment; its default if that is unset or empty."""
+        """Return the value in the environment, or the default if unset. Raises `BadSetting`."""
         text = environment.get(self.variable, "").strip()
         word = text.lower()
         if not text:
@@ -158,7 +158,7 @@ class Option:
         return self.words[word]
 
     def write(self, value: Any) -> str:
-        """Return the text for a value in the environment."""
+        """Return a value as text for the option's environment variable."""
         return value if isinstance(value, str) else str(int(value))
 
 
@@ -178,7 +178,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def _hint(name: str, value: Any) -> str:
-    """Return a hint at the value meant by a wrong value of an option; "" if unknown."""
+    """Return a hint at the value to pass in place of a wrong one, or "" if none is known."""
     if not isinstance(value, str):
         return ""
     if (name, value) in INSTEAD:

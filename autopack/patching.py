@@ -62,7 +62,7 @@ class Site:
             ) from error
 
     def check_takes(self, function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
-        """Raise `SiteDrift` if a function at the site lacks one of these parameters."""
+        """Raise `SiteDrift` if a function for the site lacks one of these parameters."""
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -80,7 +80,7 @@ class Site:
             )
 
     def _set(self, function: Callable[..., Any] | None) -> None:
-        """Put a function at the site; None removes it, so that an inherited one shows again."""
+        """Put a function at the site; None deletes the attribute, which shows an inherited one."""
         parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
         if self.key is not None:
             mapping: Any = value
@@ -91,7 +91,7 @@ class Site:
             wrapt.apply_patch(parent, attribute, function)
 
     def _install(self) -> None:
-        """Replace the function at this site by the adapter's, and record both in `_installed`."""
+        """Replace the function at this site by its adapter's result; note both in `_installed`."""
         self._restore_abandoned()
         original = self.present()
         if not callable(original):
@@ -113,7 +113,7 @@ class Site:
         self._set(replacement)
 
     def _restore_abandoned(self) -> None:
-        """Restore the original if the site has a replacement of autopack's that no model holds.
+        """Put the original back if the site has a replacement of autopack's that no model uses.
 
         Other code covered it while models left, and then undid that. It still follows layouts, so a
         replacement of it would have a module keep documents apart twice.
@@ -147,7 +147,7 @@ _lock = threading.Lock()
 
 
 def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]:
-    """Install every site and return them, in `held` if given; raise and undo all if one fails.
+    """Install all sites and return them, added to `held` if given; undo all and raise if one fails.
 
     `held` lists all held sites at any time, also after an interrupt.
     """
@@ -170,7 +170,7 @@ def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]
 
 
 def uninstall(held: list[Site]) -> None:
-    """Release every site and take it out of the list; restore the originals of unused ones.
+    """Release the sites and empty the list; restore the originals where no other model uses a site.
 
     Raises `SiteDrift` at the end if one cannot be restored. After an interrupt, it can be called
     again.
@@ -183,7 +183,7 @@ def uninstall(held: list[Site]) -> None:
 
 
 def abandon(held: list[Site]) -> None:
-    """Release the sites of a garbage-collected model. Never waits and never raises.
+    """Release the sites of a garbage-collected model, now or later; never wait and never raise.
 
     The collector may call this at any point, in the middle of `install` too; then the running call
     does it at its end. A compilation has read the functions at the sites and will look there again,
@@ -201,14 +201,14 @@ def abandon(held: list[Site]) -> None:
 
 
 def _release_abandoned() -> None:
-    """Release the sites of all garbage-collected models that `abandon` has noted."""
+    """Release the sites of all garbage-collected models in `_abandoned`, and empty it."""
     while _abandoned:
         _release(_abandoned[0])
         del _abandoned[0]
 
 
 def _release(held: list[Site]) -> list[SiteDrift]:
-    """Release the held sites, last first, and restore unused ones; return the errors in restoring.
+    """Release sites and empty the list, restore unused ones, and return the errors in restoring.
 
     Sites that an interrupt left without users are restored too.
     """
@@ -233,12 +233,12 @@ def _release(held: list[Site]) -> list[SiteDrift]:
 
 
 def _is_in_place(site: Site) -> bool:
-    """Return True if the function at a site is autopack's."""
+    """Return True if the function at an installed site is still autopack's."""
     return site.present() is _installed[site].replacement
 
 
 def _check_unwrapped(site: Site) -> None:
-    """Raise `SiteDrift` if other code has replaced autopack's function at a site, unless soft."""
+    """Raise `SiteDrift` if other code has replaced autopack's function at a non-soft site."""
     if not site.soft and not _is_in_place(site):
         raise SiteDrift(
             f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no "
@@ -248,7 +248,7 @@ def _check_unwrapped(site: Site) -> None:
         )
 
 
-def intact(sites: Iterable[Site]) -> None:
+def check_intact(sites: Iterable[Site]) -> None:
     """Raise `SiteDrift` if other code has replaced autopack's function at one of these sites."""
     for site in sites:
         if (
@@ -277,7 +277,7 @@ class SiteLease:
         return {"needed": self.needed}
 
     def follow(self, implementations: tuple[str, ...]) -> None:
-        """Install the sites for these implementations, and release the earlier ones."""
+        """Install the sites for implementations that changed, and release the earlier ones."""
         if self._implementations != implementations:
             with _following.held():
                 if self._implementations == implementations:
@@ -298,7 +298,7 @@ class SiteLease:
                 )
 
     def renew(self, needed: Callable[[tuple[str, ...]], list[Site]]) -> None:
-        """Have the next `follow` install the sites that another function lists."""
+        """Take another function that lists the needed sites; the next `follow` installs them."""
         self.needed, self._implementations = needed, None
 
     def release(self) -> None:
@@ -320,7 +320,7 @@ class SiteLease:
 
     def check(self) -> None:
         """Raise `SiteDrift` if other code has replaced autopack's function at one of the sites."""
-        intact(self._sites)
+        check_intact(self._sites)
 
 
 class ProcessLock:

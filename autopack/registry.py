@@ -52,7 +52,7 @@ def register(family: Family) -> None:
 
 
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
-    """Return a model's family, and None or the reason why the family cannot serve the model."""
+    """Return a model's family, and the reason why it cannot serve the model, or None if it can."""
     # A composite that none lists is what its text part is, and is audited.
     known = [
         model.config.model_type,
@@ -87,7 +87,7 @@ def _refusals(
     if family.refusal is not None:
         yield family.refusal(model.config)
     if modules.is_pair(model):
-        yield _without_cross_attention(model, mixing)
+        yield _halves_refusal(model, mixing)
     if not mixing:
         yield (
             "none of its modules calls an attention function of transformers' AttentionInterface "
@@ -96,7 +96,7 @@ def _refusals(
 
 
 def _with_installed_ways(family: Family, mixers: list[nn.Module]) -> Family:
-    """Return the family with the ways of these mixers fitted to the installed transformers."""
+    """Return the family with the ways that the installed transformers needs for these mixers."""
     ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
     others = {
         kind.__name__: other
@@ -112,7 +112,7 @@ def _with_installed_ways(family: Family, mixers: list[nn.Module]) -> Family:
 
 
 def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
-    """Return the family with these (older or third-party) attentions run on documents alone."""
+    """Return the family, with these modules' own attention run on each document alone."""
     found = {
         type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module)))
         for module in attending
@@ -124,7 +124,7 @@ def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
 
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
-    """Return the family, set to restart positions if a model takes no `position_ids`."""
+    """Return the family, set to restart counted positions if a model takes no `position_ids`."""
     if not family.positions or not modules.takes_tokens(model):
         return family
     # A head may hand what it takes by any name on to its loss alone (BioGPT up to 4.52).
@@ -157,8 +157,8 @@ def family_for(model: PreTrainedModel) -> Family:
     return family
 
 
-def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
-    """Return the reason why an encoder-decoder cannot be run by halves, or None if it can."""
+def _halves_refusal(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
+    """Return the reason why an encoder-decoder's halves cannot be packed, or None if they can."""
     found = modules.halves(model)
     if found is None:
         return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
@@ -178,7 +178,7 @@ def media_of(model_type: str) -> frozenset[str]:
 
 
 def sounds_together_of(model_type: str) -> SoundsRule | None:
-    """Return a model type's function that says why packed sounds change each other, or None."""
+    """Return a model type's rule in `Family.sounds_together`, or None if no family has one."""
     return next(
         (f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None
     )
@@ -196,7 +196,7 @@ def numbering_of(config: Any) -> Numbering:
 
 
 def first_position(config: Any) -> int:
-    """Return the position of a document's first token for models of this config.
+    """Return the position id of a document's first token in models of this config.
 
     See `Numbering.first_position`.
     """

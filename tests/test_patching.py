@@ -8,7 +8,7 @@ import torch
 
 import autopack
 from autopack import patching, tiny
-from autopack.patching import Site, abandon, install, intact, uninstall
+from autopack.patching import Site, abandon, check_intact, install, uninstall
 from tests.conftest import FLOAT32, LENGTHS, alone, error, llama, positions, token_ids
 from tests.support.refusals import refused
 
@@ -104,10 +104,10 @@ class TestNewcomers:
     def test_a_second_install_and_a_check_raise(self, module):
         sites = install([_site()])
         ours = module.function
-        intact(sites)
+        check_intact(sites)
         module.function = lambda *a: None
         with refused("site-replaced"):
-            intact(sites)
+            check_intact(sites)
         with refused("site-replaced"):
             install([_site()])
         module.function = ours

@@ -1,5 +1,5 @@
-"""Find out by runs on a few tokens which labels a model's loss takes, and how it treats them; names
-prove nothing."""
+"""Questions to a model, answered by runs on a few tokens: which labels its loss takes, and how it
+treats them. Names prove nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Run = Callable[..., Any]
 
 
 def first_label_counts(model: PreTrainedModel) -> bool | None:
-    """Return True if the loss of a model uses the first label of a row.
+    """Return True if a model's loss uses a row's first label, False if not; None if it uses none.
 
     False for a loss that shifts labels, as causal language models do; True for one that compares
     logits and labels of one column. None if the forward gives no loss for labels of one per token,
@@ -56,7 +56,7 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
 
     def run(**given: Any) -> Any:
         images = empty_images(model, given["input_ids"]) if "input_ids" in given else {}
-        return labelled(model, partial(model, **given, **images))
+        return run_labelled(model, partial(model, **given, **images))
 
     # It is not asked about the cache, of which stock raises where a class counts other layers than
     # it has.
@@ -82,7 +82,7 @@ def argument_names(model: nn.Module) -> set[str]:
 
 
 def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[Arguments]:
-    """Yield arguments with labels of one per token, in each form to try."""
+    """Yield arguments with one label per token, in each form to try; `run` tells class counts."""
     try:
         allowed = tokens_to_draw(model)
     except UnsupportedModel:
@@ -100,7 +100,7 @@ def _trial_calls(model: PreTrainedModel, run: Run) -> Iterator[Arguments]:
 
 
 def labels_of(model: PreTrainedModel, tokens: Tensor, width: int | None) -> Iterator[Tensor]:
-    """Yield labels of one per token (rows, columns), in each form that a model may take.
+    """Yield labels made of `tokens` (rows, columns), one per token, in each form that losses take.
 
     They are classes (below `width`), classes of each codebook, or numbers.
     """
@@ -114,7 +114,7 @@ def labels_of(model: PreTrainedModel, tokens: Tensor, width: int | None) -> Iter
 
 
 def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[Arguments]:
-    """Yield arguments that pass these tokens without labels, in each form that a model may take."""
+    """Yield arguments with these tokens and without labels, in each form that models take."""
     names = argument_names(model)
     if "decoder_input_ids" in names or getattr(model.config, "is_encoder_decoder", False):
         # Without the decoder's tokens, they would be made of the labels, and every label would
@@ -133,8 +133,7 @@ def _inputs(model: PreTrainedModel, tokens: Tensor) -> Iterator[Arguments]:
 
 
 def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
-    """Return the number of classes scored per token of (rows, columns); None without such
-    scores."""
+    """Return how many classes a floating field (*shape, classes) has, best the logits, or None."""
     scores = {
         n: value for n, value in fields.items() if value.is_floating_point() and value.dim() > 2
     }
@@ -143,10 +142,10 @@ def width_of(fields: Fields, shape: tuple[int, int]) -> int | None:
 
 
 def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
-    """Return True if replacing the first label changes the loss; None if no label does."""
+    """Return True if another first label changes the loss, False if later ones do; None if none."""
     labels = arguments["labels"]
 
-    def replaced(column: int) -> Arguments:
+    def with_other_label(column: int) -> Arguments:
         changed = labels.clone()
         # The labels of the other row are drawn from the same classes.
         differing = labels[1:][labels[1:] != labels[0, column]]
@@ -154,16 +153,19 @@ def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
         return arguments | {"labels": changed}
 
     heard = _loss_and_gradients(run, arguments)
-    first, *others = (heard and _loss_and_gradients(run, replaced(column)) for column in range(3))
-    if heard is None or first is None:
+    if heard is None:
         return None
-    if _differ(heard, first):
-        return True
-    return False if any(other is not None and _differ(heard, other) for other in others) else None
+    for column in range(3):
+        changed = _loss_and_gradients(run, with_other_label(column))
+        if changed is None and column == 0:
+            return None
+        if changed is not None and _differ(heard, changed):
+            return column == 0
+    return None
 
 
 def _loss_and_gradients(run: Run, arguments: Arguments) -> list[Tensor] | None:
-    """Return a seeded run's loss and its gradients by the outputs; None if it gives no loss."""
+    """Return [loss, *gradients by outputs] of a seeded run; None if it raises or has no loss."""
     torch.manual_seed(0)
     try:
         output = run(**arguments)
@@ -178,7 +180,7 @@ def _loss_and_gradients(run: Run, arguments: Arguments) -> list[Tensor] | None:
 
 
 def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Return True if two runs' gradients differ, or their losses where no gradient is usable.
+    """Return True if two runs' gradients differ, or their losses where all gradients are 0 or NaN.
 
     A number differs from one that is none.
     """
@@ -191,8 +193,8 @@ def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
     return relative_error(one[0], other[0]) > 1e-7
 
 
-def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
-    """Return `run()`, raising where torch would broadcast labels; restore `problem_type`."""
+def run_labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
+    """Return `run()`, raising where torch would broadcast labels; restore `config.problem_type`."""
     before = getattr(model.config, "problem_type", None)
     try:
         with warnings.catch_warnings():
@@ -208,7 +210,7 @@ def labelled(model: PreTrainedModel, run: Callable[[], Any]) -> Any:
 
 
 def check_can_be_audited(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModel` for a model that takes no tokens, or refuses packed rows."""
+    """Raise `UnsupportedModel` for a model that takes no tokens or refuses packed rows."""
     names, head, why = argument_names(model), row_head(model), None
     if "decoder_input_ids" in names and "input_ids" not in names:
         why = "it takes recordings, of which the auditor has none"
@@ -239,11 +241,11 @@ class Labels:
     """True if the loss compares each label with the prediction at the token before it."""
 
     def packed(self, call: Input, only: int | None = None) -> dict[str, Tensor]:
-        """Return a packed call's labels; with `only`, labels of other documents are ignored."""
+        """Return a packed call's labels by argument, -100 in documents other than `only`."""
         return self._placed(call.sides.halves[0], int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, Tensor]:
-        """Return a padded batch's labels by argument, in which labels of padding are ignored.
+        """Return a padded batch's labels by argument, -100 at padding.
 
         With `predicted`, labels that a loss would compare with a prediction at padding are ignored
         too.
@@ -256,7 +258,7 @@ class Labels:
         return found
 
     def _placed(self, side: Side, skipped: int, only: int | None = None) -> dict[str, Tensor]:
-        """Return labels at the tokens of their documents, the first `skipped` of each ignored."""
+        """Return labels by argument at their documents' tokens, -100 at the first `skipped`."""
         found = {}
         for name, example in self.alone[0].items():
             of_each = {number: self.alone[number % len(self.alone)][name] for number in side.order}
@@ -276,7 +278,7 @@ class Labels:
 
 
 def expected_losses(losses: list[Tensor], counts: list[int]) -> list[Tensor]:
-    """Return two losses of all documents: the mean weighted by `counts` of terms, and the sum."""
+    """Return [mean of documents' losses weighted by their `counts` of terms, sum of losses]."""
     found = torch.stack([loss.double() for loss, n in zip(losses, counts, strict=True) if n > 0])
     terms = found.new_tensor([n for n in counts if n > 0])
     return [(found * terms).sum() / terms.sum(), found.sum()]
@@ -294,9 +296,10 @@ def find_labels(
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
 
     def refusal(made: list[dict[str, Tensor]]) -> str | None:
+        """Return the reason if stock gives no loss for the longest document's labels, or None."""
         given = {**case.by_itself(number), **made[number], **case.without_router}
         try:
-            loss = loss_of(labelled(model, lambda: run_as_stock(model, given)))
+            loss = loss_of(run_labelled(model, lambda: run_as_stock(model, given)))
         except Exception as error:
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return "it gives no loss" if loss is None else None
@@ -327,7 +330,7 @@ def find_labels(
 def _per_token(
     model: PreTrainedModel, case: Case, alone: list[Fields]
 ) -> Iterator[list[dict[str, Tensor]]]:
-    """Yield each document's labels of one per token, in each form that the model may take."""
+    """Yield, form by form, the labels of every document, one per token."""
     width = width_of(alone[0], (1, case.lengths[0]))
     of_each = (labels_of(model, document[None], width) for document in case.documents)
     for form in zip(*of_each, strict=True):
@@ -335,7 +338,7 @@ def _per_token(
 
 
 def _per_token_and_document(case: Case) -> list[dict[str, Tensor]]:
-    """Return each document's labels of its last tokens, with a `next_sentence_label`.
+    """Return each document's labels of its last tokens, and its `next_sentence_label`.
 
     Each document has as many labels as the shortest has tokens.
     """
@@ -353,7 +356,7 @@ def _per_token_and_document(case: Case) -> list[dict[str, Tensor]]:
 
 
 def _per_document(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, Tensor]]]:
-    """Yield each document's labels: a class or number, one per class, or a start and an end."""
+    """Yield, form by form, documents' labels: a class or number, one per class, start and end."""
     named = sorted(alone[0], key=lambda name: name != "logits")
     shapes = ({tuple(fields[name].shape) for fields in alone} for name in named)
     width = next(

@@ -56,7 +56,7 @@ def audit(
     training: tuple[bool, ...] = (False, True),
     gradients: bool = True,
 ) -> LeakReport:
-    """Measure a model's packed rows against stock's results for each document; return a report.
+    """Return a report on a model's packed rows against stock; for a Trainer, a `TrainerReport`.
 
     Given a transformers Trainer, measure its training data: the documents of its data set, as they
     come through its columns, collator and sampler, and the loss of a step against the losses of its
@@ -67,7 +67,7 @@ def audit(
             enabled or not, or a Trainer. Weights, gradients, training mode and random state are
             left as they were.
         lengths: Lengths in tokens of the random documents of a row; two or more.
-        modes: Names among those of `autopack.auditing.cases.FORMS`; by default all that the model
+        modes: Names among `autopack.auditing.cases.FORMS`; by default all that the model
             has: padded batches where it is enabled, the router's loss where it has one, longer
             documents where its configuration holds thresholds.
         training: Modes to run among eval (False) and train (True). Dropout and router noise are off
@@ -102,9 +102,9 @@ def audit(
 
 
 def audited(base: PreTrainedModel, bounds: Bounds, *asked: Any) -> LeakReport:
-    """Return a model's report, judged by `bounds`; audit in float64 where float32 is not exact.
+    """Return a model's report judged by `bounds`: float64's if that is exact and float32's is not.
 
-    What is `asked` are the further arguments of `Audit`.
+    `asked` are the further arguments of `Audit`.
     """
     check_can_be_audited(base)
 
@@ -142,7 +142,7 @@ class Audit(Measuring):
         gradients: bool = True,
         alike: bool = False,
     ):
-        """Draw documents of these `lengths`, with `alike` behind a common beginning; choose modes.
+        """Choose call modes; draw documents of these `lengths`, with one beginning if `alike`.
 
         Errors within the `bounds` count as rounding. `training` and `gradients` are as in `audit`.
         """
@@ -158,13 +158,13 @@ class Audit(Measuring):
             loss_tolerance=bounds.losses,
             results=[],
         )
-        case = _begun_alike(model, lengths) if alike else Case(model, lengths)
+        case = _alike_case(model, lengths) if alike else Case(model, lengths)
         super().__init__(model, case, report)
         longer = _threshold_lengths(model, lengths)
         if longer is not None:
             self.others[LONGER] = Case(model, longer)
         if enabled is not None and not self.case.is_pair and why_not(enabled) is None:
-            self.others[ALIKE] = _begun_alike(model, lengths)
+            self.others[ALIKE] = _alike_case(model, lengths)
         pads = enabled is not None and enabled.options.unpad
         there = {
             name: name in self.others if form.own_documents else pads or not form.is_padded
@@ -175,10 +175,10 @@ class Audit(Measuring):
         report.left_out.update({name: "it has none" for name in modes or () if not there[name]})
 
     def run(self) -> LeakReport:
-        """Run all modes and return the report, filled with their results."""
-        with torch.set_grad_enabled(self._find_reference()):
-            self.labels = self._labels()
-            results = self._measured()
+        """Run all modes; return the report with their results and the first module that mixes."""
+        with torch.set_grad_enabled(self._choose_reference()):
+            self.labels = self._find_labels()
+            results = self._measure_modes()
             self.report.results.extend(sorted(results, key=lambda r: self.modes.index(r.mode)))
         worst = self.report.worst_packed
         if worst is not None and worst.failure is None:
@@ -193,11 +193,11 @@ class Audit(Measuring):
                 self.report.notes["first"] = worst.first
         return self.report
 
-    def _find_reference(self) -> bool:
-        """Set the options with which stock runs a document alone: none, or no cache if that raises.
+    def _choose_reference(self) -> bool:
+        """Set options of documents' stock runs; return False if these run only without gradients.
 
-        Return True if that run has gradients where wanted: some attention has no backward on a
-        device.
+        The options are none, or no cache where stock raises with one. Some attention has no
+        backward on a device.
         """
         enabled, notes = self.enabled, self.report.notes
         without: Arguments = {"use_cache": False}
@@ -229,8 +229,8 @@ class Audit(Measuring):
             return differentiable
         return True  # it does not run at all, which every mode will say
 
-    def _labels(self) -> Labels | None:
-        """Return labels that the model's loss takes, or None and a note of the reason."""
+    def _find_labels(self) -> Labels | None:
+        """Return labels that the model's loss takes; None, and a note, if it takes none."""
         why: str | None = None
         for train in self.training:
             self.model.train(train)
@@ -248,8 +248,8 @@ class Audit(Measuring):
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def _measured(self) -> Iterator[ModeResult]:
-        """Yield the result of each mode, in eval and in train; note modes without a reference."""
+    def _measure_modes(self) -> Iterator[ModeResult]:
+        """Yield modes' results, in eval and in train; put modes without reference in `left_out`."""
         trains = any(FORMS[name].trains for name in self.modes)
         replaces = any(FORMS[name].replaces for name in self.modes)
         gradients = self.gradients and torch.is_grad_enabled()
@@ -260,6 +260,9 @@ class Audit(Measuring):
                 if self.all and not (is_first or form.trains):
                     continue
                 self.model.train(train)
+                # Where no gradients are compared, one form has some, and the others run as
+                # evaluation does.
+                torch.set_grad_enabled(gradients and (is_last or name == "default"))
                 try:
                     differentiate = gradients and is_last and form.trains == trains
                     if name == ROUTER:
@@ -274,8 +277,8 @@ class Audit(Measuring):
                     self.report.left_out[name] = str(reason)
 
 
-def _begun_alike(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
-    """Return a case whose documents share a beginning, with at least `lengths` tokens after it."""
+def _alike_case(model: PreTrainedModel, lengths: tuple[int, ...]) -> Case:
+    """Return a case of documents with one beginning, and at least `lengths` more tokens in each."""
     return Case(model, tuple(2 * _BEGINNING + n for n in lengths), shared_tokens=_BEGINNING)
 
 
@@ -302,10 +305,7 @@ _NO_TEXT = re.compile("vision|audio|image|video|id2label|label2id")
 
 
 def _threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return lengths of documents, one beyond all thresholds of the configuration; or None.
-
-    None where the usual lengths cross them already, or where there is none up to `LONGEST`.
-    """
+    """Return lengths that cross thresholds beyond `usual`, up to `LONGEST`; None without such."""
     numbers = list(_named_numbers(model))
     of_rows = [n for name, n in numbers if _LENGTHS.search(name) or not _SIZES.search(name)]
     crossed = [n for n in of_rows if max(usual) <= n <= LONGEST]
@@ -317,7 +317,7 @@ def _threshold_lengths(model: PreTrainedModel, usual: tuple[int, ...]) -> tuple[
 
 
 def _named_numbers(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    """Yield (name, value) of a configuration's whole numbers, and of lengths that modules hold."""
+    """Yield (name, value) of whole numbers in a configuration, and of lengths held by modules."""
     for path, value in tree_flatten_with_path(model.config.to_dict())[0]:
         names = [str(key.key) for key in path if isinstance(key, MappingKey)]
         if (

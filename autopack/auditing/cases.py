@@ -120,7 +120,7 @@ Some types need them in training, or to attend in one direction.
 
 @dataclass
 class DrawnHalf:
-    """Random documents for `{prefix}input_ids` (a prefix may be "decoder_"), and replacements."""
+    """Random documents for `{prefix}input_ids` (`prefix` is "" or "decoder_"), and replacements."""
 
     prefix: str
     lengths: list[int]
@@ -139,17 +139,17 @@ class Case:
         seed: int = 0,
         shared_tokens: int = 0,
     ):
-        """Draw documents of these lengths. All begin with the same `shared_tokens`, the first two
-        with twice as many.
+        """Draw documents of these lengths, which begin with the same `shared_tokens`.
 
-        For an encoder-decoder these are sources, and each target is as long as the next source.
+        The first two share twice as many. For an encoder-decoder these are sources, and each target
+        is as long as the next source.
         """
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
         self.options: Arguments = {}
         """Arguments of a run of a document by itself; none, unless stock needs some."""
         self.options_of_packed: Arguments = {}
-        """Arguments of calls with packed rows beside those of their form."""
+        """Further arguments of calls with packed rows, besides their form's."""
         self._named = named = parameters_of(type(model))
         self._model = model
         is_told = hasattr(model.config, "vision_config")
@@ -166,7 +166,7 @@ class Case:
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)
 
-        def half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
+        def draw_half(prefix: str, lengths: tuple[int, ...], seed: int) -> DrawnHalf:
             generator = torch.Generator().manual_seed(seed)
             drawn = (
                 allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)]
@@ -180,10 +180,10 @@ class Case:
                     document[-1] = end
             return DrawnHalf(prefix, list(lengths), documents, others)
 
-        self.halves = [half("", lengths, seed)]
+        self.halves = [draw_half("", lengths, seed)]
         """Both sides of an encoder-decoder, the decoder's first, or one."""
         if "decoder_input_ids" in named.names and heads.row_head(model) is None:
-            self.halves.insert(0, half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
+            self.halves.insert(0, draw_half("decoder_", (*lengths[1:], lengths[0]), seed + 1))
         pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = (
             pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
@@ -215,8 +215,7 @@ class Case:
         return self._named.takes_others or name in self._named.names
 
     def call(self, form: Form) -> Input:
-        """Return a form's `Input`; raise `NoReference` for an encoder-decoder that begins
-        midway."""
+        """Return a form's `Input`; raise `NoReference` for a pair that begins midway."""
         if form.offset and self.is_pair:
             raise NoReference(
                 "an encoder-decoder numbers both halves of a document from their beginnings"
@@ -257,7 +256,7 @@ class Case:
     def given(
         self, call: Input, replaced: int | None = None, filler: int | None = None
     ) -> Arguments:
-        """Return all arguments of a call, with other tokens for the document `replaced`, if any.
+        """Return all arguments of a call, with other tokens in document `replaced`, if given.
 
         `filler` is the token of padding, if it is to be another one.
         """
@@ -275,7 +274,7 @@ class Case:
         return self._with_required_inputs(found)
 
     def alone(self, call: Input, number: int) -> Arguments:
-        """Return one document of a call alone, as arguments; positions only if it begins midway."""
+        """Return arguments of one document of a call alone, with positions if it begins midway."""
         found, first = self.by_itself(number), call.first[number]
         if first != self.base:
             length = len(self.documents[number % len(self.documents)])
@@ -283,7 +282,7 @@ class Case:
         return found
 
     def by_itself(self, number: int) -> Arguments:
-        """Return arguments of one document alone, counted from its beginning, with `options`."""
+        """Return arguments of one document alone and from its beginning, with `options`."""
         ids = {
             f"{half.prefix}input_ids": half.documents[number % len(half.documents)][None]
             for half in self.halves
@@ -291,7 +290,7 @@ class Case:
         return self._with_required_inputs(ids) | self.options
 
     def _with_required_inputs(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return inputs with token types of 0 and unseen images, where the model needs them."""
+        """Return inputs with token types of 0 and an unseen image, where the model needs them."""
         like = ids["input_ids"]
         return {
             **ids,
@@ -301,7 +300,7 @@ class Case:
 
 
 def empty_images(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Return arguments that add an image that no token sees to each row (rows, columns), or none.
+    """Return arguments with an image per row of `ids` that no token sees; {} if none is needed.
 
     It is for a model whose text does not run without any (Idefics); others get nothing.
     """
@@ -324,7 +323,7 @@ class NoReference(Exception):
 
 
 def tokens_to_draw(model: PreTrainedModel) -> Tensor:
-    """Return tokens (tokens,) that a model can both read and predict, without special ones."""
+    """Return all tokens (tokens,) that a model can both read and predict, without special ones."""
     tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
     # Chameleon forbids the codes of images as predictions
     codes = getattr(model.config, "vocabulary_map", None) or {}
@@ -334,7 +333,7 @@ def tokens_to_draw(model: PreTrainedModel) -> Tensor:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Return how many tokens a model can both read and predict; raise if it does not tell."""
+    """Return how many tokens a model can both read and predict; raise if that is not known."""
     sizes: list[int] = []
     embeddings: tuple[Any, ...] = ()
     with suppress(NotImplementedError):
@@ -358,7 +357,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def tokens_named(config: Any) -> set[int]:
-    """Return token ids in fields such as `pad_token_id` of a configuration and of its text part."""
+    """Return the token ids in fields like `pad_token_id` of a configuration and its text part."""
     fields = {**vars(text_config(config)), **vars(config)}
     values = [
         value

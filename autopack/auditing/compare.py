@@ -118,12 +118,12 @@ def scale_of(parts: Sequence[Tensor]) -> float:
 
 
 def is_sane(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask of values that are numbers and do not stand for minus infinity."""
+    """Return a mask of finite numbers that are too small to stand for minus infinity."""
     return values.abs() < torch.finfo(dtype).max / 2
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
+    """Yield a tensor (rows, ...) in pieces of some rows, as float64, (rows, values)."""
     flat = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
     for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
         yield part.double()
@@ -158,11 +158,11 @@ class Difference:
     error: float = math.inf
     """In standard deviations of the field."""
     tolerance: float = 0.0
-    """What is allowed, in the same unit."""
+    """The error that is allowed, in the same unit."""
     document: int = 0
     """First document that differs."""
     than: str = REPLACED
-    """What it differs from, in words."""
+    """The other run, in words."""
     module: str = ""
     """Module in which it begins, if that is known."""
 
@@ -173,7 +173,7 @@ class Difference:
 
 
 def how_far(name: str, one: Tensor, two: Tensor) -> Difference:
-    """Return the `Difference` of a part of a field between two runs with the same shapes."""
+    """Return the `Difference`, with a tolerance, of two runs' parts of the field `name`."""
     if torch.equal(one, two):
         return Difference(name, 0.0)
     if one.shape != two.shape or not one.is_floating_point():
@@ -206,7 +206,7 @@ def error_by_token(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def first_beyond(found: list[Fields], expected: list[Fields], name: str, bound: float) -> str:
-    """Return in words the first token whose error in a field exceeds a bound; empty for none."""
+    """Return in words the first token whose error in field `name` exceeds `bound`, or ""."""
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         if other[name].dim() and other[name].numel():
             errors = error_by_token(one[name], other[name])
@@ -216,8 +216,7 @@ def first_beyond(found: list[Fields], expected: list[Fields], name: str, bound: 
 
 
 def relative_error(found: Tensor, expected: Tensor, least: float = 1e-12) -> float:
-    """Return the relative difference of two losses: 0 if both are NaN (no terms), infinite for
-    one."""
+    """Return the relative difference of two losses: 0 if both are NaN, infinite if only one is."""
     one, other = float(found.detach()), float(expected.detach())
     if one == other or (one != one and other != other):
         return 0.0

@@ -30,7 +30,7 @@ _ALL = np.ones(1, dtype=bool)
 
 
 class WrongShape(Exception):
-    """Error of a field of a packed call that is not made of documents' parts (one for all, say)."""
+    """Error for a field of a packed call that does not consist of documents' parts."""
 
 
 def fields_of(output: Any) -> Fields:
@@ -55,7 +55,7 @@ def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str,
 
 
 def _numbers(value: Sequence[Any]) -> Tensor | None:
-    """Return a sequence of numbers, or of equally long rows of them, as a tensor, or else None."""
+    """Return a sequence of numbers, or of equally long rows of them, as a tensor; else None."""
     rows = value if all(isinstance(part, (tuple, list)) for part in value) else [value]
     if not all(
         row and len(row) == len(rows[0]) and {*map(type, row)} <= {bool, int, float} for row in rows
@@ -65,7 +65,7 @@ def _numbers(value: Sequence[Any]) -> Tensor | None:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, part) of a container or object, without fields that are not compared."""
+    """Yield (name, part) of a container's or object's parts, but for caches, masks and losses."""
     if isinstance(value, (tuple, list)):
         yield from ((f"{name}[{number}]", part) for number, part in enumerate(value))
         return
@@ -96,30 +96,29 @@ class Side:
         """The documents as they follow one another, row after row."""
 
     def by_document(self) -> np.ndarray:
-        """Return the `owner` of the same documents right-padded, one per row, in their order."""
+        """Return an `owner` of the same documents in order, one per row, padded on the right."""
         lengths = np.array(self.lengths)[self.order]
         return np.where(
             np.arange(max(lengths)) < lengths[:, None], np.array(self.order)[:, None], -1
         )
 
     def rows_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Return True for rows, (rows,), whose documents are all `chosen`, bool (documents,)."""
+        """Return a mask (rows,) of rows with documents of the mask `chosen` (documents,) only."""
         return np.array([chosen[row[row >= 0]].all() for row in self.owner])
 
     def place_of(self, number: int) -> tuple[int, tuple[int, int]]:
-        """Return a document's row, and its first and end column; zeros if it has no tokens."""
+        """Return a document's (row, (first column, end column)); zeros if it has no tokens."""
         rows, columns = np.nonzero(self.owner == number)
         return (int(rows[0]), (int(columns[0]), int(columns[-1]) + 1)) if len(rows) else (0, (0, 0))
 
 
 def _taken(value: Tensor, mask: np.ndarray) -> Tensor:
-    """Return the entries of a value at a mask."""
+    """Return a tensor's entries at a NumPy mask."""
     return value[torch.from_numpy(np.ascontiguousarray(mask)).to(value.device)]
 
 
 class Sides:
-    """Places of documents in a batch: one `Side`, or an encoder-decoder's two, its decoder
-    first."""
+    """Places of a batch's documents: one `Side`, or an encoder-decoder's two, its decoder first."""
 
     def __init__(self, halves: list[Side]):
         self.halves = halves
@@ -150,13 +149,16 @@ class Sides:
     def _pairs(
         self, name: str, value: Tensor, alone: list[Tensor]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """Return each document's part of a field with its result alone; None if unknown."""
+        """Return each document's (part of a field, result alone); None if it is indivisible.
+
+        Raises `WrongShape` as `split` does.
+        """
         dims = [part.dim() for part in (value, *alone)]
         if not all(dims):
             return None if any(dims) else [(value, self._nearest(value, alone))] * len(alone)
         if stands_for_no_router(name, value):
             return [(value, part) for part in alone]
-        pairs = (self.beside(name, value, number, part) for number, part in enumerate(alone))
+        pairs = (self.pair_of(name, value, number, part) for number, part in enumerate(alone))
         known = [pair for pair in pairs if pair is not None]
         if len(known) == len(alone):
             return known
@@ -176,7 +178,7 @@ class Sides:
         )
 
     def _alone(self, number: int) -> Sides:
-        """Return the `Sides` of a call with one document alone."""
+        """Return the `Sides` of a call with the document `number` alone."""
         return Sides(
             [
                 Side(np.zeros((1, half.lengths[number]), dtype=int), half.prefix)
@@ -184,10 +186,10 @@ class Sides:
             ]
         )
 
-    def beside(
+    def pair_of(
         self, name: str, value: Tensor, number: int, alone: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Return a document's part of a field and of its result alone, in one shape, or None."""
+        """Return equally shaped parts of a field and of a document's result alone; None without."""
         chosen = np.arange(self.count) == number
         for wanted in self._alone(number)._candidates(name, alone, _ALL):
             for found in self._candidates(name, value, chosen):
@@ -196,24 +198,21 @@ class Sides:
         return None
 
     def _nearest(self, value: Tensor, alone: list[Tensor]) -> Tensor:
-        """Return the mean of documents' numbers (by tokens too) or their sum, nearest to
-        `value`."""
+        """Return the documents' mean, mean by tokens or sum, the nearest to `value`."""
         kept = torch.stack([part.double() for part in alone])
         tokens = torch.tensor(self.halves[0].lengths, dtype=kept.dtype, device=kept.device)
         wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
         return min(wanted, key=lambda each: largest(value.double(), each)).to(value.dtype)
 
     def part(self, name: str, value: Tensor, chosen: np.ndarray) -> Tensor | None:
-        """Return the chosen documents' part of a field, (parts, ...), or None if its shape does not
-        tell.
+        """Return `chosen` documents' part of a field, (parts, ...); None if it is indivisible.
 
         `chosen` is bool (documents,).
         """
         return next(self._candidates(name, value, chosen), None)
 
     def _candidates(self, name: str, value: Tensor, chosen: np.ndarray) -> Iterator[Tensor]:
-        """Yield possible parts of a field for the chosen documents by its shape, likeliest
-        first."""
+        """Yield entries of a field that may be `chosen` documents' by shape, likeliest first."""
         if name.partition("[")[0].endswith("attentions") and value.dim() > 2:
             value = value.movedim(2, 1)  # (rows, heads, columns, keys)
         # An encoder and its decoder may have batches of one shape.
@@ -234,13 +233,13 @@ class Sides:
             yield from _of_tokens(value, mine[side.by_document()], is_flat=True)
 
     def parts(self, name: str, value: Tensor) -> list[Tensor]:
-        """Return each document's part of a field by its shape, or else the whole field."""
+        """Return each document's part of a field, or the whole of an indivisible one."""
         found = [self.part(name, value, chosen) for chosen in np.eye(self.count, dtype=bool)]
         return [value if part is None else part for part in found]
 
 
 def _of_tokens(value: Tensor, mask: np.ndarray, is_flat: bool) -> Iterator[Tensor]:
-    """Yield a value's entries at a mask (rows, columns), on each pair of axes or axis that fits.
+    """Yield a value's entries at a mask (rows, columns), for pairs of axes or a flat axis that fit.
 
     Rows with a column fewer are never flat: three documents of four tokens would be taken for one.
     """

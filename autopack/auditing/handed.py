@@ -40,7 +40,7 @@ class Content:
 
 
 def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Content]:
-    """Return the documents of a data set's example.
+    """Return the documents in one example of a data set.
 
     The labels of an encoder-decoder (`is_pair`) are another sequence than its tokens. With two
     `rows_each` the documents of an example are compared. Raises `InvalidPacking` for what cannot be
@@ -65,7 +65,7 @@ def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Con
 
 
 def handed(example: Example, restores: bool) -> Content:
-    """Return the document in one example that was cut out of a collated batch.
+    """Return the document of an example that was cut out of a collated batch.
 
     `restores` puts the tokens back that a collator has masked.
     """
@@ -78,7 +78,10 @@ def handed(example: Example, restores: bool) -> Content:
 
 
 def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int = 0) -> list[str]:
-    """Return in words the documents that come cut, joined, again or never (but for `spare`)."""
+    """Return complaints on `wanted` documents that `found` has cut, joined, doubled or dropped.
+
+    Up to `spare` may be dropped.
+    """
     all_of, come = (Counter(each.tokens for each in several) for several in (wanted, found))
     missing = all_of - come
     names = {e.tokens: f"document {n} of {len(e.tokens)} tokens" for n, e in enumerate(wanted)}
@@ -101,7 +104,7 @@ def of_documents(wanted: Sequence[Content], found: Sequence[Content], spare: int
 
 
 def of_labels(wanted: Sequence[Content], found: Sequence[Content], shift: int) -> list[str]:
-    """Return in words the labels that differ from the data set's; with `shift`, first ones may.
+    """Return complaints on `found` targets that differ from `wanted`, but for the first `shift`.
 
     Where the data set says nothing of targets, some may be ignored, but those that count are the
     tokens.
@@ -135,7 +138,7 @@ def of_labels(wanted: Sequence[Content], found: Sequence[Content], shift: int) -
 
 
 def undeclared(documents: Sequence[Content], ends: set[int]) -> list[str]:
-    """Return a complaint if most rows, of one length, hold tokens that end documents; else []."""
+    """Return one complaint if most rows have end tokens inside and all have one length; else []."""
     rows = [each.tokens for each in documents]
     inside = sum(not ends.isdisjoint(row[:-1]) for row in rows)
     if len({*map(len, rows[:-1])}) > 1 or 2 * inside <= max(len(rows), 4):
@@ -144,8 +147,11 @@ def undeclared(documents: Sequence[Content], ends: set[int]) -> list[str]:
 
 
 def formula_of(found: float, notes: list[list[float]], steps: int, shift: int) -> str | None:
-    """Return in words the wrong formula that gives the loss `found`, or None; see
-    `TrainerAudit._alone` for `notes`."""
+    """Return in words a wrong formula that gives the loss `found`; None if none is known.
+
+    `TrainerAudit._alone` explains `notes`. `steps` counts micro-batches; `shift` is 1 if the loss
+    shifts labels.
+    """
     if not notes:
         return None
     columns = np.array(notes).T
@@ -166,7 +172,7 @@ def formula_of(found: float, notes: list[list[float]], steps: int, shift: int) -
 
 
 def _compared(rows: Iterable[Any]) -> Content:
-    """Return one `Content` of the documents that a loss compares, each ended by -1."""
+    """Return a single `Content` of the documents that a loss compares, -1 behind each."""
     return Content(tuple(number for row in rows for number in (*_numbers(row), _NEXT)))
 
 
@@ -180,5 +186,5 @@ def _numbers(values: Any) -> tuple[Any, ...]:
 
 
 def _text(tokens: Sequence[int]) -> str:
-    """Return tokens as a string, in which a part of them can be searched for."""
+    """Return tokens as a string in which `in` finds a part of them."""
     return f" {' '.join(map(str, tokens))} "

@@ -34,7 +34,10 @@ _FEW = 1_000_000
 
 @contextlib.contextmanager
 def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
-    """Run a block with gradients, without noise or autocast; restore the model as `preserved`."""
+    """Run a block with gradients, no noise, no autocast; yield the `EnabledModel`, restore all.
+
+    Stock yields None. `preserved` says what is restored.
+    """
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
     device, enabled = next(model.parameters()).device.type, enabled_in(model)
     with (
@@ -53,7 +56,7 @@ def left_as_found(model: PreTrainedModel) -> Iterator[EnabledModel | None]:
 
 @contextlib.contextmanager
 def trainer_left_as_found(trainer: Any, model: PreTrainedModel) -> Iterator[EnabledModel | None]:
-    """Run a block as `left_as_found`; restore the trainer's attributes, counts and gradients."""
+    """Run a block as `left_as_found`; restore the trainer's attributes and gradients too."""
     at_its_steps = getattr(vars(trainer).get("training_step"), "__self__", trainer)
     kept = [(each, dict(vars(each))) for each in (trainer, at_its_steps)]
     counts = copy.deepcopy(vars(trainer).get("_metrics", {}))  # of TRL
@@ -95,21 +98,21 @@ def preserved(
     noise: bool = False,
     checkpoints: bool = False,
 ) -> Iterator[Callable[[], None]]:
-    """Run a block without dropout or router noise; restore modes, rates, buffers, numbers, config,
-    RNGs and counts of calls.
+    """Yield a function that renews copied buffers; run a block without noise; restore the model.
 
+    Restored are modes, rates, buffers, numbers, configurations, random states and counts of calls.
     Dropout and its like stay on with `noise`, checkpoints by functions other than torch's with
     `checkpoints`. The model writes to copies of its buffers and of tensors that its modules keep,
-    since the graph of an earlier call may have kept those that it has; the function that is yielded
-    makes new copies. Parameters come back too if a module's code may write to them: others are not
-    copied, for they are large. So do settings of what is `enabled`, which neither looks at padding
-    nor tells anything meanwhile."""
+    since the graph of an earlier call may have kept those that it has. Parameters come back too if
+    a module's code may write to them: others are not copied, for they are large. So do settings of
+    what is `enabled`, which neither looks at padding nor tells anything meanwhile.
+    """
     modules = list(model.modules())
     rates = [] if noise else noise_of(model)
     kept: list[Any] = []
 
     def keep(place: Any, before: Any, new: Any = (), parameters: Any = ()) -> None:
-        """Note values of a dict to put back, and the kinds of values to take out if they are new.
+        """Note a dict's values to put back, and the types of `new` entries to delete.
 
         FSDP puts gathered `parameters` there, and takes them away itself.
         """
@@ -149,7 +152,7 @@ def preserved(
                 parameter.data.copy_(copied)
         contents.put_back()
 
-    def begin() -> None:
+    def renew_copies() -> None:
         copies: dict[int, Tensor] = {}
         for place, name, tensor in written:
             place[name] = copies.setdefault(id(tensor), tensor.detach().clone())
@@ -157,7 +160,7 @@ def preserved(
     # A model that is left without its dropout would train without it.
     undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
     with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
-        begin()
+        renew_copies()
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         for module in modules:
@@ -173,7 +176,7 @@ def preserved(
                 module.__dict__["support_avx512bf16_for_cpu"] = False
         if enabled is not None:
             enabled.padding_read, enabled.is_audited = None, True
-        yield begin
+        yield renew_copies
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
@@ -191,7 +194,7 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
-    """Return parameters of modules, and of children, whose code writes to weights (Gemma 3n)."""
+    """Return parameters of modules whose code writes to weights, and of children (Gemma 3n)."""
     writing = {kind for kind in {*map(source.class_of, modules)} if source.writes_to_weights(kind)}
     found = [module for module in modules if type(module) in writing]
     held = [

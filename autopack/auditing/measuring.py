@@ -51,8 +51,7 @@ class Results:
 
 
 class Measuring:
-    """Measurement of one model's packed calls; a run of stock is kept for all forms that need
-    it."""
+    """Measurement of one model's packed calls; a run of stock is kept for all forms that use it."""
 
     def __init__(self, model: PreTrainedModel, case: Case, report: LeakReport):
         """Take a model and its documents; omissions are noted in the `report`."""
@@ -65,23 +64,24 @@ class Measuring:
         self._kept: dict[Any, tuple[Fields, Any]] = {}
 
     def case_of(self, name: str) -> Case:
-        """Return the documents of a form: its own, or those that most forms share."""
+        """Return the documents of a form: its own, or the usual ones."""
         return self.others.get(name, self.case)
 
     def alone(self, case: Case, call: Input, **more: Any) -> list[Fields]:
-        """Return stock's fields of each document of a call by itself, given `more` arguments."""
+        """Return stock's fields for each document of a call alone, with `more` arguments."""
         return [self.one_alone(case, call, number, **more)[0] for number in range(len(call.first))]
 
     def one_alone(
         self, case: Case, call: Input, number: int, labels: Labels | None = None, **more: Any
     ) -> tuple[Fields, Any]:
-        """Return stock's fields and loss of one document alone, with their graph, and keep them.
+        """Return stock's (fields, loss) of one document alone, with their graph, and keep them.
 
         `more` are arguments besides its own and labels, with which stock has to give a loss: raise
         `NoReference` if it gives none. A document that stands in two rows has a
         graph for each: where upstream goes through float32, gradients of two uses round otherwise
         than the sum of each."""
-        own = number if labels is None else number % len(case.documents)
+        has_own_graph = labels is None and torch.is_grad_enabled()
+        own = number if has_own_graph else number % len(case.documents)
         key = own, call.first[number], id(case), self.model.training, labels is not None, *more
         if key not in self._kept:
             given = case.alone(call, number)
@@ -113,7 +113,7 @@ class Measuring:
     def _gradient_error(
         self, found: Results, expected: Results, scales: dict[str, float], is_padded: bool
     ) -> float | None:
-        """Return the largest error of a parameter's gradient; None where stock has no gradients.
+        """Return the largest error of a parameter's gradient; None if there are none to compare.
 
         Of padded batches none may be numbers: a token of padding may see nothing (softmax of
         nothing, float64)."""
@@ -139,7 +139,7 @@ class Measuring:
         return gradient_error(gradients_of(one, given), wanted)
 
     def packed(self, name: str, differentiate: bool, replaces: bool) -> ModeResult:
-        """Return the result of one form of packed call; raise `NoReference` if stock cannot run it.
+        """Return the result of a form of packed call; raise `NoReference` if stock cannot run it.
 
         With `replaces`, documents are replaced one at a time, and the default form also runs all
         of `_loss_calls`.
@@ -196,8 +196,7 @@ class Measuring:
         return ModeResult(name, self.model.training, **told)
 
     def _note_unknown(self, unknown: list[str], form: Form) -> None:
-        """Note fields that cannot be divided among documents; refuse a model that always returns
-        them.
+        """Note fields that cannot be divided among documents; raise if every call has them.
 
         Raise `UnsupportedModel` for fields that any call returns, unless the model is being proven.
         """
@@ -241,7 +240,7 @@ class Measuring:
     def _with_labels(
         self, call: Input, labels: Labels, in_every_way: bool
     ) -> tuple[Fields, float | None, str | None]:
-        """Return a packed call's fields with labels, its loss's relative error, and its refusal.
+        """Return (fields, relative error of the loss, message of a refusal) of a call with labels.
 
         The error is the largest difference from the loss of the documents alone, `in_every_way`
         over all of `_loss_calls`. The refusal is the message of an error of autopack.
@@ -282,7 +281,7 @@ class Measuring:
         counts: list[int],
         all_of_them: bool,
     ) -> Iterator[tuple[Arguments, list[Tensor], list[int]]]:
-        """Yield arguments that ask for a loss, with losses and counts of terms of documents alone.
+        """Yield (arguments that ask for a loss, documents' losses alone, their counts of terms).
 
         One document may have labels alone: however a loss combines several, it must be the loss of
         that one. An encoder-decoder may make its decoder's tokens of labels. Trainers have summed
@@ -329,7 +328,7 @@ def _without_none(arguments: Mapping[str, Any]) -> Arguments:
 
 
 def with_axes(fields: Fields) -> Fields:
-    """Return the fields with at least one axis."""
+    """Return the fields that have an axis: all but single numbers."""
     return {name: value for name, value in fields.items() if value.dim()}
 
 

@@ -1,4 +1,4 @@
-"""Measure padded batches beside stock's own, and the losses of routers."""
+"""Measure padded batches against stock's, and the losses of routers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from autopack.runtime.model import EnabledModel
 
 
 def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
-    """Return the result of a padded batch, run also as stock; raise `NoReference` if stock
-    cannot."""
+    """Return a padded batch's result against stock; raise `NoReference` if stock cannot run it."""
     enabled, case = audit.enabled, audit.case
     assert enabled is not None, "padded batches of stock are stock's"
     call, form = case.call(FORMS[name]), FORMS[name]
@@ -50,21 +49,22 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
             return replace(measured, failure=said)
     found = _results(output, call.sides)
 
-    def beside(expected: Results) -> ModeResult:
+    def against(expected: Results) -> ModeResult:
+        """Return the result with errors of `found` relative to `expected`."""
         loss = None
         if expected.loss is not None:
             loss = math.inf if found.loss is None else relative_error(found.loss, expected.loss)
         errors = audit.errors(found, expected, differentiate, is_padded=True)
         return replace(measured, loss=loss, unpadded=unpadded, **errors)
 
-    result = beside(_results(wanted, call.sides))
+    result = against(_results(wanted, call.sides))
     if not audit.report.is_exact(result) and _reads_padding(audit, enabled):
         # Where tokens get something of what stands in padding, documents alone tell, and not
         # stock's batch.
         labels = None if loss_of(wanted) is None else audit.labels
         makes = case.is_pair and "decoder_input_ids" not in arguments
         alone = _alone(audit, call, of_stock, labels, MADE_OF_LABELS if makes else {})
-        other = alone and beside(alone)
+        other = alone and against(alone)
         return other if other and audit.report.is_exact(other) else result
     return result
 
@@ -72,7 +72,7 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
 def _alone(
     audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: Arguments
 ) -> Results | None:
-    """Return documents' results alone, in the shapes of a padded batch's fields, or None."""
+    """Return documents' results alone, shaped as a padded batch's; None if stock has none."""
     with suppress(WrongShape, NoReference):
         answers = (
             audit.one_alone(audit.case, call, number, labels, **more)
@@ -107,7 +107,7 @@ def _batch_arguments(
 
 
 def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
-    """Return True if tokens may read padding in stock, as recurrences do."""
+    """Return True if padding may change stock's results at tokens, as in recurrences."""
     traits = enabled.traits
     reads = traits.recurs or traits.reads_padding or traits.counts_columns
     # By flash kernels upstream lets a decoder see the padding of its encoder.
@@ -128,7 +128,7 @@ def _reference(audit: Measuring, arguments: Arguments, sides: Sides) -> Any:
 
 
 def _results(output: Any, sides: Sides) -> Results:
-    """Return the loss and the fields of each document, whole where their shape does not tell."""
+    """Return an output's loss, and its documents' parts of fields, indivisible ones whole."""
     parts = {name: sides.parts(name, value) for name, value in fields_of(output).items()}
     documents = [
         {name: each[number] for name, each in parts.items()} for number in range(sides.count)
@@ -138,7 +138,7 @@ def _results(output: Any, sides: Sides) -> Results:
 
 @torch.no_grad()
 def routers(audit: Measuring) -> ModeResult:
-    """Compare router losses, and other single numbers, of packed rows with stock's padded batch.
+    """Return the result of router losses, and other single numbers, of packed rows against stock's.
 
     That is the reference, since a router is balanced over all tokens of a batch, so documents alone
     say nothing of it. Raise `NoReference` if stock counts padding in these losses.
@@ -174,7 +174,7 @@ def routers(audit: Measuring) -> ModeResult:
 
 
 def _numbers(output: Any) -> dict[Any, Tensor]:
-    """Return the loss of an output, and all other single floating numbers in it, by name."""
+    """Return an output's loss and its other floating tensors without axes, by name."""
     parts = {**parts_of(output), "loss": loss_of(output)}
     return {
         name: value

@@ -49,7 +49,7 @@ class ModeResult:
 
     @property
     def name(self) -> str:
-        """Name of the mode, and train or eval."""
+        """Name of the mode, followed by train or eval."""
         return f"{self.mode}, {'train' if self.training else 'eval'}"
 
     @property
@@ -129,7 +129,7 @@ class LeakReport(Report):
 
     @property
     def packed(self) -> str | None:
-        """The reason, in words, why packed calls without labels are not exact; None if they are."""
+        """The reason why packed calls without labels are not exact; None if they are."""
         worst = self.worst_packed
         if worst is None:
             return None
@@ -144,8 +144,10 @@ class LeakReport(Report):
 
     @property
     def labels(self) -> str | None:
-        """The reason, in words, why packed calls with labels are not known to be exact; None if
-        they are, or have no loss."""
+        """The reason why packed calls with labels are not known to be exact; None if they are.
+
+        None also for a model without a loss.
+        """
         packed = self._of_kind("packed")
         wrong = [r for r in packed if not (r.loss or 0.0) <= self.loss_tolerance]
         if wrong:
@@ -160,8 +162,7 @@ class LeakReport(Report):
 
     @property
     def padded(self) -> str | None:
-        """The reason, in words, why padded batches differ from stock's; None if they do not, or
-        were not run."""
+        """The reason why padded batches differ from stock's; None if none does, or none ran."""
         wrong = [r for r in self._of_kind("padded") if not self.is_exact(r)]
         return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
 
@@ -176,8 +177,7 @@ class LeakReport(Report):
 
     @property
     def worst(self) -> float:
-        """Largest relative forward error of packed modes (or all, if none); infinite if one
-        raised."""
+        """Largest relative forward error of packed modes (else of all); infinite if one raised."""
         return max(result.worst for result in self._of_kind("packed") or self.results)
 
     @property
@@ -196,7 +196,7 @@ class LeakReport(Report):
         return self._words(self.worst_result)
 
     def _words(self, worst: ModeResult) -> str:
-        """Return a sentence on the failure or the errors of a call mode."""
+        """Return a sentence on a call mode: its failure, or its errors."""
         if worst.failure is not None:
             return f"in mode '{worst.name}' the call raised {worst.failure}"
         what = worst.field if worst.field not in ("", "output") else "logits"
@@ -213,8 +213,7 @@ class LeakReport(Report):
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence of document j on i, (documents, documents), in the worst mode with all
-        pairs."""
+        """Influence [i, j] of document j on i, in the worst mode that measured all pairs."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         found = max(
             ran,
@@ -292,7 +291,7 @@ class LeakReport(Report):
 
 
 class Measured(NamedTuple):
-    """One row of a trainer's audit; `wrong` is None if it was not measured, `says` has reasons."""
+    """Row of a trainer's audit: `wrong` is None if it was not measured, `says` holds reasons."""
 
     measure: str
     part: str

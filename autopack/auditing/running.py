@@ -1,4 +1,4 @@
-"""Run a model: as stock, in double precision, and listened to, module by module."""
+"""Run a model as stock, in double precision, or with a hook on every module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_BYTES = 2**31
 
 @contextlib.contextmanager
 def stock_again(model: nn.Module) -> Iterator[None]:
-    """Run a block with a model as stock, whose rotaries forget earlier calls' longest position."""
+    """Run a block as stock, after rotaries have forgotten earlier calls' longest position."""
     enabled = enabled_in(model)
     with contextlib.nullcontext() if enabled is None else scope.stock(enabled):
         forget_lengths(model)
@@ -43,7 +43,7 @@ def run_as_stock(model: nn.Module, arguments: Arguments) -> Any:
 
 @torch.no_grad()
 def in_used_tensors(model: nn.Module, arguments: Arguments) -> Arguments:
-    """Call the model with reversed rows; return the arguments, written into that call's tensors.
+    """Run the model on reversed rows; return the arguments, copied into the same tensors.
 
     Programs write batches into the same tensors, for a captured graph or to save memory.
     """
@@ -60,7 +60,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients_of(sums: Tensor, by: Sequence[Tensor], weights: Tensor | None = None) -> list[Any]:
-    """Return gradients of `sums` (by `weights` if several) by some tensors; zero where unused."""
+    """Return gradients of `sums` (by `weights` if several) for the tensors `by`; 0 where unused."""
     # Documents alone are in the graphs of several call modes.
     found = torch.autograd.grad(
         sums, by, weights, retain_graph=True, allow_unused=True, materialize_grads=True
@@ -78,7 +78,7 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> Tensor | None:
-    """Return the sum of documents' fields by fixed random weights, to differentiate, or None."""
+    """Return the sum of documents' fields by fixed random weights; None if none has gradients."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for document in documents:
@@ -119,7 +119,7 @@ def can_be_doubled(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
-    """Run a block with parameters and buffers in float64, and the model's own back afterwards."""
+    """Run a block with parameters and buffers in float64, and restore the model's own."""
     doubled = {
         name: nn.Parameter(held.detach().double(), held.requires_grad)
         if isinstance(held, nn.Parameter)
@@ -133,7 +133,7 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(hook: Callable[[nn.Module, dict[Any, Any], Any], Any]) -> Iterator[None]:
-    """Call `hook(module, arguments, output)` after each module that this thread runs in a block.
+    """Call `hook(module, arguments, output)` after every module that this thread runs in a block.
 
     `arguments` are by place or name. It is a global hook of the process: a model would be looked at
     again for one on a module.
@@ -167,6 +167,7 @@ def first_that_moves(
     names = {module: name for name, module in model.named_modules()}
 
     def keep(value: Any) -> Fields:
+        """Return copies of the untouched documents' parts of a value."""
         return {
             name: part.clone()
             for name, each in fields_of(value).items()
@@ -174,6 +175,7 @@ def first_that_moves(
         }
 
     def heard(run: Callable[[], Any]) -> list[tuple[nn.Module, Fields, Fields]]:
+        """Return (module, input, output) of each module in a run."""
         found: list[tuple[nn.Module, Fields, Fields]] = []
         with listening(
             lambda module, given, output: found.append((module, keep(given), keep(output)))
@@ -182,6 +184,7 @@ def first_that_moves(
         return found
 
     def differs(one: Fields, two: Fields) -> bool | None:
+        """Return True if fields differ beyond rounding; None if they are not comparable."""
         if not one or one.keys() != two.keys():
             return None
         return any(how_far(name, one[name], two[name]).excess > 1 for name in one)

@@ -1,4 +1,4 @@
-"""The audit of a trainer: its own data, through its columns, collator, sampler, model and loss.
+"""Audit of a trainer: its own data, through its columns, collator, sampler, model and loss.
 
 Measures are rows of a table. *Given*: the documents of the data set's examples. *Handed*: what the
 model gets has to be these documents, each once in an epoch, after resuming too, with their own
@@ -85,20 +85,20 @@ class HandedBatch(NamedTuple):
 
 Batches = list[HandedBatch]
 Answer = tuple[str, list[str]]
-"""What a measure found, in words, and what is wrong."""
+"""Findings of a measure, in words, and complaints."""
 
 
 class TrainerAudit:
     """Audit of one trainer; `measured` yields the rows of its report."""
 
     def __init__(self, trainer: Any, model: Any, enabled: Any, report: TrainerReport):
-        """Find out if the loss shifts labels, and shorten the trainer's data sets."""
+        """Ask if the loss shifts labels, and shorten the data sets that the trainer holds."""
         self.trainer, self.model, self.enabled, self.report = trainer, model, enabled, report
         self.adapter = adapter_of(trainer) or TRANSFORMERS
         self.is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
         self.shift = int(not self.is_pair and first_label_counts(model) is False)
-        trainer.train_dataset = _few(trainer.train_dataset)
-        trainer.eval_dataset = _few(trainer.eval_dataset)
+        trainer.train_dataset = _first_few(trainer.train_dataset)
+        trainer.eval_dataset = _first_few(trainer.eval_dataset)
 
     def measured(self) -> Iterator[Measured]:
         """Yield one row per measure; an error in the user's code leaves it not measured."""
@@ -149,14 +149,14 @@ class TrainerAudit:
         return [each for row in rows for each in words.given(row, *form)]
 
     def _loader(self) -> Any:
-        """Return a new loader of training batches, seeded as at the start of a process."""
+        """Seed as a process that begins; return a new loader of training batches."""
         from transformers import set_seed
 
         set_seed(self.trainer.args.seed)  # as a process that begins, or resumes
         return self.trainer.get_train_dataloader()
 
     def _batches(self, loader: Any, epoch: int = 0) -> Batches:
-        """Return an epoch's batches, cut into examples and documents."""
+        """Return a loader's batches of an epoch, cut into examples and documents."""
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
         found, first = [], first_position(self.model.config)
@@ -175,26 +175,24 @@ class TrainerAudit:
         return found
 
     def _given(self) -> Answer:
-        """Return the number of the data's documents, and a complaint if nothing tells them
-        apart."""
+        """Return the number of the data's documents, and a complaint if they are not declared."""
         ends = {*np.atleast_1d(self.model.config.eos_token_id).tolist()}
         lost = self.adapter.why_documents_are_lost(self.trainer)
         return f"{len(self.given)}", [lost] if lost else words.undeclared(self.given, ends)
 
     def _columns(self) -> Answer:
-        """Return in a word if columns that declare documents are kept, and a complaint if not."""
+        """Return "kept", or "dropped" and a complaint, of columns that declare documents."""
         lost = what_is_lost(self.trainer)
         return ("dropped", [lost]) if lost else ("kept", [])
 
     def _documents(self, wanted: list[Content], batches: Batches) -> Answer:
-        """Return the numbers of batches' and `wanted` documents, and the differences of these."""
+        """Return the numbers of batches' and `wanted` documents, and complaints on differences."""
         found, args = _documents_in(batches), self.trainer.args
         spare = args.train_batch_size - 1 if args.dataloader_drop_last else 0
         return f"{len(found)} of {len(wanted)}", words.of_documents(wanted, found, spare)
 
     def _labels(self, wanted: list[Content], batches: Batches) -> Answer:
-        """Return the number of labels outside documents, and differences from the `wanted`
-        labels."""
+        """Return the number of labels outside documents, and complaints on labels not `wanted`."""
         is_unsaid = self.is_pair and wanted[0].targets is None
         wrong = [] if is_unsaid else words.of_labels(wanted, _documents_in(batches), self.shift)
         over = 0
@@ -207,7 +205,7 @@ class TrainerAudit:
         return f"{over} beside those of documents", wrong
 
     def _resumed(self) -> Answer:
-        """Return the number of batches after resuming, and differences from the whole epoch."""
+        """Return the number of batches after resuming, and complaints on lost or new documents."""
         from accelerate import skip_first_batches
 
         whole = self.epochs[1]
@@ -220,7 +218,7 @@ class TrainerAudit:
     # --- Losses
 
     def _step(self) -> Answer:
-        """Compare the loss and gradients of the first training step with documents alone."""
+        """Return the first training step's errors of loss and gradients, and complaints."""
         trainer = self.trainer
         step = self.epochs[0][: trainer.args.gradient_accumulation_steps]
         trainer.current_gradient_accumulation_steps = len(step)
@@ -230,7 +228,7 @@ class TrainerAudit:
         return self._against_alone(losses, step, items is not None)
 
     def _evaluated(self) -> Answer:
-        """Compare the loss of the first evaluation batch with documents alone."""
+        """Return the first evaluation batch's error of the loss, and complaints."""
         batches = self.evaluation[1][:1]
         self.trainer.model.eval()
         with torch.no_grad():
@@ -238,7 +236,7 @@ class TrainerAudit:
             return self._against_alone([loss], batches, False)
 
     def _differentiated(self, losses: Iterable[Tensor]) -> tuple[Tensor, list[Any]]:
-        """Return the sum of some losses and, if gradients are enabled, its gradients."""
+        """Return (sum of some losses, its gradients, or [] where gradients are disabled)."""
         parameters, total = trained(self.model), torch.zeros(())
         for parameter in parameters:
             parameter.grad = None
@@ -250,7 +248,7 @@ class TrainerAudit:
         return total, grads if torch.is_grad_enabled() else []
 
     def _against_alone(self, losses: Iterable[Tensor], batches: Batches, counts: bool) -> Answer:
-        """Compare the sum of losses, and its gradients, with the same of documents alone.
+        """Return errors of the sum of losses against documents alone, and complaints.
 
         These have the loss of their tokens, or, if that differs, the trainer's own.
         """
@@ -271,7 +269,7 @@ class TrainerAudit:
         return said[0], [f"it is {formula or _OTHERWISE}"]
 
     def _alone(self, batches: Batches, own: bool, counts: bool, notes: list[Any]) -> Iterator[Any]:
-        """Yield stock's loss of each document alone; append to `notes`.
+        """Yield each document's loss alone, the trainer's `own` or stock's; append to `notes`.
 
         It is the trainer's `own`, weighed, or the sum over its targets. A note of such a sum holds
         the batch's number, columns per document, and sums and counts of labels shifted by 0, 1 and
@@ -301,9 +299,8 @@ def _documents_in(batches: Batches) -> list[Content]:
     return [document for each in batches for document in each.documents]
 
 
-def _few(dataset: Any) -> Any:
-    """Return the first `MOST` examples of a data set, or of the first one in a dict of data
-    sets."""
+def _first_few(dataset: Any) -> Any:
+    """Return at most `MOST` examples of a data set, or of the first one of a dict of data sets."""
     if isinstance(dataset, dict):
         dataset = next(iter(dataset.values()))
     is_sized = hasattr(dataset, "__len__")
@@ -315,6 +312,6 @@ def _few(dataset: Any) -> Any:
     return dataset.take(MOST) if hasattr(dataset, "take") else Subset(dataset, range(MOST))
 
 
-def _not_auditable(why: str) -> UnsupportedModel:
-    """Return the error for a trainer that cannot be audited."""
-    return UnsupportedModel(f"the audit of a trainer wants {why}", code="nothing-to-audit")
+def _not_auditable(wanted: str) -> UnsupportedModel:
+    """Return the error for a trainer without something that the audit `wanted`."""
+    return UnsupportedModel(f"the audit of a trainer wants {wanted}", code="nothing-to-audit")

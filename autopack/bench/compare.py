@@ -69,7 +69,7 @@ class Comparison(Report):
 
     @property
     def wrong(self) -> list[Outcome]:
-        """Arms whose loss differs from padded's by more than rounding."""
+        """Outcomes of arms whose loss differs from the padded arm's by more than rounding."""
         return [each for each in self.outcomes if each.same_loss is False]
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Comparison(Report):
 
     def _sections(self) -> Sections:
         head = ["", "real tokens/s", "speed of padded", "peak MiB"]
-        rows, bars = zip(*map(self._shown, self.outcomes), strict=True)
+        rows, bars = zip(*map(self._row_and_bar, self.outcomes), strict=True)
         caption = f"Real tokens per second and speed of padded, {self.rounds} rounds"
         return Sections(
             self._head(), [Table([head, *rows], "<>>>")], [Bars(caption, bars)], [*self._notes()]
@@ -103,8 +103,8 @@ class Comparison(Report):
             f"{self.padding:.0%}",
         ]
 
-    def _shown(self, outcome: Outcome) -> tuple[list[str], Bar]:
-        """Return an arm's cells of the table and its bar; the reason if it was not timed."""
+    def _row_and_bar(self, outcome: Outcome) -> tuple[list[str], Bar]:
+        """Return an arm's row of the table and its bar, with the reason if it was not timed."""
         name, speed = outcome.arm.name, outcome.speed
         if speed is None:
             why = outcome.failed or "not timed"
@@ -116,7 +116,7 @@ class Comparison(Report):
         return [name, str(speed), said, mebibytes(outcome.peak_bytes)], bar
 
     def _notes(self) -> Iterator[str]:
-        """Yield the notes: wrong losses, notes of arms, the common loss, how time was measured."""
+        """Yield the notes: wrong losses, notes on arms, the common loss, how time was measured."""
         first, tolerance = self.outcomes[0], TOLERANCES[self.about["dtype"]]
         for outcome in self.outcomes:
             if outcome in self.wrong:
@@ -192,7 +192,7 @@ def compare(
             model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=fused
         )
 
-    def state(arm: Arm, verify: bool = False) -> AbstractContextManager[Any]:
+    def enabled_for(arm: Arm, verify: bool = False) -> AbstractContextManager[Any]:
         # Verified models have their first calls checked, which is not what is timed.
         return enable(model, verify=verify) if arm.enabled else nullcontext()
 
@@ -207,18 +207,18 @@ def compare(
 
     def measure_before_race(outcome: Outcome) -> None:
         """Record an arm's loss and peak memory, and note which batches kept their padding."""
-        with state(outcome.arm, verify=True) as handle:
+        with enabled_for(outcome.arm, verify=True) as handle:
             outcome.loss = _loss(model, whole.calls[outcome.arm.name])
             whole.measure_peak(outcome)
             if handle is not None and handle.tally.left:
                 outcome.note = str(handle.tally)
 
     tell("timing a first step, to see how much fits")
-    trial = Contest(model, (BASELINE,), batches(1), state, optimizer)
+    trial = Contest(model, (BASELINE,), batches(1), enabled_for, optimizer)
     trial.race(2)
     taken = trial.outcomes[0].seconds
     chosen = batches(min(max(int(seconds / RUNS / taken[-1]), FEWEST), MOST) if taken else FEWEST)
-    whole = Contest(model, ARMS, chosen, state, optimizer)
+    whole = Contest(model, ARMS, chosen, enabled_for, optimizer)
     tell("comparing losses, measuring memory")
     for outcome in whole.outcomes:
         whole.attempt(outcome, partial(measure_before_race, outcome))

@@ -17,8 +17,8 @@ from autopack.bench.predicted import (
     EstimatedArm,
     EstimatedSteps,
     PredictedArm,
+    cost_of_steps,
     hidden_size,
-    in_step,
     layers_of,
     predict,
 )
@@ -119,7 +119,7 @@ class Estimate(Report):
         return Sections(head, self._tables(), self._charts(), notes)
 
     def _tables(self) -> list[Table]:
-        """Return tables: padded batches, packed rows, and steps and a GPU if asked for."""
+        """Return tables: padded batches, packed rows, and steps and a GPU where asked for."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         padded = [
             [str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"]
@@ -191,7 +191,7 @@ class Estimate(Report):
         )
 
 
-def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
+def _grouped_by_length(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
     """Return the lengths in the order that transformers' `group_by_length` gives them.
 
     They are sorted from long to short within groups of up to `MEGABATCHES` batches.
@@ -202,10 +202,13 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
     return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
 
 
-def _columns_and_pairs(ordered: np.ndarray, batch_size: int) -> tuple[int, int]:
-    """Return the numbers of columns, and of pairs of columns, that padded batches compute."""
-    starts = np.arange(0, len(ordered), batch_size)
-    widths = np.repeat(np.maximum.reduceat(ordered, starts), np.diff(starts, append=len(ordered)))
+def _tokens_and_pairs(lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
+    """Return how many tokens, with padding, and pairs within rows padded batches compute.
+
+    `lengths` are in the order in which documents make batches.
+    """
+    starts = np.arange(0, len(lengths), batch_size)
+    widths = np.repeat(np.maximum.reduceat(lengths, starts), np.diff(starts, append=len(lengths)))
     return int(widths.sum()), int((widths * widths).sum())
 
 
@@ -270,7 +273,7 @@ def estimate(
     if not len(lengths := pieces.lengths):
         raise nothing_left(counts)
     real, shuffled = int(lengths.sum()), np.random.default_rng(0).permutation(lengths)
-    base = _columns_and_pairs(shuffled, batch_size)
+    base = _tokens_and_pairs(shuffled, batch_size)
 
     def arm(
         name: str,
@@ -288,9 +291,12 @@ def estimate(
         )
 
     padded = [
-        arm("padded", len(lengths), *_columns_and_pairs(ordered, size), size=size, order=order)
+        arm("padded", len(lengths), *_tokens_and_pairs(ordered, size), size=size, order=order)
         for size in sorted({*batch_sizes, batch_size})
-        for order, ordered in (("random", shuffled), ("grouped", _grouped(shuffled, size)))
+        for order, ordered in (
+            ("random", shuffled),
+            ("grouped", _grouped_by_length(shuffled, size)),
+        )
     ]
     rows = -(-len(lengths) // batch_size)
     packed = [arm("mini-batch", rows, real, int((lengths * lengths).sum()), size=batch_size)]
@@ -309,7 +315,9 @@ def estimate(
         each for each in padded if (each.batch_size, each.order) == (batch_size, "random")
     )
     steps = (
-        in_step(shuffled, batch_size, ranks, accumulation, max_tokens, cost) if max_tokens else ()
+        cost_of_steps(shuffled, batch_size, ranks, accumulation, max_tokens, cost)
+        if max_tokens
+        else ()
     )
     arms = tuple(padded), tuple(packed)
     whole = Estimate(lengths, counts, max_length, cost, baseline, *arms, steps, on)

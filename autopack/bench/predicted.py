@@ -77,7 +77,7 @@ class EstimatedSteps:
     micro_batches: float
 
 
-def in_step(
+def cost_of_steps(
     lengths: np.ndarray,
     batch_size: int,
     ranks: int,
@@ -85,7 +85,7 @@ def in_step(
     max_tokens: int,
     cost: CostModel,
 ) -> tuple[EstimatedSteps, ...]:
-    """Return the costs of steps: padded, mini-batches and `max_tokens`; () if no step is whole.
+    """Return the costs of steps of padded, mini- and `max_tokens` batches; () if none is whole.
 
     `lengths`, (documents,) int, are in the order of the epoch.
     """
@@ -118,8 +118,7 @@ def in_step(
 
 
 class Accelerator(NamedTuple):
-    """Speed of a GPU by its data sheet: dense bfloat16 operations and bytes of memory per
-    second."""
+    """Speed of a GPU by its data sheet: bfloat16 operations and bytes of memory per second."""
 
     operations: float
     bandwidth: float
@@ -161,7 +160,7 @@ class PredictedArm:
 
 
 def hidden_size(cost: CostModel) -> int:
-    """Return the hidden size of a cost model. Raises `ValueError` if one of its costs is 0."""
+    """Return the hidden size behind a cost model. Raises `ValueError` if one of its costs is 0."""
     if not cost.linear or not cost.quadratic:
         raise ValueError(
             f"on= wanted a cost model of a hidden size (CostModel.for_model), found {cost}"
@@ -170,14 +169,14 @@ def hidden_size(cost: CostModel) -> int:
 
 
 def layers_of(hidden: int) -> int:
-    """Return about how many layers a Llama of this hidden size has."""
+    """Return a usual number of layers of a Llama of this hidden size."""
     return max(1, hidden // 128)
 
 
 def predict(
     arms: Sequence[EstimatedArm], on: str, cost: CostModel, real: int
 ) -> tuple[PredictedArm, ...]:
-    """Predict the time of each arm on the GPU `on` by roofline; the first arm is the baseline.
+    """Return each arm's time on the GPU named `on`, by roofline; the first arm is the baseline.
 
     `real` is the number of real tokens. A layer has 12 h² parameters, at hidden size h, so a token
     costs 72 h² operations in it, forward and backward. Every call reads the weights twice and

@@ -47,7 +47,7 @@ class Entrant:
     wait: Callable[[], Any] = int
 
     def __call__(self) -> Lap:
-        """Run the function once; return its seconds by the clock and its processor seconds."""
+        """Run the function once, and return its seconds by the clock and on the processor."""
         with self.state():
             self.ready()
             self.wait()
@@ -65,7 +65,7 @@ def race(
     least: int = 1,
     report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
 ) -> dict[str, list[Lap]]:
-    """Run every arm once per round, each round beginning with another; return their laps by name.
+    """Run every arm once per round, another one first each time, and return their laps by name.
 
     There are `rounds` rounds. If that is None, there are at least `least`, and more as long as
     another one should end before `until` (by `time.monotonic`). An arm, such as an `Entrant`,
@@ -133,7 +133,7 @@ def wait_for(device: Any) -> None:
 
 
 def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
-    """Return all tensors of a model, an optimizer (or None) and a call: they stay between steps."""
+    """Return the tensors of a model, an optimizer or None, and a call: they stay between steps."""
     states = (
         []
         if optimizer is None
@@ -187,7 +187,7 @@ class Batch:
     def of(
         cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device
     ) -> Batch:
-        """Return a batch of documents of these lengths, their ids drawn from `tokens`."""
+        """Return a batch of documents of these lengths, with ids drawn from `tokens`."""
         drawn = torch.randint(
             len(tokens), (sum(lengths),), generator=torch.Generator().manual_seed(seed)
         )
@@ -199,7 +199,7 @@ class Batch:
         return [len(document) for document in self.documents]
 
     def padded(self, pad_token_id: int = 0) -> dict[str, Any]:
-        """Return a call with a document per row, padded on the right; all tokens are labels."""
+        """Return call arguments, a document per row, padded on the right; all tokens are labels."""
         ids = pad_sequence(list(self.documents), batch_first=True, padding_value=pad_token_id)
         mask = pad_sequence([torch.ones_like(each) for each in self.documents], batch_first=True)
         return {
@@ -265,13 +265,13 @@ class Outcome:
         return Spread.of([self.tokens / seconds for seconds in self.seconds])
 
     def over(self, other: Outcome) -> Spread | None:
-        """Return the ratio of this arm's speed to another's; None if one was not timed."""
+        """Return the ratio of this arm's speed to another's, or None if one of them has none."""
         if self.speed is None or other.speed is None:
             return None
         return Spread.of([a / b for a, b in zip(other.seconds, self.seconds, strict=True)])
 
     def as_dict(self, first: Outcome) -> dict[str, Any]:
-        """Return the outcome as plain data, with its speed as such and relative to `first`."""
+        """Return the outcome as plain data, with its speed, and the ratio to `first`'s."""
         spreads = {"tokens_per_second": self.speed, "speed_of_padded": self.over(first)}
         return asdict(self) | {name: spread and asdict(spread) for name, spread in spreads.items()}
 
@@ -317,7 +317,7 @@ class Contest:
             self.update(call)
 
     def measure_peak(self, outcome: Outcome) -> None:
-        """Run an arm's largest call twice, and record the second run's peak memory."""
+        """Run an arm's largest call twice, and record the second run's peak memory in `outcome`."""
         largest = max(self.calls[outcome.arm.name], key=lambda call: call["input_ids"].numel())
         self.model.train(self.optimizer is not None)
         self.update(largest)
@@ -339,7 +339,7 @@ class Contest:
         race(racing, rounds, **options)
 
     def _lap(self, outcome: Outcome) -> Lap | None:
-        """Time one pass of an arm and record its seconds; return the lap, None if it failed."""
+        """Time one pass of an arm, record its seconds and return the lap; None if it failed."""
         arm = outcome.arm
         state, ready = partial(self.state, arm), partial(self._warm_up, arm)
         lap = self.attempt(
@@ -355,7 +355,7 @@ class Contest:
         self.model(**self.calls[arm.name][0])
 
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
-        """Return the result of `act()`; if it raises, record why, free memory, return None."""
+        """Return `act()`; if it raises, note why in `outcome.failed`, free memory, return None."""
         try:
             return act()
         except (

@@ -51,8 +51,7 @@ SHORTEST = 4
 
 
 class Lengths(NamedTuple):
-    """Lognormal distribution of lengths in tokens: mean before cutting, and sigma of the
-    logarithm."""
+    """Lognormal distribution of lengths in tokens: mean before clipping, sigma of the logarithm."""
 
     mean: float
     sigma: float
@@ -90,11 +89,12 @@ def build(
     device: str = "cpu",
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Build a random model of a type and size (one of `NAMES`), whose positions reach to `longest`.
+    """Return a model of a type and size (of `NAMES`), with random weights, for `longest` tokens.
 
     The type decides what else it has. Windows and chunks of attention are the type's defaults,
     except in `tiny`, where they are a few tokens. Raises `CannotBuild`, and torch's
-    errors for a device without the memory."""
+    errors for a device without the memory.
+    """
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -149,7 +149,7 @@ def longest_document(model: PreTrainedModel) -> int | None:
 def lengths_of(
     data: Any, column: str | Sequence[str] | None = None, tokenizer: Any = None
 ) -> np.ndarray:
-    """Return the number of tokens of each document in data, (documents,) int64.
+    """Return the number of tokens of each document in data or a file, (documents,) int64.
 
     For the arguments see `autopack.estimate`. Raises `InvalidPacking` for data that holds none.
     """
@@ -167,16 +167,16 @@ def lengths_of(
 
 
 def documents_of(data: Any) -> Documents:
-    """Return the documents of data with a column `input_ids`; see `autopack.estimate`."""
+    """Return the `Documents` in column `input_ids` of data or a file; see `autopack.estimate`."""
     return _read(data, _documents)
 
 
-def _read(data: Any, what: Callable[[Any], Any]) -> Any:
-    """Open data, call a function on it and return the result; errors name the data's path."""
+def _read(data: Any, function: Callable[[Any], Any]) -> Any:
+    """Return `function(opened data)`; its `InvalidPacking` errors name the data's path."""
     where = f"{data or 'an empty path'}: " if isinstance(data, (str, PathLike)) else ""
     try:
         with reworded(partial("{}{}".format, where)):
-            return what(_open(data))
+            return function(_open(data))
     except ImportError as error:
         raise InvalidPacking(
             f'{where}needs {error.name}: pip install "autopack[data]"', code="missing-package"
@@ -184,7 +184,7 @@ def _read(data: Any, what: Callable[[Any], Any]) -> Any:
 
 
 def _open(data: Any) -> Any:
-    """Return data, read if it is a path; examples and columns become a `Dataset`."""
+    """Return the content of a path, a `Dataset` of examples or columns, or other data unchanged."""
     if isinstance(data, (str, PathLike)):
         data = _load(Path(data))
     if hasattr(data, "column_names"):
@@ -241,7 +241,7 @@ def _load(path: Path) -> Any:
 
 
 def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
-    """Return the number of tokens of each document; `named` columns are added up."""
+    """Return each document's number of tokens, in all `named` columns or else a known one."""
     if not hasattr(data, "column_names"):
         return read(data)
     unnamed = ["text", "messages"] if tokenizer is not None else [IDS, "length", "lengths", "text"]
@@ -264,7 +264,7 @@ def _lengths(data: Any, named: list[str], tokenizer: Any) -> np.ndarray:
 
 
 def _documents(data: Any) -> Documents:
-    """Return the documents in `input_ids` of a data set, without padding by `attention_mask`."""
+    """Return the `Documents` in `input_ids` of a data set, without what `attention_mask` hides."""
     names = getattr(data, "column_names", ())
     if IDS not in names:
         raise unusable(

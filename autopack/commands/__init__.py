@@ -80,7 +80,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any]) -> None:
-    """Print findings as text or JSON, and write the files for --html and --plot.
+    """Print `found` as text, or `data` as JSON, and write the files for --html and --plot.
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """
@@ -106,7 +106,7 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
 
 
 def _finite(data: Any) -> Any:
-    """Return the data as JSON holds it, with None for nan and infinities."""
+    """Return data as it is when read from JSON, with None for nan and infinities."""
     return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
 
 
@@ -134,7 +134,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 class CannotLoad(AutopackError):
-    """Error for a model that does not exist, or not with the options given."""
+    """Error for a model that is not there, or cannot be loaded or built with the options."""
 
     code = "model-unavailable"
 
@@ -144,7 +144,7 @@ def add_model_options(
     dtype: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Add the options of commands that take a model, with these defaults.
+    """Add --attn, --trust-remote-code, --dtype and --device, with these defaults.
 
     By a default of None, the device is a GPU if there is one, and the dtype bfloat16 on a GPU, else
     float32.
@@ -179,7 +179,7 @@ def obtain(
     size: str = TINY,
     longest: int = 0,
 ) -> PreTrainedModel:
-    """Load or build the model that `args.model` names: a folder, a type, or one of the Hub.
+    """Return the model that `args.model` names: saved, of the Hub's cache, or built by its type.
 
     A type is built for one of `tasks`, in a size whose positions reach to `longest`. Of the Hub it
     is one that has been downloaded; nothing is downloaded here. The class of a saved model is the
@@ -255,7 +255,7 @@ def is_saved(name: str) -> bool:
 
 
 def is_built(name: str, tasks: Iterable[str]) -> bool:
-    """Return True if a name is a type with a model for one of the tasks, and no directory."""
+    """Return True if a name is no directory, and a model type with a model for one of the tasks."""
     return not is_saved(name) and name in types_for(tasks)
 
 

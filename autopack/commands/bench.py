@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the arms, print the table, and return 0 if all have padded's loss, else 1."""
+    """Time the arms, print the table, and return 1 if a loss differs from padded's, else 0."""
     check_outputs(args)
     check_ints(batch_size=args.batch_size)
     check_ints(optional=True, max_length=args.max_length)

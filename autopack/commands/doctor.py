@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Return findings on packages, devices and backends here, and what fails when it is tried.
+    """Return findings on packages, devices and backends, and what fails when it is tried.
 
     Each of the `SECTIONS` maps names to texts. `problems` is a list of texts: what is broken, with
     the way out.
@@ -97,7 +97,7 @@ def examine() -> dict[str, Any]:
 
 
 def _failure(attempt: Callable[[], Any]) -> str:
-    """Run an attempt and return its error in one line; "" if it succeeds."""
+    """Call `attempt` and return its error in one line, or "" if it succeeds."""
     try:
         attempt()
     except Exception as error:

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the estimate of a data set and return 0."""
+    """Print the estimate of a data set, write it to the files asked for, and return 0."""
     from autopack.bench.estimate import estimate
     from autopack.packing.strategies import CostModel
 

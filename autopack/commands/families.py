@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(name: str, text: str, indent: int = 21) -> None:
-    """Print a name and, in a column to its right, a wrapped text."""
+    """Print a name and, to its right, a text that is wrapped and indented by `indent`."""
     first, others = f"{name:<{indent - 1}} ", " " * indent
     print(
         textwrap.fill(
@@ -81,7 +81,7 @@ def describe(family: Family) -> dict[str, Any]:
 
 
 def of_type(name: str) -> dict[str, Any]:
-    """Return facts on one model type: its family and path, or the reason why it is refused.
+    """Return facts on one model type: its family and path if served, or why it is refused.
 
     `served` is None for a type that no family lists: its models' structure decides.
     """

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process with the script, and have autopack start in it.
+    """Replace this process by the script's, in which autopack starts.
 
     Returns only where the system cannot replace a process, with the script's exit status.
     """
@@ -145,7 +145,11 @@ def _interpreter() -> list[str]:
 
 
 def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
-    """Return environment variables that start autopack, with these options, in the script."""
+    """Return the script's environment, by which autopack starts in it; raise if that is impossible.
+
+    It holds these options. `launcher` names the script if it trains only in processes that it
+    starts, else it is "".
+    """
     environment = dict(os.environ)
     for option in settings.OPTIONS:
         if (value := getattr(args, option.name)) is not None:

@@ -54,12 +54,12 @@ def examine(
 
     `renew` is called when it has changed.
     """
-    anatomy, traits = look_at(model, family)
+    anatomy, traits = anatomy_and_traits(model, family)
     return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy)), renew)
 
 
-def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
-    """Return the parts of a model, and the traits that follow from them and from its family."""
+def anatomy_and_traits(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
+    """Return the `Anatomy` of a model, and its `Traits`, which follow from that and the family."""
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
@@ -96,7 +96,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Mod
         accelerate.covered_mixer(anatomy.mixers), boundaries.check_step, peft.hands_rows_to_layers
     )
     for level, module in enumerate(anatomy.entries):
-        shifts = _shifts(enabled, level) if foreign[level] is not None else None
+        shifts = _shifts_labels(enabled, level) if foreign[level] is not None else None
         entry = Entry(
             enabled,
             level,
@@ -122,25 +122,25 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Mod
     return code
 
 
-def _shifts(enabled: EnabledModel, level: int) -> bool:
-    """Return True if an entry's third-party loss shifts labels: its twin tells, or else itself."""
+def _shifts_labels(enabled: EnabledModel, level: int) -> bool:
+    """Return True if an entry's third-party loss shifts labels, by its twin's answer or its own."""
     model, module = enabled.anatomy.entries[0], enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
 
-    def ask() -> bool | None:
+    def ask_twin() -> bool | None:
         twin = modules.entries(twins.of(model, torch.float32).model)[level]
         return first_label_counts(twin) if type(twin) is own_class(module) else None
 
     counts = None
     if not is_apart():  # as twins are
         with suppress(NoTwin):
-            counts = apart(ask)
+            counts = apart(ask_twin)
     return (first_label_counts(module) if counts is None else counts) is False
 
 
 def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
-    """Register a forward hook, or replace the hook of its kind. A pre-hook becomes the last one."""
+    """Register a forward hook, or update the hook of its type; make a pre-hook the last one."""
     hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
     known = next((number for number, other in hooks.items() if type(other) is type(hook)), None)
     if known is None:
@@ -175,7 +175,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 
 def strip_severed(part: nn.Module) -> bool:
-    """Take marks and hooks off a copied part of an enabled model; return True if there were any."""
+    """Take a former model's marks and hooks off a copied part; return True if there were any."""
     parts = modules_of(part)
     marked = [module for module in parts if is_severed(module)]
     if not remove_hooks(part, _is_severed) and not marked:
@@ -191,7 +191,7 @@ def strip_severed(part: nn.Module) -> bool:
 
 
 def _is_severed(hook: Any) -> bool:
-    """Return True for the hook of an enabled model that its module is no longer a part of."""
+    """Return True for a hook of autopack that came with a copied part and has lost its model."""
     if not isinstance(hook, _HOOKS):
         return False
     link = getattr(getattr(hook, "entry", hook), "link", None)
@@ -202,8 +202,7 @@ def remove_hooks(
     model: nn.Module,
     wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
 ) -> bool:
-    """Take autopack's hooks off all modules of a model, or those that are `wanted`; return True if
-    there were any."""
+    """Remove hooks of autopack, or the `wanted`, from a model; return True if there were any."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     found = False
     for module in modules_of(model):

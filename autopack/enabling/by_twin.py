@@ -47,7 +47,7 @@ Their sum is a prime, so that columns are not taken for heads or channels of tha
 
 
 def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
-    """Return the proof of a model by its twin. Raises `NoTwin` if there is none.
+    """Return the proof of a model by audits of its twin; raise `NoTwin` if that is impossible.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for
     another one. `foreign` says what of its code is third-party, if any.
@@ -58,22 +58,22 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | 
             "is mixed",
         )
     question = "proof", enabled.options.unpad
-    proof = asked(model, enabled, question, partial(_proof, model, enabled, foreign))
+    proof = ask_twins(model, enabled, question, partial(_proof, model, enabled, foreign))
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, why_not_labels=None) if beside_images else proof
 
 
-def asked(
+def ask_twins(
     model: PreTrainedModel,
     enabled: EnabledModel,
     question: tuple[Any, ...],
     ask: Callable[..., T],
 ) -> T:
-    """Return what `ask(dtypes, device)` learns of twins, apart from what is in force here.
+    """Return `ask(dtypes, device)`, run `apart`, or the answer that is kept for the `question`.
 
-    The answer to a `question` about models whose code is all of libraries is kept.
+    Answers about models whose code is all of libraries are kept.
     """
     precisions, implementations = precisions_of(model, enabled), enabled.implementations()
     backend = enabled.options.backend
@@ -110,7 +110,7 @@ def _proof(
     precisions: tuple[torch.dtype, ...],
     device: str,
 ) -> Proof:
-    """Return the proof by audits of twins, in one precision after another."""
+    """Return the proof by audits of twins, in one precision after another, or raise `NoTwin`."""
     answers: list[_Answer] = []
     failure = NoTwin()
     for dtype in precisions:
@@ -131,12 +131,12 @@ def _proof(
 
 
 class _Raised(NoTwin):
-    """Raised if calls of a twin raise where stock runs."""
+    """Error of a twin whose calls raise where stock runs."""
 
 
 @dataclass
 class _Answer:
-    """The audit of a twin in one precision, with refused calls apart."""
+    """Audit of a twin in one precision: its report, and the calls that autopack refused."""
 
     twin: Twin
     part: PreTrainedModel
@@ -146,7 +146,7 @@ class _Answer:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """Names of call forms to try in another precision; all of them without gradients."""
+        """Call forms to try in another precision: all of them if gradients were not measured."""
         left_out = [
             name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)
         ]
@@ -161,7 +161,10 @@ def _audit_twin(
     modes: tuple[str, ...] | None,
     is_own: bool,
 ) -> _Answer:
-    """Return the audit of a twin in one precision. Raises `NoTwin` if it cannot be audited."""
+    """Return the audit of a twin in one precision; raise `NoTwin` if it cannot be audited.
+
+    With `is_own`, library code alone, refused calls are kept apart.
+    """
     twin = twins.of(model, dtype, device)
     outside = parts_outside(twin)
     for module in twin.model.modules() if device == "cpu" else ():
@@ -193,13 +196,13 @@ def _audit_twin(
 
 
 def is_refusal(failure: str) -> bool:
-    """Return True if the text of a failure begins with an error of autopack: a refusal."""
+    """Return True if the text of a failure begins with the name of an error of autopack."""
     found = getattr(errors, failure.partition(":")[0], None)
     return isinstance(found, type) and issubclass(found, AutopackError)
 
 
 def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
-    """Return the proof by audits of twins; later audits add call forms that the first left out."""
+    """Return the proof by audits of twins; later ones add call forms that the first left out."""
     first = answers[0]
     twin, report = first.twin.model, first.report
     packed, labels, padded = (
@@ -243,7 +246,7 @@ def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool)
 def enabled_like(
     model: PreTrainedModel, like: EnabledModel, **changed: Any
 ) -> Iterator[EnabledModel]:
-    """Enable a twin in this block with the options of `like`, but for the `changed` ones.
+    """Enable a twin in a block with the options of `like`, but for the `changed`; yield its state.
 
     Nothing else sees the twin, so nothing is kept.
     """
@@ -267,12 +270,12 @@ def enabled_like(
 
 
 def _refuse_change(enabled: EnabledModel) -> None:
-    """Raise `NoTwin` for a twin that has changed, instead of examining it again."""
+    """Raise `NoTwin`, as a twin that has changed is not examined again."""
     raise NoTwin("its twin has changed while it was audited")
 
 
 def parts_outside(twin: Twin) -> list[str]:
-    """Return the class names of a model's modules that its twin lacks.
+    """Return class names of modules that a twin lacks; raise `NoTwin` if a model is among them.
 
     Raises `NoTwin` if one of them is a model.
     """
@@ -283,7 +286,7 @@ def parts_outside(twin: Twin) -> list[str]:
 
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
-    """Return the outermost entry that takes `input_ids` alone, or the innermost entry."""
+    """Return the outermost entry that takes `input_ids` alone, else the innermost entry."""
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
         if _is_of_choices(module) or not takes_tokens(module):
@@ -306,7 +309,7 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
 
 
 def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
-    """Return the reason why padding was not tested in a model's own forward, or None.
+    """Return the reason why padding was not tested in a model's own forward; None if it was.
 
     Transformers' heads for choices make them the rows of a batch and read the first token of each.
     """

@@ -119,7 +119,7 @@ def enable(
 def _enable_any(
     model: Any, given: Options, undo: ExitStack, max_tokens: int | str | None = None
 ) -> Handle:
-    """Enable a model, a trainer, or each of several; put callbacks that undo it into `undo`.
+    """Return the handle of a model, trainer or several, enabled; push callbacks into `undo`.
 
     Nothing is put there for a model that was enabled before.
     """
@@ -162,7 +162,7 @@ def _enable_one(model: Any, given: Options, undo: ExitStack) -> Handle:
 
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
-    """Mark, hook and prove a model that is not enabled; undo all of it if that fails."""
+    """Mark, hook and prove a model; return its `EnabledModel`; undo all of it if that fails."""
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
@@ -274,7 +274,7 @@ def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
 def _enable_trainer(
     trainer: Any, given: Options, undo: ExitStack, max_tokens: int | str | None
 ) -> Handle:
-    """Enable the models of a trainer, check its data, and add packing to its logs."""
+    """Enable the models of a trainer, check its data, cut its steps, add logs; return a handle."""
     # it needs transformers' callbacks, which models alone do not
     from autopack.enabling import trainer_logs
     from autopack.steps.trainers import cut_steps

@@ -55,7 +55,7 @@ class Explanation:
 
     @classmethod
     def of_several(cls, models: Mapping[str, Explanation]) -> Explanation:
-        """Return the explanations of several models, by name, as one."""
+        """Return the explanations of several models as one, in which each names its model."""
         decisions = [
             replace(d, name=f"{name}: {d.name}")
             for name, one in models.items()

@@ -45,7 +45,7 @@ class EnabledTrainer:
 
     @property
     def facts(self) -> Facts:
-        """Names and texts about its data and its steps, for `print(handle)`."""
+        """Names and texts about the trainer's data and steps, for `print(handle)`."""
         found = [
             ("data keep", ", ".join(self.kept)),
             ("steps:", cutter_of(self.trainer)),
@@ -71,6 +71,7 @@ class Handle(AbstractContextManager["Handle"]):
         new: Iterable[EnabledModel] = (),
         trainers: Iterable[EnabledTrainer] = (),
     ):
+        """Hold models by name; leaving a `with` block disables the `new` ones."""
         self._enabled, self._new, self._trainers = dict(enabled), set(new), list(trainers)
         self.enabled: EnabledModel = next(iter(self._enabled.values()))
         self.left_alone = {
@@ -80,7 +81,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @classmethod
     def of_several(cls, handles: Mapping[Any, Handle]) -> Handle:
-        """Return one handle to the models of several handles, with both names joined."""
+        """Return a handle to the models of several handles, with their names joined by a dot."""
         enabled = {
             name if each._holds_one_model else f"{name}.{inner}": model
             for name, each in handles.items()
@@ -97,8 +98,11 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def models(self) -> dict[Any, Handle]:
-        """The handle of each model: by the key of a dict, by `[0]`, `[1]` and so on of a list, or
-        by the attribute of a trainer."""
+        """The handles of all models, by name.
+
+        Names are the keys of a dict, `[0]`, `[1]` and so on of a list, or the attributes of a
+        trainer.
+        """
         return {
             name: Handle({ONE: each}, self._new & {each}) for name, each in self._enabled.items()
         }
@@ -113,8 +117,10 @@ class Handle(AbstractContextManager["Handle"]):
         return [*self._enabled] == [ONE] and not self._trainers
 
     def remove(self) -> None:
-        """Disable the models: hooks, marks, checkpoint functions and installed functions go back by
-        identity. Trainers drop columns and write logs as before."""
+        """Disable the models; hooks, marks and installed functions go back by identity.
+
+        Trainers drop columns and write logs as before.
+        """
         for each in self._trainers:
             take_back(each.trainer)
         for enabled in self._enabled.values():
@@ -129,7 +135,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def backend(self) -> str:
-        """The backend that was asked for; for `auto` the names of those that calls may get."""
+        """The backend that was asked for, or after `auto:` the backends that calls may get."""
         if self.enabled.options.backend != "auto":
             return self.enabled.options.backend
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
@@ -145,8 +151,10 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def tally(self) -> Tally:
-        """Counts of calls of all models together: padded batches that ran as packed rows or were
-        left, and how full rows were."""
+        """Counts of calls of all models together.
+
+        They say how many padded batches ran as packed rows or were left, and how full rows were.
+        """
         tallies = [enabled.tally for enabled in self._enabled.values()]
         if len(tallies) == 1:
             return tallies[0]
@@ -293,7 +301,7 @@ def take_off(enabled: EnabledModel) -> None:
 
 
 def _is_in_force(enabled: EnabledModel) -> bool:
-    """Return True unless this state's model was disabled, or enabled anew."""
+    """Return True if a model still has this state: neither disabled nor enabled anew."""
     return enabled_at(enabled.anatomy.entries[0]) is enabled
 
 

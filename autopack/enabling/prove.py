@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.enabling import twin_calls
-from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
+from autopack.enabling.attach import anatomy_and_traits, attach, remove_hooks, strip_severed
 from autopack.enabling.by_twin import (
     callable_part,
     proof_by_twin,
@@ -46,7 +46,7 @@ def renew(enabled: EnabledModel) -> None:
     try:
         strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)
-        anatomy, traits = look_at(model, family)
+        anatomy, traits = anatomy_and_traits(model, family)
         for module in [*before.mixing, *before.indifferent]:
             module.__dict__.pop(MARK, None)
         inside = set(map(id, anatomy.entries))
@@ -65,7 +65,7 @@ def renew(enabled: EnabledModel) -> None:
 
 
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
-    """Mark, hook and prove a model, and note its state by which later changes are noticed."""
+    """Mark, hook and prove a model; keep the proof, and a fingerprint that shows changes."""
     # Asked when rows first begin alike, ranks first share them or media first come, and then of
     # what the model is.
     enabled.twin_says, enabled.said_by_twins = twin_calls.why_not, {}
@@ -101,7 +101,7 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
-    """Return the proof of a model by its twin, or the one that leaves it to checks of its calls."""
+    """Return the proof of a model by its twin, or one that leaves it to checks of its calls."""
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)

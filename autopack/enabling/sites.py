@@ -100,7 +100,7 @@ def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
 
 
 def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool) -> Site:
-    """Return the site at the forward of a class."""
+    """Return the site at a class's forward, for `adapter`; other code may replace a `soft` one."""
     return Site(kind.__module__, f"{kind.__qualname__}.forward", adapter, soft=soft)
 
 

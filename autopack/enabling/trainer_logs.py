@@ -1,5 +1,4 @@
-"""A callback by which a `transformers.Trainer` logs how full the rows of its model are, beside its
-losses."""
+"""Callback by which a transformers `Trainer` logs, with its losses, how full its rows are."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class PackingLogs(TrainerCallback):
         self._since: float | None = None
 
     def _add_time(self, *_: Any, counts: bool = True, **__: Any) -> None:
-        """Add the time since the last call of this method, if it `counts`."""
+        """Add the seconds since this method's last call, unless `counts` is False; begin anew."""
         now = time.perf_counter()
         if counts and self._since is not None:
             self._seconds += now - self._since
@@ -50,16 +49,19 @@ class PackingLogs(TrainerCallback):
     on_train_begin, on_step_end = _begin, _add_time
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock at the first step."""
         if self._since is None:
             self._add_time()
 
     on_save = partialmethod(_add_time, counts=False)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
+        """Leave out the time of an evaluation, and take autopack's counts out of its logs."""
         self._add_time(counts=False)
         self.on_train_end()
 
     def on_predict(self, *_: Any, **__: Any) -> None:
+        """Leave out the time and the counts of a prediction."""
         self._add_time(counts=False)
         self._evaluated = self._tally.evaluation  # nothing is logged of it
 

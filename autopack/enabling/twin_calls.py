@@ -29,7 +29,7 @@ from autopack.auditing.compare import (
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.running import gradients_of, trained, weighted_sum
 from autopack.enabling.by_twin import (
-    asked,
+    ask_twins,
     callable_part,
     enabled_like,
     is_refusal,
@@ -87,7 +87,7 @@ _MOST = 256
 
 
 def _why_not_prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype) -> str | None:
-    """Return the reason why common beginnings of rows cannot be computed once, or None."""
+    """Return the reason why common beginnings cannot be computed once; None if they can."""
     with enabled_like(make(), enabled, share=True, unpad=True) as twin_enabled:
         # Its weights lie elsewhere than those of the model, and its first batches are to be packed
         # too.
@@ -114,7 +114,7 @@ def _why_not_prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype)
 def _why_not_parts(
     enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, labels: Labels
 ) -> str | None:
-    """Return the reason why ranks that share rows get other results than one rank alone, or None.
+    """Return the reason why parts of rows on ranks differ from whole rows; None if they do not.
 
     With labels a call asks for a loss too. The losses of all parts have to add up: of
     `num_items_in_batch` tokens where the loss is of shifted labels, else by the tokens that each
@@ -137,7 +137,7 @@ def _results_of(
     group: ThreadGroup | None,
     labels: Labels,
 ) -> list[Result]:
-    """Return the results of this rank's part of rows, or of whole rows, in each mode of calls."""
+    """Return results of a group's part of rows (of whole rows if None), in each mode of calls."""
     found = []
     with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
         if callable_part(twin_enabled) is not twin:
@@ -152,7 +152,7 @@ def _results_of(
 
 
 def _rows(model: Any, labels: Labels, padded: bool) -> Arguments:
-    """Return the arguments of a call with packed rows, with labels and padding as asked for."""
+    """Return a call's arguments: packed rows, with labels and padding as asked for."""
     case = Case(model, _LENGTHS)
     form = FORMS["two rows"]
     call = case.call(replace(form, mask="ones", padding=_PADDING) if padded else form)
@@ -173,8 +173,7 @@ def _rows(model: Any, labels: Labels, padded: bool) -> Arguments:
 def _result_of_part(
     model: Any, batch: Arguments, group: ThreadGroup | None, labels: Labels
 ) -> Result:
-    """Return weighted outputs of a rank's part of a batch, or of the whole without a group, and
-    the gradients of their sum."""
+    """Return weighted outputs of a rank's part (all without `group`) and their sum's gradients."""
     given, share = batch, 1.0
     if group is not None:
         given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
@@ -216,7 +215,7 @@ def _join_parts(parts: Sequence[Result]) -> Result:
 def _why_not_media(
     enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype, kind: str, count: int
 ) -> str | None:
-    """Return the reason why documents with `count` media of a kind may mix, or None.
+    """Return the reason why documents with `count` media of a kind mix; None if they do not.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train,
     such calls raise.
@@ -282,7 +281,7 @@ _ASKED: dict[str, Callable[..., str | None]] = {
 
 
 def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
-    """Return the reason why a kind of calls is not exact on a twin of the model; None if it is.
+    """Return the reason why calls of a kind are not exact on a model's twin; None if they are.
 
     `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
     and hooks are all the library's is kept. Weights of the model have no part in it.
@@ -294,7 +293,9 @@ def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: An
                 # check of a call sees.
                 if not is_own(hook):
                     raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
-        return asked(model, enabled, (kind, *given), partial(_answer, model, enabled, kind, given))
+        return ask_twins(
+            model, enabled, (kind, *given), partial(_answer, model, enabled, kind, given)
+        )
     except NoTwin as error:
         return f"no twin of it tells whether it gives the same: {error}"
 
@@ -307,11 +308,14 @@ def _answer(
     dtypes: tuple[torch.dtype, ...],
     device: str,
 ) -> str | None:
-    """Return the reason against a kind of calls from a twin, in the first precision that runs."""
+    """Return the reason why a twin's calls of a kind are not exact; None if they are.
+
+    The first precision that runs decides. `given` are further arguments of the question.
+    """
     failure: Exception | None = None
     for dtype in dtypes:
 
-        def make(dtype: torch.dtype = dtype) -> PreTrainedModel:
+        def make_twin(dtype: torch.dtype = dtype) -> PreTrainedModel:
             twin = twins.of(model, dtype, device)
             parts_outside(twin)
             for name, module in twin.others.items() if kind == "parts" else ():
@@ -321,7 +325,7 @@ def _answer(
             return twin.model.eval()
 
         try:
-            return _ASKED[kind](enabled, make, dtype, *given)
+            return _ASKED[kind](enabled, make_twin, dtype, *given)
         except AutopackError as error:
             return f"its twin refuses it: {error.message}".partition(". ")[0]
         except NoTwin:
@@ -332,7 +336,7 @@ def _answer(
 
 
 def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:
-    """Return the difference between two lists of results in words; None if that is rounding."""
+    """Return in words how two lists of results differ; None if by rounding only."""
     # What casts to float32 in code of its own rounds as float32 does.
     tolerance, of_gradients, _ = map(max, OF_TWINS[dtype], OF_TWINS[torch.float32])
     for (documents, gradients), (expected, right_gradients) in zip(found, wanted, strict=True):

@@ -28,7 +28,7 @@ _MASK = "attention_mask"
 
 
 class Per(Enum):
-    """Unit of a column's entries: each token, row, pair of rows or call."""
+    """Unit for which a batch's key holds values: each token, row, pair of rows, or the call."""
 
     TOKEN = auto()
     TARGET = auto()
@@ -41,7 +41,7 @@ class Per(Enum):
 
 @dataclass
 class Columns:
-    """Names and units of the columns of all batches of a step, and their values at padding.
+    """Keys of the batches of a step, with the unit of each and its value at padding.
 
     `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.
     """
@@ -59,16 +59,20 @@ def cut(
     pad_token: int | None = None,
     first: int = 0,
 ) -> tuple[Columns, list[list[Example]]]:
-    """Return the columns of some batches, and each batch's documents; raise if one cannot be cut.
+    """Return the `Columns` of batches, and the documents of each batch; raise if one cannot be cut.
 
     A batch is padded, with an `attention_mask` (R, C), or holds packed rows in any form that
     autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
     both sides (`is_pair`).
     """
-    parts, places, paddings = zip(*(_declared(batch, first) for batch in batches), strict=True)
+    if not batches:
+        raise _not_cut("the step has no batch")
+    parts, places, paddings = zip(*(_with_places(batch, first) for batch in batches), strict=True)
     shapes = [tokens_of(part).shape[:2] for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
-    per = {n: _per(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names}
+    per = {
+        n: _unit_of(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names
+    }
     if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
         raise _not_cut("its rows are pairs, and hold several documents each")
     columns = Columns(per, rows_each)
@@ -86,7 +90,7 @@ def cut(
 
 
 def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
-    """Return a batch of some documents, padded on the side on which their batches were."""
+    """Return a batch of documents that `cut` gave, padded on the side where their batches were."""
     rows = [example[number] for number in range(columns.rows_each) for example in examples]
     found: dict[str, Any] = {}
     for name, per in columns.per.items():
@@ -103,13 +107,13 @@ def join(examples: Sequence[Example], columns: Columns) -> dict[str, Any]:
 
 
 def length_of(example: Example, columns: Columns) -> int:
-    """Return the number of tokens of a document, on both sides of an encoder-decoder together."""
+    """Return a document's number of tokens, over all of its rows, encoder and decoder."""
     of_side = {per: name for name, per in columns.per.items() if per in (Per.TOKEN, Per.TARGET)}
     return sum(len(row[name]) for row in example for name in of_side.values())
 
 
 def tokens_of(batch: Batch) -> torch.Tensor:
-    """Return a batch's tokens (rows, columns, ...); raise `InvalidPacking` if it has none."""
+    """Return a batch's `input_ids` or `inputs_embeds`, (rows, columns, ...); raise without both."""
     given = (batch.get(name) for name in ("input_ids", "inputs_embeds"))
     tokens = next((value for value in given if value is not None), None)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
@@ -120,9 +124,12 @@ def tokens_of(batch: Batch) -> torch.Tensor:
     return tokens
 
 
-def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
-    """Return a batch with a mask of tokens, the places of its documents, and its padding or
-    None."""
+def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
+    """Return a batch with an `attention_mask`, its documents' places, and a mask of its padding.
+
+    That mask, (R, C) bool, is None without padding, and for packed rows. Declarations of packed
+    rows are left out of the batch.
+    """
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
     if media.given(batch):
@@ -150,10 +157,10 @@ def _declared(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np
     return found, np.stack([row, start, start + sizes], 1).tolist(), padding
 
 
-def _per(
+def _unit_of(
     name: str, values: list[Any], shapes: list[torch.Size], rows_each: int, is_pair: bool
 ) -> Per:
-    """Return the unit of a column's entries in all batches; raise `InvalidPacking` without one."""
+    """Return the unit of a key's values, one for each batch; raise `InvalidPacking` without one."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
         grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
@@ -185,10 +192,10 @@ def _count(value: Any) -> int | None:
     return len(value) if is_sized else None
 
 
-def _examples(batch: Batch, lies: list[Place], columns: Columns) -> list[Example]:
-    """Return the documents of a batch as examples, each a dict of columns for each of its rows."""
-    ends, count, found = _ends_of_targets(batch, columns), len(lies) // columns.rows_each, []
-    for number, (row, start, stop) in enumerate(lies):
+def _examples(batch: Batch, places: list[Place], columns: Columns) -> list[Example]:
+    """Return the documents at these places of a batch, each as a dict for each of its rows."""
+    ends, count, found = _ends_of_targets(batch, columns), len(places) // columns.rows_each, []
+    for number, (row, start, stop) in enumerate(places):
         at: dict[Per, Any] = {
             Per.TOKEN: (row, slice(start, stop)),
             Per.TARGET: (row, slice(ends[row] if ends else None)),
@@ -212,7 +219,7 @@ def _ends_of_targets(batch: Batch, columns: Columns) -> list[int]:
 
 
 def _padded(values: list[torch.Tensor], fill: Any, on_the_left: bool) -> torch.Tensor:
-    """Return values (n, ...) stacked as (rows, most, ...), padded with `fill`."""
+    """Return tensors (n, ...) as one of (rows, longest n, ...), padded with `fill`."""
     most = max(map(len, values))
     found = values[0].new_empty((len(values), most, *values[0].shape[1:]))
     found[:] = fill

@@ -56,30 +56,31 @@ bad_file = partial(InvalidPacking, code="bad-file")
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
-    """Return the error about the value of a key or column in one example."""
+    """Return the error that a key or column of example `index` has a wrong value, `found`."""
     return unusable(f"example {index}, {kind}{key!r}: {found}")
 
 
 @contextmanager
 def reworded(change: Callable[[str], str]) -> Iterator[None]:
-    """Run a block, and change the messages of its errors about data."""
+    """Run a `with` block whose `InvalidPacking` errors get the messages `change(message)`."""
     try:
         yield
     except InvalidPacking as error:
         raise InvalidPacking(change(error.message), code=error.code) from error
 
 
-def in_the_whole(numbers: Any) -> AbstractContextManager[None]:
-    """Run a block on some of the examples, whose errors name them by their `numbers` in the
-    whole."""
+def renumbered(numbers: Any) -> AbstractContextManager[None]:
+    """Run a `with` block whose `InvalidPacking` errors name example i as example `numbers[i]`."""
     return reworded(
         partial(re.sub, r"^example (\[?)(\d+)", lambda m: f"example {m[1]}{numbers[int(m[2])]}")
     )
 
 
 def check_columns(names: Collection[Any], option: str) -> None:
-    """Raise `InvalidPacking` unless names hold tokens, labels at most once, and no pairs. The
-    message names the `option` that leaves names out."""
+    """Raise `InvalidPacking` unless names include `input_ids`, one of labels at most, no pair.
+
+    The message advises to leave names out by the `option`.
+    """
     if (other := next((name for name in names if not isinstance(name, str)), None)) is not None:
         raise unusable(f"wanted names that are text, found {other!r}; rename it, or drop it")
     pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
@@ -104,14 +105,17 @@ def check_columns(names: Collection[Any], option: str) -> None:
 def refuse_unlike(
     names: Sequence[Collection[Any]],
     optional: Collection[Any],
-    way: str,
+    remedy: str,
     kind: str = "",
 ) -> None:
-    """Raise `InvalidPacking` unless all examples have the same names, but for `optional` ones."""
+    """Raise `InvalidPacking` unless all examples have the same names, except for `optional` ones.
+
+    The message ends with the `remedy`.
+    """
     for index, found in enumerate(names):
         for name in sorted(({*names[0]} ^ {*found}) - {*optional}, key=str):
             lacking, other = (index, 0) if name in names[0] else (0, index)
-            raise invalid(lacking, name, f"not found, but example {other} has it; {way}", kind)
+            raise invalid(lacking, name, f"not found, but example {other} has it; {remedy}", kind)
 
 
 def is_int(value: Any) -> bool:
@@ -120,7 +124,10 @@ def is_int(value: Any) -> bool:
 
 
 def check_ints(optional: bool = False, **options: Any) -> None:
-    """Raise `ValueError` unless options are ints of at least 1, or of 0 or None where allowed."""
+    """Raise `ValueError` unless options are ints of at least 1, or 0 or None where allowed.
+
+    0 is allowed for options in `FROM_0`, None if `optional`.
+    """
     for name, value in options.items():
         least = int(name not in FROM_0)
         if not (is_int(value) and value >= least) and not (optional and value is None):
@@ -138,15 +145,17 @@ def check_in(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def check_options(of: Any, values: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless options have values that the annotations of a function or class
-    allow: ints, choices, True or False, or several of one kind."""
+    """Raise `ValueError` for values that the annotations of a function or class do not allow.
+
+    Checked are ints, choices, booleans, and collections of one of them.
+    """
     hints = get_type_hints(of)
     for name, value in values.items():
         _check(name, value, hints.get(name))
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
-    """Raise `ValueError` unless an annotation allows a value."""
+    """Raise `ValueError` unless an annotation allows the value of an option."""
     kinds = (hint, *get_args(hint))
     optional = type(None) in kinds
     if get_origin(hint) is Collection:
@@ -188,7 +197,7 @@ def token_weights(
 
 @dataclass(frozen=True)
 class Counts:
-    """Documents and tokens given to a plan, and the treatment of documents longer than a row.
+    """Numbers of documents and tokens given to a plan, and of what `overflow` did to long ones.
 
     `documents` and `tokens` were given; `truncated` documents lost `truncated_tokens` at their
     ends, `split` documents were cut into several pieces, and `dropped` documents, of
@@ -205,13 +214,13 @@ class Counts:
 
     @property
     def overflow(self) -> dict[str, int]:
-        """Treatments of longer documents that happened, with numbers of documents or tokens."""
+        """Numbers of documents or tokens truncated, split or dropped, by name, if not 0."""
         treatments = [*vars(self).items()][2:]  # what stands behind documents and tokens
         return {name.replace("_", " "): value for name, value in treatments if value}
 
     @property
     def level(self) -> int:
-        """Level of logging: a warning if anything was lost."""
+        """Level to log the counts at: a warning if tokens were lost."""
         return logging.WARNING if self.truncated or self.dropped else logging.INFO
 
 
@@ -223,7 +232,7 @@ def nothing_left(counts: Counts) -> InvalidPacking:
 
 
 class Pieces(NamedTuple):
-    """Documents, or parts of them: document, offset in it, and length of each, (pieces,) int64.
+    """Documents, or parts of them: index, first token and length of each, (pieces,) int64.
 
     `shared` are the tokens that another piece begins with and computes; None if there are none.
     """
@@ -239,7 +248,7 @@ class Pieces(NamedTuple):
         return self.lengths if self.shared is None else self.lengths - self.shared
 
     def take(self, order: np.ndarray) -> Pieces:
-        """Return the pieces in this order; offsets made by `zeros` stay one number in memory."""
+        """Return the pieces at these indices; offsets made by `zeros` stay one number in memory."""
         given = (column for column in self if column is not None)
         return Pieces(
             *(
@@ -255,7 +264,7 @@ class Pieces(NamedTuple):
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a tensor as a numpy array, half precision as float32; other values unchanged."""
+    """Return a tensor as a numpy array, floats as float32; other values unchanged."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu()
@@ -263,8 +272,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def numbers(key: str, value: Any) -> np.ndarray:
-    """Return a list, array or tensor as an array of int64, float32 or bool; raise for other
-    values."""
+    """Return a list, array or tensor as an int64, float32 or bool array; raise for other values."""
     try:
         if isinstance(value, (list, tuple)):
             # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
@@ -309,7 +317,7 @@ def numbered(sizes: np.ndarray) -> np.ndarray:
 
 
 def zeros(count: int) -> np.ndarray:
-    """Return `count` offsets of 0 for documents that are not cut, as one number in memory."""
+    """Return `count` int64 zeros as one number in memory: offsets of documents that are not cut."""
     return np.broadcast_to(np.int64(0), (count,))
 
 
@@ -328,7 +336,7 @@ def read(lengths: Any, copy: bool = True) -> np.ndarray:
 
 
 def ints(name: str, given: Any) -> np.ndarray:
-    """Return an argument as (documents,) ints, Python's beyond 64 bits; raise for other values."""
+    """Return one int per document as an array, of Python's ints beyond 64 bits; raise otherwise."""
     try:
         if isinstance(given, Sequence):
             # of a column of datasets a list, which numpy would read one number at a time
@@ -353,14 +361,14 @@ def ints(name: str, given: Any) -> np.ndarray:
 
 
 def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
-    """Raise `InvalidPacking` for the first of the values that is `wrong`, if any."""
+    """Raise `InvalidPacking` for the first of the values at which `wrong` is True, if any."""
     if wrong.any():
         index = int(wrong.argmax())
         raise wrong_numbers(f"{name}[{index}] is {values.item(index)!r}: {wanted}")
 
 
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
-    """Return documents as pieces that fit into a row, by `overflow`, and the counts."""
+    """Return documents as pieces of at most `max_length`, by `overflow`, and their `Counts`."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():

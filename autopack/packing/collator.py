@@ -268,7 +268,7 @@ class PackingCollator:
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
-        """Return the examples as arrays, merged into one `Example` if that is possible."""
+        """Return the examples as arrays: one `Example` of all if `merge` can, else one for each."""
         ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
         if not self.max_length and (merged := merge(examples, ignored)) is not None:
             return [merged]
@@ -279,8 +279,7 @@ class PackingCollator:
         return read
 
     def _read(self, example: Any, ignored: set[str]) -> Example:
-        """Return one example as arrays, cut to a row if `overflow` says so; raise if it is too
-        long."""
+        """Return one example as arrays; if too long, truncate it or raise, as `overflow` says."""
         read = read_example(
             example,
             ignored,
@@ -307,8 +306,11 @@ class PackingCollator:
         return read
 
     def _add_labels(self, examples: list[Example]) -> None:
-        """Add labels in place: to all examples if none has any, or to each that lacks them beside
-        completions, or to none if the option says so."""
+        """Add labels to examples that lack them, in place, as the option `labels` says.
+
+        `"given"` and `"none"` add none. `"completions"` adds them to each that lacks them, and
+        makes one mask of completions; the others do only if no example has any.
+        """
         if self.labels in ("given", "none"):
             return
         lacking = [
@@ -365,7 +367,7 @@ class PackingCollator:
 
 
 def _warn_if_not_enabled(model: Any) -> None:
-    """Log a warning if packed rows are made for a model that autopack has not enabled."""
+    """Log a warning if autopack has not enabled a model for which packed rows are made."""
     # `autopack run` enables at the first call
     hooks = model._forward_pre_hooks.values()
     if not any(type(hook).__module__.startswith("autopack.") for hook in hooks):

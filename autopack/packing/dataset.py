@@ -33,7 +33,7 @@ from autopack.packing.checks import (
     reworded,
     unusable,
 )
-from autopack.packing.documents import Documents, Values, carried, columns_of, from_columns
+from autopack.packing.documents import Documents, Values, columns_kept, columns_of, from_columns
 from autopack.packing.media import has_pictures
 from autopack.packing.plans import Plan, Strategy, groups_of, plan
 from autopack.version import __version__
@@ -44,8 +44,8 @@ BLOCK = 1 << 20
 
 
 @dataclass
-class WrittenRows:
-    """Rows of a plan as tables; `Dataset.map` calls it with a batch of row numbers.
+class PlannedRows:
+    """Rows of a plan, made as arrow tables; `Dataset.map` calls it with numbers of rows.
 
     Raises `InvalidPacking` if the columns of the documents cannot be columns of such rows.
     """
@@ -72,7 +72,7 @@ class WrittenRows:
             )
 
     def lists(self) -> dict[str, list[Any]]:
-        """Return the columns of all rows as lists, with the pictures of the documents."""
+        """Return all rows as lists by column, with columns of the documents' pictures."""
         rows = self.table().to_pydict()
         for name, pictures in self.documents.pictures.items():
             rows[name] = [[pictures[number] for number in row] for row in self.plan]
@@ -82,7 +82,7 @@ class WrittenRows:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
-        """Return the table of the rows from `first` to `end`."""
+        """Return the arrow table of rows `first` to `end`; by default, of all."""
         plan, documents = self.plan[first:end], self.documents
         tokens = bounds_of(plan.lengths)
         starts = tokens[:-1]
@@ -126,14 +126,14 @@ class WrittenRows:
 
 
 def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
-    """Raise `InvalidPacking` for the document of a plan's first token that is `wrong`, if any."""
+    """Raise `InvalidPacking` for the document of the first `wrong` token of a plan, if any."""
     if wrong.any():
         piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
         raise invalid(int(plan.documents[piece]), name, reason, "column ")
 
 
 def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
-    """Return labels per token with -100 at `starts`; raise unless they are signed ints."""
+    """Return labels per token, copied, with -100 at `starts`; raise unless they are signed ints."""
     if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
         kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
         raise unusable(
@@ -152,7 +152,7 @@ def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
 
 @dataclass
 class Packing:
-    """Options of `autopack.pack`; its `repr` shows all of them.
+    """Options of `autopack.pack`, and the plans and rows by them; its `repr` shows all options.
 
     `planned` holds the options of `autopack.packing.plan`.
     """
@@ -174,39 +174,42 @@ class Packing:
         self.drop_columns = sorted(self.drop_columns, key=str)
 
     def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
-        """Return the plan of documents of these lengths; an error names the example."""
+        """Return the plan of documents of these lengths; `changes` replace options.
+
+        An error names the example.
+        """
         with reworded(partial(re.sub, r"lengths\[", "example [")):
             return plan(lengths, self.max_length, **self.planned | changes)
 
-    def planned_rows(self, documents: Documents, **changes: Any) -> Plan:
+    def plan_documents(self, documents: Documents, **changes: Any) -> Plan:
         """Return the plan of all documents with their groups; `changes` replace options.
 
-        A column that names groups is left out of the rows, unless it is labels.
+        Removes the column that names groups from the documents, in place, unless it is labels.
         """
         grouped, name = groups_of(documents, self.groups), self.groups
         if name in documents.per_document and name not in LABEL_KEYS:
             documents.per_document.remove(str(name))
         return self.plan(documents.lengths, **grouped, **changes)
 
-    def rows(self, documents: Documents) -> WrittenRows:
-        """Return the planned rows of all documents of a dataset, and log the plan."""
-        made = self.planned_rows(documents)
+    def rows(self, documents: Documents) -> PlannedRows:
+        """Plan all documents of a dataset, log the plan, and return its rows."""
+        made = self.plan_documents(documents)
         logger.log(made.counts.level, "Packed: %r", made)
-        return WrittenRows(documents, made, self)
+        return PlannedRows(documents, made, self)
 
     def documents(self, columns: Mapping[str, Sequence[Any]]) -> Documents:
-        """Return the `Documents` of examples in memory, from their columns."""
-        names = carried([*columns], self.drop_columns)  # those that are no text, too
+        """Return the `Documents` of examples in memory, given as columns, with their pictures."""
+        names = columns_kept([*columns], self.drop_columns)  # those that are no text, too
         pictures = {name: columns[name] for name in names if has_pictures(name, columns[name])}
         wanted = {*names, self.groups} - pictures.keys()
         table = from_columns({name: columns[name] for name in columns if name in wanted})
         return Documents(table, None, {*table.column_names} - {*names}, pictures)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """Return the rows of a buffer of examples, columns in and columns out, as
-        `IterableDataset.map` calls it.
+        """Return the packed rows of a buffer of a stream's examples, both in columns.
 
-        They depend on the buffer alone, so that a resumed stream makes the same rows again.
+        `IterableDataset.map` calls it. The rows depend on the buffer alone, so that a resumed
+        stream makes the same rows again.
         """
         count = len(next(iter(batch.values())))
         with reworded(
@@ -220,7 +223,7 @@ class Packing:
                     )
             documents = self.documents(columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
-            made = self.planned_rows(documents, seed=seed)
+            made = self.plan_documents(documents, seed=seed)
             if made.counts.level == logging.WARNING and not self.warned:
                 logger.warning(
                     "Packed: %r; buffers that follow are packed alike, and nothing more is said",
@@ -231,7 +234,7 @@ class Packing:
                 return {}
             if self.planned["strategy"] == "best_fit":  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return WrittenRows(documents, made, self).lists()
+            return PlannedRows(documents, made, self).lists()
 
 
 def pack(
@@ -320,7 +323,7 @@ def pack(
 
 
 def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
-    """Return the packed rows of one split, as a dataset of its kind or a list of mappings."""
+    """Return the packed rows of one split, in a dataset of its kind; of a list, as mappings."""
     if derives_from(dataset, "IterableDataset", "datasets"):
         names = dataset.column_names or [*next(iter(dataset.take(1)), {})]
         buffers = {"batched": True, "batch_size": buffer_size, "remove_columns": names}
@@ -339,9 +342,8 @@ def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None
     return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
 
-def features_of(dataset: Any, rows: WrittenRows) -> Any:
-    """Return the `datasets.Features` of packed rows, with classes, images and audio as they
-    were."""
+def features_of(dataset: Any, rows: PlannedRows) -> Any:
+    """Return the `datasets.Features` of packed rows, which keep classes, images and audio."""
     import datasets
 
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
@@ -358,8 +360,8 @@ def features_of(dataset: Any, rows: WrittenRows) -> Any:
     return features
 
 
-def _write(dataset: Any, packing: Packing, rows: WrittenRows, num_proc: int | None) -> Any:
-    """Return the rows as a Dataset in a cache file, which is written unless it is there."""
+def _write(dataset: Any, packing: Packing, rows: PlannedRows, num_proc: int | None) -> Any:
+    """Return the rows as a `Dataset` in a cache file, which is written unless it exists."""
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 

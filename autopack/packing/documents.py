@@ -35,7 +35,7 @@ class Documents:
 
     The table is one of arrow or of datasets, whose tables are pickled as the path of their file.
     `chosen`, (documents,) int64, is the row of each document, or None for all rows in order.
-    `drop_columns` are not carried. `per_token` and `per_document` name the columns with one value
+    `drop_columns` are left out. `per_token` and `per_document` name the columns with one value
     of each. `pictures` are columns beside the table, which cannot hold them.
     """
 
@@ -50,7 +50,7 @@ class Documents:
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
         names = [
             name
-            for name in carried(table.column_names, drop_columns)
+            for name in columns_kept(table.column_names, drop_columns)
             if name != IDS and not pa.types.is_null(table.schema.field(name).type)
         ]
         if not len(self.chosen):
@@ -114,15 +114,16 @@ class Documents:
         lengths: np.ndarray,
         names: Collection[str] | None = None,
     ) -> dict[str, Values]:
-        """Return values of columns per token (all, by default) of parts of documents, end to end.
+        """Return the values of columns per token in parts of documents, end to end, by column.
 
-        Ints and floats come as arrays of numpy.
+        A part is `lengths` tokens of its document from token `starts` on. By default all columns
+        per token are read. Ints and floats come as arrays of numpy.
         """
         rows = self.chosen[documents]
         made: dict[str, Values] = {}
         for name in self.per_token if names is None else names:
             begins = self._starts[name][rows] + self._begins[rows] + starts
-            found = self._parts(name, rows, begins, lengths)
+            found = self._gathered(name, rows, begins, lengths)
             if isinstance(found, pa.Array) and found.null_count:
                 token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
                 index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
@@ -138,18 +139,20 @@ class Documents:
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
-        """Return the value of each of these documents in a column per document."""
-        return self._parts(name, self.chosen[documents])
+        """Return each of these documents' value in a column per document."""
+        return self._gathered(name, self.chosen[documents])
 
-    def _parts(
+    def _gathered(
         self,
         name: str,
         rows: np.ndarray,
         begins: np.ndarray | None = None,
         lengths: int | np.ndarray = 1,
     ) -> pa.Array:
-        """Return the values of `rows` in a column, or parts of their lists from `begins` on, end to
-        end."""
+        """Return a column's values in these rows, or parts of the lists in them, end to end.
+
+        A part is `lengths` values from `begins` on, as numbered in the row's record batch.
+        """
         batches = np.searchsorted(self.first_rows, rows, "right") - 1
         numbers = batches.tolist()
         arrays = {number: self.batches[number].column(name) for number in {*numbers}}
@@ -166,9 +169,8 @@ class Documents:
             np.concatenate(parts) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
         )
 
-    def numbered(self, name: str) -> np.ndarray:
-        """Return a number per document, equal for equal values of a column; -1 for a missing
-        value."""
+    def value_numbers(self, name: str) -> np.ndarray:
+        """Return a number per document, equal for equal values of a column; -1 without a value."""
         if name not in self.table.column_names:
             raise wrong_numbers(
                 f"groups: found no column {name!r} in {list(self.table.column_names)}; name "
@@ -189,7 +191,7 @@ class Documents:
             raise invalid(int(found.argmax()), name, reason, "column ")
 
     def _lengths(self, name: str) -> np.ndarray:
-        """Return the number of values of each row in a column of lists, and keep their starts."""
+        """Return the length of each list in a column, and note in `_starts` where they begin."""
         lists = [_as_list(batch.column(name)) for batch in self.batches]
         self._refuse(
             np.concatenate([each.is_null().to_numpy(zero_copy_only=False) for each in lists]),
@@ -201,7 +203,7 @@ class Documents:
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
-        """Return True for a column with one value per token; raise for lists of other lengths."""
+        """Return True if a column has a value per token; raise for lists of other lengths."""
         found = self.table.schema.field(name).type
         if not _is_list(found):
             return False
@@ -229,7 +231,7 @@ class Documents:
         raise invalid(index, name, f"{reason}; {way}", "column ")
 
     def _remove_padding(self) -> None:
-        """Cut zeros of the attention mask off both ends of each document; raise for other zeros."""
+        """Leave out zeros of the mask at both ends of each document; raise for other zeros."""
         parts = []
         for batch in self.batches:
             lists = _as_list(batch.column(MASK))
@@ -253,8 +255,8 @@ class Documents:
         self._begins, self._sizes = begins, lengths
 
 
-def carried(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
-    """Return the names of a table's columns in its order, without `drop_columns`.
+def columns_kept(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
+    """Return the column names in their order, without `drop_columns`.
 
     Raises `InvalidPacking` unless they are columns of documents.
     """
@@ -291,7 +293,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """Return an arrow array of lists, of any layout, in a layout with offsets."""
+    """Return an arrow array of lists, of a fixed size or an extension too, as one with offsets."""
     array = getattr(array, "storage", array)
     return (
         array.cast(pa.large_list(array.type.value_type))
@@ -309,7 +311,7 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def from_columns(values: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """Return an arrow table of some columns."""
+    """Return an arrow table of columns; raise `InvalidPacking` for values that make no column."""
     made = {}
     for name, column in values.items():
         try:
@@ -323,6 +325,6 @@ def from_columns(values: Mapping[str, Sequence[Any]]) -> pa.Table:
 
 
 def _value(value: Any) -> Any:
-    """Return a value in a form that arrow takes: an array of one axis, or lists."""
+    """Return a value as arrow takes it: an array of one axis, lists for other arrays, or itself."""
     value = to_numpy(value)
     return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

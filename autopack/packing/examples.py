@@ -30,7 +30,7 @@ from autopack.packing.checks import (
     to_numpy,
     unusable,
 )
-from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
+from autopack.packing.media import SEEN, is_media, seen_per_token, take_pictures
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
@@ -60,28 +60,28 @@ class Example:
         return np.diff(self.starts, append=len(self))
 
     def truncate(self, length: int) -> None:
-        """Keep the first tokens, and the documents that begin in them, in place."""
+        """Keep the first `length` tokens, and the documents that begin in them, in place."""
         self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
-def _completed(others: dict[str, Any]) -> dict[str, Any]:
+def _of_completions(values: dict[str, Any]) -> dict[str, Any]:
     """Return a prompt and its completions as an example of documents that begin with the prompt.
 
-    Tokens of completions are targets, tokens of the prompt are not. An empty completion has no
-    target. Raises `InvalidPacking` for a prompt without completions, and for values that are no
-    lists of tokens.
+    Their keys are taken out of `values`. Tokens of completions are targets, tokens of the prompt
+    are not. An empty completion has no target. Raises `InvalidPacking` for a prompt without
+    completions, and for values that are no lists of tokens.
     """
-    if IDS in others:
+    if IDS in values:
         raise unusable(f"{IDS!r}: found beside {PROMPT!r}; name one of them in drop_keys")
-    given = {name: others.pop(name) for name in (COMPLETIONS, *ANSWERS) if name in others}
+    given = {name: values.pop(name) for name in (COMPLETIONS, *ANSWERS) if name in values}
     if [*given] not in ([COMPLETIONS], [*ANSWERS]):
         raise unusable(
             f"{PROMPT!r}: wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r} beside it; "
             f"found {[*given] or 'neither'}"
         )
-    prompt, (name, *_), rests = _tokens(PROMPT, others.pop(PROMPT)), given, [*given.values()]
+    prompt, (name, *_), rests = _tokens(PROMPT, values.pop(PROMPT)), given, [*given.values()]
     if name == COMPLETIONS and len(rests[0]) and np.ndim(rests[0][0]) > 0:
         (rests,) = rests  # several completions
     documents = [np.concatenate([prompt, _tokens(name, rest)]) for rest in rests]
@@ -92,7 +92,7 @@ def _completed(others: dict[str, Any]) -> dict[str, Any]:
         IDS: np.concatenate(documents),
         COMPLETION_KEYS[0]: np.concatenate(targets).astype(np.int64),
         LENGTHS: [len(document) for document in documents],
-        **others,
+        **values,
     }
 
 
@@ -126,7 +126,7 @@ def read_example(
         raise unusable(f"wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
     if completes and PROMPT in given:
-        given = _completed(given)
+        given = _of_completions(given)
     check_columns(given, "drop_keys")
     ids = numbers(IDS, given.pop(IDS))
     is_row = ids.ndim == 2 and len(ids) == 1
@@ -162,14 +162,14 @@ def read_example(
             raise unusable(
                 f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}"
             )
-    real, starts = _declared(declared, tokens)
+    real, starts = _real_and_starts(declared, tokens)
     read = Example({IDS: ids[real]}, starts)
     if POSITIONS in declared:
         read.columns[POSITIONS] = declared[POSITIONS][real]
     if pictures:
         read.media["images"] = pictures
     for key, values in media.items():
-        read.media[key] = of_tokens(key, values, tokens)[real] if key in SEEN else values
+        read.media[key] = seen_per_token(key, values, tokens)[real] if key in SEEN else values
     documents, is_packed = len(starts), LENGTHS in declared
     for key, values in arrays.items():
         of_each = np.atleast_1d(values)
@@ -248,8 +248,8 @@ def _flat(values: list[Any]) -> np.ndarray | None:
     return None
 
 
-def _declared(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np.ndarray]:
-    """Return the slice of an example's tokens without padding, and the starts of documents in it.
+def _real_and_starts(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np.ndarray]:
+    """Return the slice of an example's tokens without padding, and its documents' starts in that.
 
     All columns that declare documents are read, and have to agree.
     """
@@ -332,7 +332,7 @@ def _targets(
 
 
 def check_alike(examples: list[Example]) -> None:
-    """Raise `InvalidPacking` unless all examples have the same keys, with values of one shape.
+    """Raise `InvalidPacking` unless all examples have the same keys, each with values of one shape.
 
     Own positions are optional.
     """
@@ -362,8 +362,8 @@ def joined(examples: list[Example], first_position: int) -> Example:
         for example in examples:
             example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)
 
-    def together(name: str) -> dict[str, np.ndarray]:
-        given = [getattr(example, name) for example in examples]
+    def concatenated(attribute: str) -> dict[str, np.ndarray]:
+        given = [getattr(example, attribute) for example in examples]
         found = {key: np.concatenate([values[key] for values in given]) for key in given[0]}
         return {
             key: v.astype(np.float32, copy=False) if v.dtype.kind == "f" else v
@@ -371,4 +371,6 @@ def joined(examples: list[Example], first_position: int) -> Example:
         }
 
     lengths = np.concatenate([example.lengths for example in examples])
-    return Example(together("columns"), np.cumsum(lengths) - lengths, together("per_document"))
+    return Example(
+        concatenated("columns"), np.cumsum(lengths) - lengths, concatenated("per_document")
+    )

@@ -20,18 +20,21 @@ BYTES = ("uint8", "torch.uint8")
 
 
 def is_picture(value: Any) -> bool:
-    """Return True for a PIL image, or for the dict of one that datasets has not decoded."""
+    """Return True for a PIL image, or the dict of an image that datasets has not decoded."""
     pillow: Any = sys.modules.get("PIL.Image")
     encoded = isinstance(value, Mapping) and {*value} == {"bytes", "path"}
     return encoded or (pillow is not None and isinstance(value, pillow.Image))
 
 
-def pictures_in(value: Any) -> Iterator[Any]:
-    """Yield the pictures in nested lists and arrays: PIL images, or arrays of up to three axes."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the items of nested lists, with arrays of more than three axes taken apart, too.
+
+    None and empty arrays are left out.
+    """
     is_array = hasattr(value, "ndim")
     if isinstance(value, (list, tuple)) or (is_array and (value.ndim > 3 or value.dtype == object)):
         for part in value:
-            yield from pictures_in(part)
+            yield from _leaves(part)
     elif value is not None and not (
         is_array and 0 in value.shape
     ):  # as datasets formats an empty list
@@ -39,20 +42,19 @@ def pictures_in(value: Any) -> Iterator[Any]:
 
 
 def has_pictures(name: str, values: Any) -> bool:
-    """Return True if the values of a column or key of this name hold pictures.
+    """Return True if one of the values of a column or key with this name is a picture.
 
     An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
     """
     named = name in PICTURES
     return any(
         is_picture(each) or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
-        for each in pictures_in(values)
+        for each in _leaves(values)
     )
 
 
 def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
-    """Remove pictures from an example's values and return them; raise for any if nothing `reads`
-    them."""
+    """Remove pictures from an example's values and return them; raise for any unless `reads`."""
     found: list[Any] = []
     for name in PICTURES:
         if name in given and (reads or has_pictures(name, given[name])):
@@ -61,7 +63,7 @@ def take_pictures(given: dict[str, Any], reads: bool) -> list[Any]:
                     f"{name!r}: found pictures, and nothing that makes pixels of them; pass "
                     "image_processor=processor, or name it in drop_keys"
                 )
-            found += pictures_in(given.pop(name))
+            found += _leaves(given.pop(name))
     return found
 
 
@@ -76,7 +78,7 @@ _IDS = "aspect_ratio_ids"
 """Values below 1 mark images that only fill up a row (Mllama)."""
 
 
-def of_tokens(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
+def seen_per_token(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
     """Return an example's mask of `SEEN` as (tokens, images, ...); raise for another shape."""
     if values.ndim < 3 or values.shape[:2] != (1, tokens):
         raise unusable(
@@ -89,10 +91,11 @@ def of_tokens(name: str, values: np.ndarray, tokens: int) -> np.ndarray:
 def spread_masks(
     examples: Sequence[dict[str, Any]], columns: Sequence[np.ndarray], width: int
 ) -> None:
-    """Write masks of `SEEN` in examples' media as media of a row, (1, images, width, ...).
+    """Replace the examples' masks of `SEEN`, in place, by masks over rows, (1, images, width, ...).
 
-    `columns` are those of each example's tokens. Images that no token sees are removed, so that a
-    row has only the images that its documents see, unless no example has any other.
+    `columns` are the columns of each example's tokens in its row. Images that no token sees are
+    removed, so that a row has only the images that its documents see, unless no example has any
+    other.
     """
     for name in SEEN:
         masks = {number: media.pop(name) for number, media in enumerate(examples) if name in media}
@@ -108,14 +111,13 @@ def spread_masks(
 
 
 def _needed_images(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
-    """Return a mask of the images, (images,), that a token sees, or that are no filling of a
-    row."""
+    """Return a mask, (images,), of the images that a token sees or that do not only fill a row."""
     seen = np.asarray(mask.reshape(*mask.shape[:2], -1).any(axis=(0, 2)))
     return seen | (media[_IDS][0] > 0) if _IDS in media else seen
 
 
 def _keep_images(media: dict[str, Any], keep: np.ndarray) -> None:
-    """Remove images of an example that are not to `keep` from its media, in place."""
+    """Remove images where `keep`, (images,) bool, is False from an example's media, in place."""
     for name, values in list(media.items()):
         if values.shape[:2] != (1, len(keep)):
             continue
@@ -133,7 +135,7 @@ Numbers below 0 mean no patch.
 
 
 def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the examples' media with patches numbered over the batch, as a processor does."""
+    """Return copies of the examples' media, whose patches are numbered over the whole batch."""
     before = dict.fromkeys(_NUMBERING, 0)
     found = []
     for index, media in enumerate(examples):
@@ -155,7 +157,7 @@ def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str
 def join(
     examples: Sequence[Mapping[str, Any]], rows: Sequence[Any], by_row: bool
 ) -> dict[str, np.ndarray]:
-    """Return the media of a batch by name, in the order of its examples, whose numbers `rows` hold.
+    """Return the media of a batch by name, end to end; `rows` list the examples in each row.
 
     By row they come as (1, images, ...) and become (rows, images, ...), with empty images at the
     end of rows with fewer; so do masks of `SEEN`, (rows, tokens, images, ...), along the diagonal.
@@ -206,7 +208,7 @@ def read_pictures(
     by_row: bool,
     tensors: str,
 ) -> dict[str, Any]:
-    """Return an image processor's media of a batch's pictures, without values per token."""
+    """Return the tensors that an image processor makes of a batch's pictures; {} for none."""
     if not any(pictures):
         return {}
     made = [[*chain.from_iterable(pictures[number] for number in row)] for row in rows]

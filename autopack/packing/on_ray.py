@@ -17,13 +17,13 @@ import ray
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import (
     bounds_of,
-    in_the_whole,
     no_examples,
     other_data,
+    renumbered,
     unusable,
 )
-from autopack.packing.dataset import Packing, WrittenRows
-from autopack.packing.documents import Documents, carried, from_columns
+from autopack.packing.dataset import Packing, PlannedRows
+from autopack.packing.documents import Documents, columns_kept, from_columns
 from autopack.packing.plans import Plan
 
 
@@ -36,14 +36,14 @@ def pack_ray(data: Any, packing: Packing, folder: Any, cut: Any) -> tuple[list[s
     blocks, of_blocks, schema = _measured(data, packing)
     firsts, lengths = bounds_of([*map(len, of_blocks)]), np.concatenate(of_blocks)
     whole = packing.plan(lengths)
-    of_names, mark = cut(packing, whole)
+    of_names, digest = cut(packing, whole)
     works, names = [], [*of_names]
     for part in of_names.values():
         numbers, places = np.unique(part.documents, return_inverse=True)
         works.append((replace(part, documents=places), numbers, lengths[numbers]))
     parts = _spread(blocks, firsts, [numbers for _, numbers, _ in works], schema.names)
     del blocks  # so that Ray may forget those that have been spread
-    task, about = ray.remote(write_shard), (folder, mark, packing, schema)
+    task, about = ray.remote(write_shard), (folder, digest, packing, schema)
     of_shards = zip(names, works, parts, strict=True)
     tasks = [task.remote(*about, name, *work, *held) for name, work, held in of_shards]
     del parts
@@ -61,21 +61,18 @@ def pack_ray(data: Any, packing: Packing, folder: Any, cut: Any) -> tuple[list[s
 
 
 def _result(task: Any, before: int = 0) -> Any:
-    """Return the result of a task; raise its `InvalidPacking` as if there were no Ray.
-
-    Examples of the task come after so many others.
-    """
+    """Return a task's result; raise its `InvalidPacking` itself, examples counted from `before`."""
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
         if not isinstance(error.cause, InvalidPacking):
             raise
-        with in_the_whole(range(before, 1 << 62)):
+        with renumbered(range(before, 1 << 62)):
             raise error.cause from None
 
 
 def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray], pa.Schema]:
-    """Return the blocks that have documents, each block's lengths of them, and a common schema."""
+    """Return references to blocks with documents, their documents' lengths, a common schema."""
     task = ray.remote(measure)
     every, before = [], 0
     try:
@@ -109,7 +106,11 @@ def _spread(
     needed: list[np.ndarray],
     names: list[str],
 ) -> list[list[Any]]:
-    """Return, for each shard, references to the parts of all blocks with its documents."""
+    """Return, for each shard, references to the parts of all blocks with its documents.
+
+    `firsts`, (blocks + 1,), bound the numbers of the documents of each block; `needed` are the
+    sorted numbers of the documents of each shard.
+    """
     task = ray.remote(spread).options(num_returns=len(needed))
     of_shards = [np.split(numbers, np.searchsorted(numbers, firsts[1:-1])) for numbers in needed]
     moved: list[list[Any]] = []
@@ -121,16 +122,15 @@ def _spread(
 
 
 def measure(block: pa.Table, packing: Packing) -> tuple[np.ndarray, pa.Schema]:
-    """Return the lengths of a block's documents, and the schema of its carried columns."""
+    """Return the lengths of a block's documents, and the schema of the columns that rows keep."""
     if not block.num_rows:  # which may lack columns
         return np.zeros(0, np.int64), block.schema
-    table = plain(block, carried(block.column_names, packing.drop_columns))
+    table = plain(block, columns_kept(block.column_names, packing.drop_columns))
     return Documents(table).lengths, table.schema.remove_metadata()
 
 
 def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
-    """Return the documents of a block that each shard needs, as a table each; one table for one
-    shard."""
+    """Return a table per shard of these rows of a block; for a single shard, the table itself."""
     table = plain(block, names)
     parts = [table.take(numbers) for numbers in chosen]
     return parts if len(parts) > 1 else parts[0]
@@ -138,7 +138,7 @@ def spread(block: pa.Table, names: list[str], chosen: list[np.ndarray]) -> Any:
 
 def write_shard(
     folder: Any,
-    mark: dict[bytes, bytes],
+    digest: dict[bytes, bytes],
     packing: Packing,
     schema: pa.Schema,
     name: str,
@@ -147,12 +147,13 @@ def write_shard(
     lengths: np.ndarray,
     *parts: pa.Table,
 ) -> None:
-    """Write a shard's rows: `plan`, of documents with these `numbers` and `lengths`, in `parts`.
+    """Write the rows of `plan`, of the documents in `parts`, to the shard `name`.
 
+    `numbers` and `lengths` are the documents' own in the whole data set; raises if lengths differ.
     Columns have the types of all blocks together. A part without values in a column has none.
     """
     given = [schema.empty_table(), *(plain(part, schema.names) for part in parts)]
-    with in_the_whole(numbers):
+    with renumbered(numbers):
         documents = Documents(pa.concat_tables(given, promote_options="permissive"))
         if (wrong := documents.lengths != lengths).any():
             index = int(wrong.argmax())
@@ -160,11 +161,11 @@ def write_shard(
                 f"example {index} has {documents.lengths[index]} tokens, of which the plan has "
                 f"{lengths[index]}; Ray made a block again, and it was another one"
             )
-        folder.write(WrittenRows(documents, plan, packing), name, mark)
+        folder.write(PlannedRows(documents, plan, packing), name, digest)
 
 
 def plain(table: pa.Table, names: list[str]) -> pa.Table:
-    """Return these columns of a block of Ray, if it has them, with lists in place of tensors."""
+    """Return the columns of a Ray block that are in `names`, with lists in place of tensors."""
     table = table.select([name for name in table.column_names if name in names])
     of_ray = [field.name for field in table.schema if isinstance(field.type, pa.BaseExtensionType)]
     lists = from_columns({name: table.column(name).to_pylist() for name in of_ray})

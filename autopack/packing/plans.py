@@ -121,13 +121,12 @@ class Plan:
 
     @property
     def tokens_per_row(self) -> np.ndarray:
-        """Number of tokens of each row, (rows,) int64; shared ones may take it beyond
-        `max_length`."""
+        """Number of tokens of each row, (rows,), beyond `max_length` only if some are shared."""
         return sums(self.lengths, self.bounds)
 
     @property
     def columns_per_row(self) -> np.ndarray:
-        """Number of columns that each row's documents take, (rows,) int64: shared ones once."""
+        """Number of columns that the documents of each row take, (rows,): shared tokens once."""
         return sums(self._pieces.computed, self.bounds)
 
     @property
@@ -163,8 +162,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
-        """Return a plan that `save` wrote; raise `InvalidPacking` for other files; unpickle
-        nothing."""
+        """Return the plan in a file of `save`, unpickling nothing; raise `InvalidPacking` else."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
@@ -281,10 +279,11 @@ def units_of(
     prefixes: np.ndarray,
     max_length: int,
 ) -> tuple[Pieces, np.ndarray]:
-    """Return the pieces ordered by units, and the bounds of units, (units + 1,).
+    """Return the pieces in order of units, which share a row, and units' bounds, (units + 1,).
 
-    A unit goes into a row as a whole: a group, or a part of one that is too long for a row.
-    `groups` and `prefixes` are of all documents.
+    A unit goes into a row as a whole: a group, or a part of one that is too long for a row. Tokens
+    that it begins with are `shared` in all its pieces but the first. `groups` and `prefixes` are of
+    all documents.
     """
     groups = groups[pieces.documents]
     # a group for each
@@ -320,7 +319,7 @@ def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
     """
     if by is False:
         return {}
-    groups = _by_first_tokens(documents) if by is True else documents.numbered(by)
+    groups = _by_first_tokens(documents) if by is True else documents.value_numbers(by)
     return {"groups": groups, "prefixes": _common_beginnings(documents, groups)}
 
 
@@ -331,7 +330,7 @@ def _first_tokens(documents: Any, chosen: np.ndarray, count: int) -> np.ndarray:
 
 
 def _by_first_tokens(documents: Any) -> np.ndarray:
-    """Return group numbers, (documents,) int64, equal where the first `LEAST_SHARED` tokens are."""
+    """Return group numbers, (documents,) int64, by the first `LEAST_SHARED` tokens; -1 if short."""
     long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
     groups = np.full(len(documents.lengths), ALONE)
     if len(long):
@@ -341,7 +340,10 @@ def _by_first_tokens(documents: Any) -> np.ndarray:
 
 
 def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
-    """Return each document's length of its group's beginning, (documents,) int64; 0 if short."""
+    """Return how many tokens each document's group begins with in common, (documents,) int64.
+
+    0 without a group, and for fewer than `LEAST_SHARED`.
+    """
     lengths = documents.lengths
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")

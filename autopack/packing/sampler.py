@@ -122,7 +122,7 @@ class PackedBatchSampler:
             logger.warning(message, counts.dropped, counts.documents, max_length)
 
     def _draw(self, epoch: int) -> None:
-        """Set an epoch's plan and its rounds (one row for each rank), at the first step."""
+        """Set the plan and the rounds (a row for each rank) of an epoch, and start at step 0."""
         is_ordered = self._options["strategy"] == "sequential"
         seeds = (
             np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
@@ -155,14 +155,15 @@ class PackedBatchSampler:
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
 
     def _rows_of(self, step: int) -> np.ndarray:
-        """Return a step's row numbers, (ranks, rows): one of each round, or in order without
-        costs."""
+        """Return the numbers of each rank's rows in a step, (ranks, rows).
+
+        They are one of each round; without costs, consecutive ones.
+        """
         rounds = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch]
         return rounds.reshape(self.num_replicas, -1) if self._options["cost"] is None else rounds.T
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in a whole epoch; of all ranks for
-        accelerate."""
+        """Return the number of batches of an epoch: of this rank, or of all if accelerate asks."""
         return self._steps * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -174,7 +175,10 @@ class PackedBatchSampler:
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the documents of each batch of some ranks, from a step on, and count the steps."""
+        """Yield lists of document numbers, a batch each, for these ranks from step `start` on.
+
+        Counts the steps in `_step`.
+        """
         for step in range(start, self._steps):
             self._step, rows = step + 1, self._rows_of(step)
             for rank in ranks:
@@ -189,8 +193,7 @@ class PackedBatchSampler:
 
     @property
     def sampler(self) -> PackedBatchSampler:
-        """This sampler: accelerate hands `set_epoch` on to the `sampler` of a wrapped batch
-        sampler."""
+        """This sampler itself: accelerate calls `set_epoch` of a batch sampler's `sampler`."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -218,8 +221,10 @@ class PackedBatchSampler:
         return {"epoch": self.epoch, "step": int(step), "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, so that the next iteration yields the rest of its epoch. Raises
-        `InvalidPacking` for the state of another sampler."""
+        """Restore a state, so that the next iteration yields the rest of its epoch.
+
+        Raises `InvalidPacking` for the state of another sampler.
+        """
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
             check_ints(epoch=epoch, step=step)
@@ -237,8 +242,10 @@ class PackedBatchSampler:
                 f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
                 "same",
             )
+        before = dict(vars(self))
         self.set_epoch(epoch)
         if step > self._steps:
+            vars(self).update(before)
             raise other_data(
                 f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them",
             )
@@ -246,14 +253,14 @@ class PackedBatchSampler:
 
     @cached_property
     def _digest(self) -> str:
-        """Hash of the lengths and groups, to tell other data when a run is resumed."""
+        """Hash of the lengths and groups, by which a resumed run notices other data."""
         made = hashlib.blake2b(digest_size=8)
         for name, of_documents in {"lengths": self._lengths, **self._grouped}.items():
             made.update(f"{name} {of_documents.shape}".encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        """Return the options that a plan depends on, to be compared when a run is resumed."""
+        """Return the options and data hash that a plan depends on, to compare with a state's."""
         cost = self._options["cost"]
         return self._options | {
             "rows": "of 0.3",
@@ -266,8 +273,7 @@ class PackedBatchSampler:
         }
 
     def _asked_ranks(self) -> Sequence[int]:
-        """Return the ranks whose batches the caller wants: this one, or all for a
-        `BatchSamplerShard`."""
+        """Return the ranks whose batches to yield: this one, or all for a `BatchSamplerShard`."""
         accelerate: Any = sys.modules.get(_ACCELERATE)
         for asking in callers(_ACCELERATE):
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
@@ -276,7 +282,7 @@ class PackedBatchSampler:
                     "do not survive: pass dispatch_batches=False",
                     code="accelerate-batches",
                 )
-            if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
+            if isinstance(asking, accelerate.BatchSamplerShard) and self._is_wrapped_by(asking):
                 if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
                         f"accelerate shares out batches to {asking.num_processes} processes, and "
@@ -288,25 +294,27 @@ class PackedBatchSampler:
         return (self.rank,)
 
     def _follow_epoch(self) -> None:
-        """Take over the epoch of the prepared loader of accelerate that iterates this sampler now.
+        """Take over the epoch of the loader of accelerate that iterates this sampler now, if any.
 
         The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
         trainer has.
         """
         for asking in callers(_ACCELERATE):
             iteration = getattr(asking, "iteration", None)
-            if isinstance(iteration, int) and self._is_in(getattr(asking, "batch_sampler", None)):
+            if isinstance(iteration, int) and self._is_wrapped_by(
+                getattr(asking, "batch_sampler", None)
+            ):
                 self.set_epoch(iteration)
 
-    def _is_in(self, sampler: Any) -> bool:
-        """Return True if a batch sampler is this one, or has it in its wrappers."""
+    def _is_wrapped_by(self, sampler: Any) -> bool:
+        """Return True if a batch sampler is this one, or wraps it at any depth."""
         while sampler is not None and sampler is not self:
             sampler = getattr(sampler, "batch_sampler", None)
         return sampler is self
 
 
 def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return the number of data-parallel processes, and the rank of this one."""
+    """Return (number of ranks, this rank): as given, else of torch.distributed or environment."""
     if (num_replicas is None) != (rank is None):
         raise ValueError(f"num_replicas={num_replicas!r} and rank={rank!r}: wanted both or neither")
     if num_replicas is None or rank is None:

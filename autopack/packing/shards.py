@@ -33,7 +33,7 @@ from autopack.packing.checks import (
     no_examples,
     nothing_left,
 )
-from autopack.packing.dataset import Packing, WrittenRows, features_of
+from autopack.packing.dataset import Packing, PlannedRows, features_of
 from autopack.packing.documents import Documents
 from autopack.packing.plans import Plan, Strategy
 from autopack.version import __version__
@@ -44,7 +44,7 @@ SHARD_TOKENS = 1 << 25
 NAME = "rows-{:05d}-of-{:05d}.parquet"
 NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
 SET = b"autopack"
-"""Metadata key of a shard with the mark of its set, the same in all shards of a set."""
+"""Metadata key of a shard with the digest of its set, the same in all shards of a set."""
 Metadata = dict[bytes, bytes]
 
 
@@ -80,8 +80,7 @@ class Shards:
 
 
 class Folder:
-    """A folder of shards: a path, or an address that `pyarrow.fs` knows (`file://`, `s3://` and so
-    on).
+    """Folder of shards: a path, or an address of `pyarrow.fs` (`file://`, `s3://` and so on).
 
     A shard appears under its name when it is whole. Until then it lies beside that, under a hidden
     name of its own, so that a repeated task disturbs none that still runs.
@@ -98,7 +97,7 @@ class Folder:
         self.base = base.rstrip("/")
 
     def names(self) -> list[str]:
-        """Return the sorted names in the folder that are not hidden; [] if there is no folder."""
+        """Return the sorted names in the folder, without hidden ones; [] if there is no folder."""
         found = self.system.get_file_info(fs.FileSelector(self.base, allow_not_found=True))
         return sorted(info.base_name for info in found if not info.base_name.startswith("."))
 
@@ -106,8 +105,8 @@ class Folder:
         """Return a file's path or address, for local programs or `pyarrow.fs`."""
         return f"{self.path.rstrip('/')}/{name}"
 
-    def prepare(self, wanted: str | None, mark: Metadata) -> None:
-        """Create the folder, for a whole set of shards or for the one that is `wanted`.
+    def prepare(self, wanted: str | None, digest: Metadata) -> None:
+        """Create the folder for all shards of a set, or for the one shard that is named `wanted`.
 
         Raises `ValueError` if it holds anything but other shards of the same set.
         """
@@ -125,23 +124,23 @@ class Folder:
                     f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty "
                     "one",
                 )
-        if found and self.mark(found[0]) != mark:
+        if found and self.digest(found[0]) != digest:
             raise ValueError(
                 f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
                 "a new folder, or the same arguments"
             )
         self.system.create_dir(self.base, recursive=True)
 
-    def mark(self, name: str) -> Metadata:
-        """Return the mark of a shard's set, read from the shard's metadata."""
+    def digest(self, name: str) -> Metadata:
+        """Return the digest of a shard's set, as metadata, read from the shard."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 return {SET: (pq.read_schema(file).metadata or {}).get(SET, b"")}
         except pa.ArrowException as error:
             raise bad_file(f"{self.address(name)}: wanted a parquet file, found {error}") from error
 
-    def write(self, rows: WrittenRows, name: str, metadata: Metadata) -> None:
-        """Write rows to a file, a million tokens at a time, which gets its name when it is whole.
+    def write(self, rows: PlannedRows, name: str, metadata: Metadata) -> None:
+        """Write rows to the file `name`, a million tokens at a time; it appears when it is whole.
 
         Nothing is left behind if it fails.
         """
@@ -165,17 +164,17 @@ class Folder:
         self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
 
     def shards(self, names: list[str], plan: Plan) -> Shards:
-        """Return these files as `Shards`, with the totals of a plan."""
+        """Return the files of these names as `Shards`, with the totals of a plan."""
         tokens = int(plan.lengths.sum())
         files = tuple(map(self.address, names))
         return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
 
 
 def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
-    """Return the plans of `count` shards by name, as even as possible, and the mark of the set.
+    """Return the plans of `count` shards of like size, by file name, and the digest of the set.
 
-    The mark is a digest of everything that determines the contents. By default there is a shard for
-    about `SHARD_TOKENS` tokens. Raises if there are too few rows.
+    The digest, as metadata, is of everything that determines the contents. By default there is a
+    shard for about `SHARD_TOKENS` tokens. Raises if there are too few rows.
     """
     if not len(plan):
         raise nothing_left(plan.counts)
@@ -184,32 +183,34 @@ def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan
             f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}"
         )
     count = int(count or max(1, min(len(plan), round(int(plan.lengths.sum()) / SHARD_TOKENS))))
-    digest = hashlib.sha256(repr((__version__, count, packing)).encode())
+    hashed = hashlib.sha256(repr((__version__, count, packing)).encode())
     for array in (plan.documents, plan.offsets, plan.lengths, plan.bounds):
-        digest.update(np.ascontiguousarray(array).data)
+        hashed.update(np.ascontiguousarray(array).data)
     edges = [len(plan) * number // count for number in range(count + 1)]
     names = [NAME.format(number, count) for number in range(count)]
     parts = {name: plan[a:b] for name, (a, b) in zip(names, pairwise(edges), strict=True)}
-    return parts, {SET: digest.hexdigest().encode()}
+    return parts, {SET: hashed.hexdigest().encode()}
 
 
-def pack_own(
+def pack_dataset(
     dataset: Any,
     packing: Packing,
     folder: Folder,
     num_shards: int | None,
     shard: int | None,
 ) -> Shards:
-    """Write shards of a `datasets.Dataset`, one after the other, and return them; see
-    `autopack.packing.pack_shards`."""
+    """Write all shards of a `datasets.Dataset`, or the one numbered `shard`, and return them.
+
+    See `autopack.packing.pack_shards`.
+    """
     documents = Documents.of_dataset(dataset, packing.drop_columns)
     whole = packing.plan(documents.lengths)
-    parts, mark = cut(packing, whole, num_shards)
+    parts, digest = cut(packing, whole, num_shards)
     names = [*parts] if shard is None else [[*parts][shard]]
-    folder.prepare(None if shard is None else names[0], mark)
-    features = features_of(dataset, WrittenRows(documents, whole, packing)).arrow_schema.metadata
+    folder.prepare(None if shard is None else names[0], digest)
+    features = features_of(dataset, PlannedRows(documents, whole, packing)).arrow_schema.metadata
     for name in names:
-        folder.write(WrittenRows(documents, parts[name], packing), name, {**features, **mark})
+        folder.write(PlannedRows(documents, parts[name], packing), name, {**features, **digest})
     return folder.shards(names, whole if shard is None else parts[names[0]])
 
 
@@ -228,11 +229,11 @@ def pack_shards(
     first_position: int = 0,
     mask_first_label: bool = True,
 ) -> Shards:
-    """Write packed rows of a tokenized dataset as parquet files `rows-00000-of-00016.parquet` and
-    so on.
+    """Write packed rows of a tokenized dataset as parquet files, and return them as `Shards`.
 
     The rows of all shards, one after the other, are those that `autopack.pack` gives for the same
-    plan, in the same order. A file appears under its name when it is whole.
+    plan, in the same order. A file, such as `rows-00000-of-00016.parquet`, appears under its name
+    when it is whole.
 
     A `datasets.Dataset` is read in place, a million tokens at a time. With `shard` one job writes
     one shard, and reads only the tokens of its documents; jobs need nothing of each other. A
@@ -280,7 +281,7 @@ def pack_shards(
             )
         made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
     elif derives_from(dataset, "Dataset", "datasets"):
-        made = pack_own(dataset, packing, folder, num_shards, shard)
+        made = pack_dataset(dataset, packing, folder, num_shards, shard)
     else:
         raise no_examples(
             f"wanted a Dataset of datasets or of ray.data, found {type(dataset).__name__}; pass "
@@ -310,8 +311,10 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
             f"{folder.path}: wanted the {count} shards of one set; {differ!r} is "
             f"{'of another, keep that elsewhere' if differ in found else 'missing, write it'}"
         )
-    marks = [folder.mark(name) for name in wanted]
-    if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
+    digests = [folder.digest(name) for name in wanted]
+    if other := [
+        name for name, of_set in zip(wanted, digests, strict=True) if of_set != digests[0]
+    ]:
         raise bad_file(
             f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew"
         )

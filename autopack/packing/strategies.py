@@ -29,8 +29,7 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return a random order of `count` indices; by `lengths`, longest first, only equal ones are
-    random.
+    """Return a random order of `count` indices; with `lengths`, longest first, ties at random.
 
     The source is 64 raw bits of PCG64 for each index, which are the same in every release of numpy.
     `Generator.permutation` may change, and then a resumed run would go on with other rows.
@@ -56,8 +55,7 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
 
 
 def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
-    """Return rows by best-fit decreasing: longest document first, into the least room that
-    suffices.
+    """Return rows by best-fit decreasing: longest document first, into the least room that fits.
 
     Rows of equal room and documents of equal length are interchangeable, so ranges of rows take
     documents together: a row with the least room keeps the least room as long as the next document
@@ -148,11 +146,11 @@ class CostModel:
         bounds: np.ndarray,
         shared: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return the cost of each row, (rows,) float64; row r holds documents `bounds[r]` to
-        `bounds[r + 1]`.
+        """Return the cost of each row, (rows,) float64, whose documents lie between `bounds`.
 
-        The first `shared` tokens of each are computed with another document. Sums are of ints, and
-        so the same on every machine: the order of rows of almost equal cost depends on it.
+        Row r holds documents `bounds[r]` to `bounds[r + 1]`. The first `shared` tokens of each are
+        computed with another document. Sums are of ints, and so the same on every machine: the
+        order of rows of almost equal cost depends on it.
         """
         computed, squares = lengths, lengths * lengths
         if shared is not None:
@@ -171,7 +169,7 @@ class CostModel:
 
 
 def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
-    """Return an order of rows in which every `ranks` rows, one step, are of similar cost.
+    """Return an order of rows in which the `ranks` rows of each step are of similar cost.
 
     Steps are in random order, the costliest row of each first. Rows that do not make a complete
     step are at the end.
@@ -182,7 +180,7 @@ def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
 
 
 def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:
-    """Return bounds of rows, with some rows halved to make their number a multiple of `ranks`.
+    """Return bounds of rows, some of them halved so that their number is a multiple of `ranks`.
 
     Rows are halved, which keeps the order: each time the row of most documents, later ones first,
     of the last step, or of as many last steps as it takes. With too few documents the rows stay
@@ -220,7 +218,7 @@ class Places:
     ends: np.ndarray
 
     def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
-        """Return the bounds of documents in the flattened rows, int32, and the longest length.
+        """Return `cu_seq_lens` of documents in the flattened rows, int32, and the longest length.
 
         With the most documents `per_row`, for fixed rows, their number is fixed, and the length is
         a row's.
@@ -237,8 +235,10 @@ class Places:
         return bounds, columns
 
     def check_positions(self, positions: np.ndarray) -> None:
-        """Raise `InvalidPacking` if `positions` (columns of all rows,) continue from one example to
-        the next."""
+        """Raise `InvalidPacking` if `positions` go on from an example to the next in its row.
+
+        `positions`, (columns of all rows,), are of the flattened rows.
+        """
         last = self.tokens[self.ends - 1]
         steps, columns = np.diff(positions, append=0), self.real.shape[1]
         runs_on = np.flatnonzero((steps[last] == 1) & ((last + 1) % columns != 0))

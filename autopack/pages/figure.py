@@ -93,7 +93,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Chart of the numbers of documents by their tokens, with a dashed line at the mean."""
+    """Histogram of the lengths of documents in tokens, with a dashed line at the mean."""
 
     caption: str
     lengths: Any
@@ -112,7 +112,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Influence:
-    """Chart of the changes of each thing (row) by each other thing (column).
+    """Heat map of the changes in each thing (row) that come from each other thing (column).
 
     `values` are (things, things), nan on the diagonal. Values up to `rounding` have the lightest
     colour.
@@ -157,7 +157,7 @@ Chart: TypeAlias = Bars | Histogram | Influence
 
 
 def on_axes(chart: Chart, axes: Axes) -> Any:
-    """Draw a chart on axes of the user's, and return their figure."""
+    """Draw a chart on the user's axes, and return the figure that these are in."""
     with _matplotlib().style.context(STYLE):
         chart.draw(axes)
         axes.set_title(chart.caption)
@@ -233,7 +233,8 @@ class Report(ABC):
     """Base of results that are shown as text, HTML and a picture, all made of their sections."""
 
     @abstractmethod
-    def _sections(self) -> Sections: ...
+    def _sections(self) -> Sections:
+        """Return the sections that text, HTML and picture of the report are made of."""
 
     def __str__(self) -> str:
         head, tables, _, notes = self._sections()

@@ -14,7 +14,7 @@ Row = Sequence[str]
 
 
 def text_table(rows: Sequence[Row], sides: str) -> list[str]:
-    """Return a table as lines of text; `sides` is as in `table`, and a row may end early."""
+    """Return a table as lines of text; `sides` is as in `table`, and a row may have fewer cells."""
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
     widths[0] = max(len(row[0]) for row in rows)
@@ -22,7 +22,7 @@ def text_table(rows: Sequence[Row], sides: str) -> list[str]:
 
 
 def _part(name: str, *values: Any, **options: Any) -> str:
-    """Return the HTML that a macro of parts.html makes of values."""
+    """Return the HTML that the macro `name` of parts.html makes of these values."""
     return str(getattr(_templates().get_template("parts.html").module, name)(*values, **options))
 
 
@@ -43,13 +43,16 @@ report = partial(_part, "report")
 
 
 def whole(title: str, pairs: Iterable[tuple[str, str]], body: str) -> str:
-    """Return an HTML page of a title, facts and a body, which needs no other file."""
+    """Return a whole HTML page with a title, facts (names and texts) and a body.
+
+    It needs no other file.
+    """
     return _templates().get_template("page.html").render(title=title, pairs=pairs, body=body)
 
 
 @cache
 def _templates() -> Environment:
-    """Return the environment of jinja2 for templates of this package."""
+    """Return the jinja2 environment that finds this package's templates."""
     # Here alone: what jinja2 imports may be shadowed by a script under `autopack run` that has an
     # html.py of its own.
     from jinja2 import Environment, PackageLoader, StrictUndefined

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, product
-from typing import Any
+from itertools import pairwise, product, starmap
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
@@ -17,12 +17,23 @@ _SHORT = 16
 """Number of positions at which a twin's rotary frequencies change: some documents are longer."""
 
 
+class _Choice(NamedTuple):
+    """Way to choose a few layers of a list."""
+
+    beside_their_like: bool
+    """True if layers that stand beside their like in the whole do so among the few; else the few
+    have two of their kind anywhere."""
+    with_last: bool
+    """True to add the last layer: some classes see to it that it is of a certain kind."""
+
+
 def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """Yield tiny configurations of the class of `config`, with its behaviour, the likeliest first.
 
     Each has fewer layers: of lists with one entry per layer, just enough for all pairs of
-    neighbours of the whole. A class may still change the fields that it is given, so compare the
-    words of the results. Raises `tiny.CannotBuild` if the class refuses all of them.
+    neighbours of the whole, at first without layers beside their like. A class may still change the
+    fields that it is given, so compare the words of the results. Raises `tiny.CannotBuild` if the
+    class refuses all of them.
     """
     text = vars(text_config(config, decoder=True))
     depth = next((n for name in rules.DEPTH if isinstance(n := text.get(name), int)), 8)
@@ -32,11 +43,13 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         config,
         *(value for value in vars(config).values() if isinstance(value, PretrainedConfig)),
     ]
-    ends = any(_chosen(part, False) != _chosen(part, True) for part in parts)
+    choices: dict[str, _Choice] = {}
+    for choice in starmap(_Choice, product((False, True), repeat=2)):
+        choices.setdefault(repr([_chosen(part, choice) for part in parts]), choice)
     refused, made = None, 0
-    for with_last, depth in product((False, True)[: 1 + ends], depths):
+    for choice, depth in product(choices.values(), depths):
         try:
-            yield _shrunk(config, depth, with_last)
+            yield _shrunk(config, depth, choice)
             made += 1
         except configs.CannotBuild as error:
             refused = refused or error
@@ -44,12 +57,12 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         raise refused
 
 
-def _shrunk(config: PretrainedConfig, depth: int, with_last: bool) -> PretrainedConfig:
-    """Return a configuration of the same behaviour in tiny sizes.
+def _shrunk(config: PretrainedConfig, depth: int, choice: _Choice) -> PretrainedConfig:
+    """Return a tiny configuration with the behaviour of `config`.
 
-    It has `depth` layers where no list chooses them; `with_last` is as in `_chosen`.
+    It has `depth` layers where no list lets any be chosen.
     """
-    given = _behaviour(config, range(depth), with_last)
+    given = _behaviour(config, range(depth), choice)
     parts = {
         name: value.model_type
         for name, value in vars(config).items()
@@ -97,17 +110,20 @@ def _set_missing_sizes(config: PretrainedConfig, found: PretrainedConfig) -> Non
 
 
 def _behaviour(
-    config: PretrainedConfig, without_lists: Sequence[int], with_last: bool
+    config: PretrainedConfig, without_lists: Sequence[int], choice: _Choice
 ) -> dict[str, Any]:
-    """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`."""
+    """Return the fields that decide a model's behaviour, without sizes, for `configs.of_class`.
+
+    Where no list has an entry per layer, the layers are `without_lists`.
+    """
     given: dict[str, Any] = {}
-    per_layer, chosen = _per_layer(config), _chosen(config, with_last) or without_lists
+    per_layer, chosen = _per_layer(config), _chosen(config, choice) or without_lists
     for name, value in vars(config).items():
         if name == "loss_type" and value is None:
             continue  # said to be unknown where it is given, and none where it is not
         if hasattr(value, "to_diff_dict"):
             if getattr(value, "model_type", ""):
-                given[name] = _behaviour(value, chosen, with_last)
+                given[name] = _behaviour(value, chosen, choice)
             else:
                 own = {n: v for n, v in vars(value).items() if n not in vars(PretrainedConfig())}
                 given[name] = {
@@ -142,7 +158,10 @@ def _behaviour(
 
 
 def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
-    """Return True if a field is not copied to a twin: a tiny model of the type sets its value."""
+    """Return True if a field is not copied to a twin: a tiny model of the type sets its value.
+
+    Parts that have no type of their own are not `of_type`.
+    """
     if name.startswith("_") or name in (
         "transformers_version",
         "architectures",
@@ -180,7 +199,7 @@ def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
 
 
 def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """Return fields with one entry per layer, by name; `moe_layers`, which counts them, is none."""
+    """Return fields with one entry per layer, by name, but for lists of all layers' numbers."""
     counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
     return {
         name: value
@@ -193,12 +212,11 @@ def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
     }
 
 
-def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
-    """Return numbers of few layers that have the same pairs of neighbours as all; [] without lists.
+def _chosen(config: PretrainedConfig, choice: _Choice) -> list[int]:
+    """Return numbers of a few layers with the same pairs of neighbours as all; [] without lists.
 
     They begin with a layer like the first. Where other fields name layers by their numbers, they
-    are the first ones. Some classes see to it that the last layer is of a certain kind: that is
-    added `with_last`.
+    are the first ones.
     """
     lists = _per_layer(config)
     if not lists:
@@ -206,19 +224,28 @@ def _chosen(config: PretrainedConfig, with_last: bool) -> list[int]:
     depth = max(map(len, lists.values()))
     of_text = [value for value in lists.values() if len(value) == depth]
     layers = [tuple(repr(value[index]) for value in of_text) for index in range(depth)]
-    every = set(pairwise(layers))
+    repeated = {a for a, b in pairwise(layers) if a == b}
+
+    def pairs(numbers: Sequence[int]) -> set[tuple[Any, Any]]:
+        """Return pairs of neighbours, and of layers of one kind, among these layers."""
+        kinds = [layers[number] for number in numbers]
+        found = {(a, a) for a in repeated if kinds.count(a) > 1 and not choice.beside_their_like}
+        return found.union(pairwise(kinds))
+
+    def is_like_all(numbers: Sequence[int]) -> bool:
+        return pairs(numbers) == pairs(range(depth))
+
     numbered = any(
         isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value)
         for name, value in vars(config).items()
         if name not in lists and "token_id" not in name
     )
     firsts = [0] if numbered else [a for a in range(depth) if layers[a] == layers[0]]
-    runs = (
-        range(a, a + count) for count in range(min(rules.LAYERS, depth), depth + 1) for a in firsts
-    )
-    found = [*next(run for run in runs if set(pairwise(layers[run.start : run.stop])) == every)]
+    counts = range(min(rules.LAYERS, depth), depth + 1)
+    runs = (range(a, a + count) for count in counts for a in firsts if a + count <= depth)
+    found = [*next(filter(is_like_all, runs))]
     for layer in [] if numbered else found[1:]:
         rest = [other for other in found if other != layer]
-        if len(rest) >= rules.LAYERS and set(pairwise(layers[n] for n in rest)) == every:
+        if len(rest) >= rules.LAYERS and is_like_all(rest):
             found = rest
-    return [*found, depth - 1] if with_last and layers[found[-1]] != layers[-1] else found
+    return [*found, depth - 1] if choice.with_last and layers[found[-1]] != layers[-1] else found

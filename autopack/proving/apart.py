@@ -29,11 +29,12 @@ def is_apart() -> bool:
 
 
 def apart(function: Callable[[], _T]) -> _T:
-    """Run a function in a thread without default devices, modes, autocast, transforms and ZeRO-3.
+    """Return `function()`, run in a thread without default devices, modes, autocast or ZeRO-3.
 
-    Return its result. Torch keeps nearly all of these by thread. Its exceptions are raised here. An
-    interrupt waits until it has ended. Raises `UnsupportedModel` where constructors of the whole
-    process make parameters without values."""
+    Transforms are not in force there either: torch keeps nearly all of these by thread. Exceptions
+    of the function are raised here. An interrupt waits until it has ended. Raises
+    `UnsupportedModel` where constructors of the whole process make parameters without values.
+    """
     context = contextvars.copy_context()
 
     def run() -> _T:

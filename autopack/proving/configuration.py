@@ -2,9 +2,9 @@
 
 Behaviour is everything but sizes, rates and labels: a window of 4 tokens and one of 4096 are the
 same behaviour, a window and none are not. Every field becomes a set of words. A number is `0`, `1`,
-`2+`, `+` (a positive float) or `-`; a list of choices is its first and every neighbouring pair; a
-dictionary is fields of its own, with a dot. Fields of a part that is a configuration stand under
-its own model type.
+`2+`, `+` (a positive float) or `-`; a list of choices is its first and every pair of different
+neighbours; a dictionary is fields of its own, with a dot. Fields of a part that is a configuration
+stand under its own model type.
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ def is_size(field: str) -> bool:
     return _SIZE.fullmatch(field) is not None
 
 
-def is_met(word: str, known: set[str] | frozenset[str]) -> bool:
+def is_covered(word: str, known: set[str] | frozenset[str]) -> bool:
     """Return True if a word is among `known`; `+`, a positive float, covers `1` and `2+` too."""
     return word in known or (word in ("1", "2+") and "+" in known)
 
 
 def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield (field, word, part); the part is a configuration whose type is the word, or None."""
+    """Yield (field, word, part) of a value; `part` is the configuration behind a word, or None."""
     if is_neutral(field, value):
         return
     if is_size(field):
@@ -168,7 +168,10 @@ def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _presence(value: Any) -> str:
-    """Return the word of a size: none, 0 or set. Token 0 may pad as well as any other."""
+    """Return the word of a size: `none`, `0`, `[]` or `set`.
+
+    A flag or name is its own word. Token 0 may pad as well as any other.
+    """
     if isinstance(value, (list, tuple)):
         return "set" if value else "[]"
     return _word(value) if value in (None, 0) or isinstance(value, (bool, str)) else "set"
@@ -195,7 +198,7 @@ def number_word(value: float) -> str:
 
 
 def _of_list(field: str, value: Any) -> Iterator[str]:
-    """Yield the words of a list: its first entry, its distinct entries, all pairs of neighbours.
+    """Yield the words of a list: its first entry, its distinct ones, pairs of different neighbours.
 
     For lists of layers' numbers, yield only that there are some.
     """
@@ -212,7 +215,7 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
         words = [_word(leaf) for leaf in leaves]
         yield f"^{words[0]}"
         yield "|".join(sorted(set(words)))
-        yield from (f"{a}>{b}" for a, b in pairwise(words))
+        yield from (f"{a}>{b}" for a, b in pairwise(words) if a != b)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

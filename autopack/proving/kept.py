@@ -150,7 +150,7 @@ def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
-    """Return a key that models with equal twins share; None for a model with code of the user's.
+    """Return a key, equal for models with equal twins; None for a model with code of the user's.
 
     Equal keys mean equal configurations, field by field, modules, objects on them, functions of
     their classes, and families. A class of the user's has none: it may say by an attribute what the
@@ -190,7 +190,7 @@ def forget() -> None:
 
 
 def _fields(config: Any) -> Any:
-    """Return a configuration as its type and sorted (name, value) pairs, inner ones included."""
+    """Return a configuration as [type, sorted (name, value) pairs], inner configurations too."""
     if hasattr(config, "to_diff_dict") or isinstance(config, Mapping):
         fields = config.items() if isinstance(config, Mapping) else vars(config).items()
         told = sorted(

@@ -56,7 +56,7 @@ class ThreadGroup(RowGroup):
         return torch.stack(self._exchange(values))
 
     def swap(self, parts: Tensor) -> Tensor:
-        """Return the parts that all ranks have for this one, detached and stacked, (ranks, ...)."""
+        """Return every rank's part for this rank, detached and stacked, (ranks, ...)."""
         return torch.stack([each[self._rank] for each in self._exchange(parts.detach())])
 
 

@@ -48,7 +48,7 @@ class Twin:
 
 
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Twin:
-    """Return a twin of a model, with the losses and methods put on its modules, without hooks.
+    """Return the `Twin` of a model, with losses and methods put on its modules, but no hooks.
 
     Raises `NoTwin` if its class needs more than its configuration.
     Call it where neither a default device nor a mode of torch is in force (`apart`).
@@ -87,7 +87,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
 
 
 def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> None:
-    """Set a twin's vocabulary size to the model's if the model's code holds that number."""
+    """Set a twin's vocabulary size to the model's if the code of that (`read`) holds the number."""
     for part, whole in ((config, model.config), (text_config(config), text_config(model.config))):
         size = vars(whole).get("vocab_size")
         if size and size in read:
@@ -95,11 +95,11 @@ def _keep_vocabulary(config: Any, model: PreTrainedModel, read: set[Any]) -> Non
 
 
 def _missing(wanted: configuration.Words, found: configuration.Words) -> str | None:
-    """Return in words a field in which a twin lacks the behaviour of the model, or None."""
+    """Return in words a field whose words a twin lacks; None if it has all that are `wanted`."""
     for model_type, fields in wanted.items():
         for field, words in fields.items():
             known = found.get(model_type, {}).get(field, set())
-            left = sorted(word for word in words if not configuration.is_met(word, known))
+            left = sorted(word for word in words if not configuration.is_covered(word, known))
             if left:
                 return (
                     f"{field} of {model_type!r} is {', '.join(left)}, not "
@@ -109,8 +109,7 @@ def _missing(wanted: configuration.Words, found: configuration.Words) -> str | N
 
 
 def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a new model of a class with random weights; raise `CannotBuild` if it cannot be
-    tiny."""
+    """Return a tiny model of a class with random weights; raise `CannotBuild` if it makes none."""
     own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
     try:
         with as_new(0):
@@ -156,10 +155,10 @@ def _implementations(config: Any) -> Any:
 
 
 def _dress(twin: nn.Module, model: nn.Module) -> None:
-    """Put on a twin's modules what was put on the model's: losses, methods and functions, and
-    `padding_idx` where they have one.
+    """Put losses, methods and functions from a model's modules on its twin's; set `padding_idx`.
 
-    Trainers set the configuration's (from the tokenizer) on a model that has been made without.
+    It is None where the model's is: trainers set the configuration's (from the tokenizer) on a
+    model that has been made without.
     """
     stand_ins = dict(twin.named_modules())
     for name, module in model.named_modules():
@@ -217,7 +216,7 @@ def _check_count(model: nn.Module) -> None:
 
 
 def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
-    """Return a copy of an object on a module, bound to the module that stands in for it.
+    """Return a copy of a function or method on a module, bound to `stand_in`, its twin's module.
 
     A trainer's forward around a model's commonly holds the earlier forward, which is bound to the
     model: called for a twin it would run the model itself. Raises `NoTwin` if it holds a part or a
@@ -230,7 +229,7 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
         known |= {id(one): other, id(text_config(one)): text_config(other)}
     parts = set(map(id, (*module.modules(), *module.parameters(), *module.buffers())))
 
-    def of(value: Any) -> Any:
+    def rebind(value: Any) -> Any:
         if id(value) in known:
             return known[id(value)]
         if id(value) in parts:
@@ -239,20 +238,20 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
                 f"what is on {type(module).__name__} holds a {held}, which is a part of it"
             )
         if isinstance(value, MethodType):
-            return MethodType(of(value.__func__), of(value.__self__))
+            return MethodType(rebind(value.__func__), rebind(value.__self__))
         if isinstance(value, partial):
-            named = {name: of(part) for name, part in value.keywords.items()}
-            return partial(of(value.func), *map(of, value.args), **named)
-        return copied(value) if isinstance(value, FunctionType) else value
+            named = {name: rebind(part) for name, part in value.keywords.items()}
+            return partial(rebind(value.func), *map(rebind, value.args), **named)
+        return rebound_function(value) if isinstance(value, FunctionType) else value
 
-    def copied(function: FunctionType) -> FunctionType:
+    def rebound_function(function: FunctionType) -> FunctionType:
         for name in names_in(function.__code__) & function.__globals__.keys():
             if id(function.__globals__[name]) in parts:
                 raise NoTwin(
                     f"what is on {type(module).__name__} names a part of it as the global {name}"
                 )
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        if any(of(part) is not part for part in given):
+        if any(rebind(part) is not part for part in given):
             raise NoTwin(f"what is on {type(module).__name__} has a part of it as a default")
         if not function.__closure__:
             return function
@@ -266,7 +265,7 @@ def rebound(value: Any, module: nn.Module, stand_in: nn.Module) -> Any:
         found.__dict__.update(function.__dict__)
         for cell, new in zip(closed, cells, strict=True):
             if new is not cell:
-                new.cell_contents = of(cell.cell_contents)
+                new.cell_contents = rebind(cell.cell_contents)
         return found
 
-    return of(value)
+    return rebind(value)

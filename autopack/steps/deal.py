@@ -73,7 +73,7 @@ def _renumbered(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: 
 
 
 def _rows(sizes: np.ndarray, numbers: list[int], rows: int, most: int) -> Rows | None:
-    """Return `rows` micro-batches of at most `most` tokens, or None if a document does not fit."""
+    """Return `rows` micro-batches of at most `most` tokens; None if a document does not fit."""
     found: Rows = [[] for _ in range(rows)]
     loads = [(0, row) for row in range(rows)]
     for number in numbers:

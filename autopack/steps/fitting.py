@@ -38,7 +38,7 @@ class Memory:
         return int(self._module.max_memory_allocated(self.device))
 
     def total(self) -> int:
-        """Return the bytes that this process may hold: those it holds, and those that are free."""
+        """Return the bytes that this process may hold: the held and the free ones."""
         free, _ = self._module.mem_get_info(self.device)
         return int(free + self._module.memory_reserved(self.device))
 

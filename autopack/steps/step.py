@@ -62,7 +62,7 @@ def step_of(
     ranks: Ranks,
     moves: bool = True,
 ) -> Step:
-    """Return this rank's micro-batches of a step, to which every rank brings its documents.
+    """Return this rank's micro-batches of a step, dealt from the documents of all ranks.
 
     Ranks send their lengths, and the documents that another one runs; `moves` says whether any may
     be sent. All have the same number of micro-batches.
@@ -113,7 +113,7 @@ def _exchanged(
     for part in ranks.gathered({number: pickle.dumps(example) for number, example in sent.items()}):
         for number, packed in part.items():
             if away[number] == ranks.own:
-                found[number] = _moved(pickle.loads(packed), device)
+                found[number] = _on_device(pickle.loads(packed), device)
     return found
 
 
@@ -126,7 +126,7 @@ def _on_host(example: Example) -> Example:
     )
 
 
-def _moved(example: Example, device: torch.device) -> Example:
+def _on_device(example: Example, device: torch.device) -> Example:
     """Return an example with its tensors on `device`."""
     return tuple(
         {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()}
@@ -137,8 +137,7 @@ def _moved(example: Example, device: torch.device) -> Example:
 def micro_batches(
     batches: Iterable[Batch], max_tokens: int, *, model: Any = None, group: Any = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the documents of one optimizer step anew, in micro-batches of at most `max_tokens` real
-    tokens.
+    """Yield a step's documents anew, in micro-batches of at most `max_tokens` real tokens.
 
     Divide the summed loss of each by the number of targets in all `batches` of all ranks, as
     `num_items_in_batch` does, and the gradients are the same as of `batches` themselves. A document
@@ -173,7 +172,7 @@ def micro_batches(
 
 
 def check_most(max_tokens: Any) -> int:
-    """Return `max_tokens`, or raise `ValueError` unless it is a number of tokens."""
+    """Return `max_tokens`; raise `ValueError` unless it is a positive whole number."""
     if type(max_tokens) is not int or max_tokens < 1:
         raise ValueError(f"max_tokens must be a number of tokens, at least 1; found {max_tokens!r}")
     return max_tokens

@@ -56,6 +56,7 @@ class StepCutter:
     def __init__(
         self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
     ):
+        """Replace the trainer's methods; raise `UnsupportedModel` if its steps cannot be cut."""
         self._memory = Memory(trainer.args.device) if max_tokens == AUTO else None
         self.asked, self.max_tokens = (
             max_tokens,
@@ -97,7 +98,7 @@ class StepCutter:
     # --- What stands at the trainer
 
     def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step as the trainer does, and keep them."""
+        """Return the batches of a step as the trainer does; keep them for `_training_step`."""
         batches, items = self._original["get_batch_samples"](*args, **kwargs)
         self._batches = batches
         return batches, items
@@ -105,7 +106,7 @@ class StepCutter:
     def _training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Train on the micro-batches of a whole step, in its last batch's call; return the loss."""
+        """Train on a step's micro-batches in the call for its last batch; return the loss, or 0."""
         if not any(inputs is each for each in self._batches):
             return self._original["training_step"](model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self._trainer.args.device)
@@ -237,11 +238,11 @@ class StepCutter:
         # which sends buffers around, and here a rank may raise alone
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        with self._unnoticed() as begin:
+        with self._unnoticed() as renew:
             parts = [*([each] for each in chosen), chosen]
             try:
                 *alone, together = (
-                    self._loss(begin, model, join(part, columns), items) for part in parts
+                    self._loss(renew, model, join(part, columns), items) for part in parts
                 )
             except Exception as error:  # of a loss that wants another number of documents
                 # ranks that gather parameters wait elsewhere, and end with this one
@@ -273,16 +274,16 @@ class StepCutter:
         )
 
     def _loss(
-        self, begin: Callable[[], None], model: Any, batch: dict[str, Any], items: Any
+        self, renew: Callable[[], None], model: Any, batch: dict[str, Any], items: Any
     ) -> float:
-        """Return the loss of a batch without gradients."""
-        begin()
+        """Return the loss of a batch without gradients, computed on buffers that `renew` makes."""
+        renew()
         with torch.no_grad(), self._trainer.compute_loss_context_manager():
             return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
-        """Run the block without dropout, in the weights' own precision; restore all counts."""
+        """Run a block as `preserved`, in the weights' own precision; restore counts of losses."""
         kept = {
             name: copy.deepcopy(value)
             for name, value in vars(self._trainer).items()
@@ -291,10 +292,10 @@ class StepCutter:
         base = self._enabled.anatomy.entries[0]
         try:
             with (
-                preserved(base, self._enabled) as begin,
+                preserved(base, self._enabled) as renew,
                 in_their_own_precision(self._trainer.model.modules()),
             ):
-                yield begin
+                yield renew
         finally:
             vars(self._trainer).update(kept)
 
@@ -350,7 +351,7 @@ def cut_steps(
     max_tokens: int | str,
     lenient: bool = False,
 ) -> StepCutter | None:
-    """Put a `StepCutter` on a trainer and return it; None if there is one with this number.
+    """Put a `StepCutter` on a trainer and return it; None if it has one with this `max_tokens`.
 
     Raises `ValueError` for another number.
     """
@@ -366,13 +367,13 @@ def cut_steps(
 
 
 def cutter_of(trainer: Any) -> StepCutter | None:
-    """Return the `StepCutter` on a trainer, or None."""
+    """Return the `StepCutter` on a trainer; None if it has none."""
     found = getattr(vars(trainer).get("training_step"), "__self__", None)
     return found if isinstance(found, StepCutter) else None
 
 
 def _ignores_left_padding(enabled: EnabledModel) -> bool:
-    """Return True if left padding changes nothing: positions skip it, or only differences count."""
+    """Return True if left padding moves no positions, or only differences between them count."""
     traits, model = enabled.traits, enabled.anatomy.entries[0]
     if traits.counts_padding:
         return False
@@ -381,7 +382,7 @@ def _ignores_left_padding(enabled: EnabledModel) -> bool:
 
 
 def _varied_documents(examples: Sequence[Example], columns: Columns, turn: int) -> list[Example]:
-    """Return a few documents that differ in row labels and lengths, others in each turn."""
+    """Return `_TRIED` documents that differ in row labels and lengths, others in each `turn`."""
     by_length = sorted(examples, key=lambda each: length_of(each, columns))
     of_rows = [name for name, per in columns.per.items() if per in (Per.ROW, Per.EXAMPLE)]
     by_labels = {str([each[0][name] for name in of_rows]): each for each in by_length}

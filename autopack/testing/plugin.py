@@ -22,19 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def packing_exact() -> Callable[..., None]:
-    """The function `autopack.testing.assert_packing_exact`."""
+    """The function `autopack.testing.assert_packing_exact`, as a fixture."""
     return assert_packing_exact
 
 
 @pytest.fixture
 def step_exact() -> Callable[..., None]:
-    """The function `autopack.testing.assert_step_exact`."""
+    """The function `autopack.testing.assert_step_exact`, as a fixture."""
     return assert_step_exact
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: Any) -> None:
-    """Audit the models and trainers that a passed test got from fixtures, with `--pack-audit`."""
+    """Audit the models and trainers among a passed test's fixtures, if `--pack-audit` is given."""
     if not item.config.getoption("pack_audit") or "transformers" not in sys.modules:
         return
     from transformers import PreTrainedModel

@@ -35,7 +35,7 @@ from autopack.layout.forms import Frame
 from autopack.layout.packed import real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
-from autopack.watching.replaced import routes
+from autopack.watching.replaced import has_experts
 from autopack.watching.schedule import (
     CannotTell,
     Runs,
@@ -60,7 +60,7 @@ A value without axes is a loss.
 def difference_to_stock(
     call: Call, losses: bool = False, packs: bool = True, proves: bool = False
 ) -> Difference:
-    """Return the largest difference between a call and stock. Raises `CannotTell`.
+    """Return a call's largest difference from stock; raise `CannotTell` if nothing is comparable.
 
     Of packed rows these are the last and the first document alone, with `losses` their losses too,
     for which the call runs with the labels of one document; of a padded batch without its padding
@@ -87,14 +87,14 @@ def difference_to_stock(
             raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)
         if worst.excess > 1 and not runs.together:
-            worst = runs.beside_itself(worst, fields_of(output), arguments)
+            worst = runs.widened(worst, fields_of(output), arguments)
             if worst.excess <= 1:
                 raise CannotTell(f"{worst.name} differs from run to run")
         return worst
 
 
 def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: bool) -> Compared:
-    """Yield fields of the last and the first document, in the packed call and alone in stock."""
+    """Yield (name, in the packed call, alone in stock, number) of the last and first document."""
     found = fields_of(output)
     for number in dict.fromkeys((sides.count - 1, 0)):
         before = state_of(call.module)
@@ -102,7 +102,7 @@ def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: b
         if state_of(call.module) != before:
             raise CannotTell("its forward draws random numbers that autopack cannot switch off")
         for name, value in fields_of(alone).items():
-            pair = sides.beside(name, found[name], number, value) if name in found else None
+            pair = sides.pair_of(name, found[name], number, value) if name in found else None
             if pair is not None:
                 yield name, *pair, number
         if losses and _labels_select_loss(call):
@@ -114,7 +114,7 @@ def _compare_packed(call: Call, runs: Runs, output: Any, sides: Sides, losses: b
 
 
 def _compare_padded(runs: Runs, arguments: Arguments, output: Any, sides: Sides) -> Compared:
-    """Yield fields of a padded batch, run without its padding and in stock."""
+    """Yield (name, without padding, in stock, 0) for the fields and the loss of a padded batch."""
     wanted = runs.stock(arguments)
     found, everybody = fields_of(output), np.ones(sides.count, dtype=bool)
     for name, value in fields_of(wanted).items():
@@ -127,7 +127,7 @@ def _compare_padded(runs: Runs, arguments: Arguments, output: Any, sides: Sides)
 
 
 def _compare_losses(output: Any, wanted: Any, number: int) -> Compared:
-    """Yield the losses of two outputs, if both have one and stock's is finite."""
+    """Yield ("loss", loss, stock's loss, number) if both exist and stock's is finite."""
     found, loss = loss_of(output), loss_of(wanted)
     if found is not None and loss is not None and bool(loss.isfinite()):
         yield "loss", found, loss, number
@@ -142,7 +142,7 @@ def _difference(
     tolerance: float,
     proves: bool,
 ) -> Difference:
-    """Return the difference of one field of an output to stock. Raises `CannotTell`."""
+    """Return the `Difference` of a field from stock; raise `CannotTell` if experts may differ."""
     than = "than in its padded batch" if is_padded(call) else "than it gets alone"
     if not other.dim():
         bound = max(tolerance, BOUNDS[torch.float32].losses)
@@ -152,13 +152,13 @@ def _difference(
     few = len(errors) > 1 and float(errors.mean()) <= OTHER_CHOICES
     error = 0.0 if few and not other.is_floating_point() else float(errors.max())
     few = float(errors.median()) <= OTHER_EXPERTS
-    if error > tolerance and few and routes(call.module) and not proves:
+    if error > tolerance and few and has_experts(call.module) and not proves:
         raise CannotTell("rounding may have chosen other experts for some tokens")
     return Difference(name, error, tolerance, number, than)
 
 
 def _comparable_sides(call: Call) -> Sides:
-    """Return the documents of a call, by side; raise `CannotTell` if stock is not comparable."""
+    """Return the `Sides` of a call; raise `CannotTell` if stock's results are not comparable."""
     if exchange_of(call.model) is not None:
         raise CannotTell("stock's attention exchanges tokens with other ranks")
     has_media = bool(media.given(call.arguments))
@@ -195,7 +195,7 @@ def _stock_ignores_padding(call: Call) -> bool:
 
 
 def _arguments_alone(call: Call, number: int) -> Arguments:
-    """Return a call's arguments for one document alone. Raises `CannotTell`."""
+    """Return a call's arguments for one document alone; raise `CannotTell` if any cannot be cut."""
     layout = call.declared.layout
     assert layout is not None
     batch = TokenMap.of_documents(layout, np.flatnonzero(real_documents(layout))[[number]])
@@ -214,7 +214,7 @@ def _arguments_alone(call: Call, number: int) -> Arguments:
 
 
 def _labels_select_loss(call: Call) -> bool:
-    """Return True if a call with labels of one document alone gives that document's loss."""
+    """Return True if a call with one document's labels alone returns that document's loss."""
     labels, inputs = call.arguments.get("labels"), call.inputs
     return (
         isinstance(labels, Tensor)
@@ -229,7 +229,7 @@ def _labels_select_loss(call: Call) -> bool:
 
 
 def _without_labels_behind_padding(call: Call) -> Arguments:
-    """Return a call's arguments, ignoring labels that stock scores by predictions at padding.
+    """Return a call's arguments, but ignore labels that stock scores by predictions at padding.
 
     The call leaves these terms out of its loss.
     """

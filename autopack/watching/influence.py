@@ -35,26 +35,26 @@ _LABELLED = ("labels", "num_items_in_batch")
 _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
 
-def by_gradients(call: Call) -> Difference:
-    """Return the largest gradient that documents of a packed call share. Raises `CannotTell`.
+def leak_by_gradients(call: Call) -> Difference:
+    """Return the largest leak between a packed call's documents, by gradients of its inputs.
 
     The call runs once more, with media twice, and backward twice for each halving of the number of
-    documents.
+    documents. Raises `CannotTell`.
     """
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None:
         raise CannotTell("its documents are declared further in, or twice")
     sides = sides_of(call)
     if not media.given(call.arguments):
-        return _met(call, sides, nullcontext())[0]
+        return _leak_in_run(call, sides, nullcontext())[0]
     blind = True
     # Estimators that go straight through a choice have their gradients in the plain run alone.
     with suppress(Exception):  # the other one says what it raises
-        found, blind = _met(call, sides, nullcontext())
+        found, blind = _leak_in_run(call, sides, nullcontext())
         if found.excess > 1:
             return found
     throughout = _Throughout()
-    found, is_blind = _met(call, sides, throughout)
+    found, is_blind = _leak_in_run(call, sides, throughout)
     if found.excess <= 1 and blind and is_blind:
         raise CannotTell("no gradient reaches its images or other media")
     if found.excess <= 1 and throughout.ended:
@@ -64,25 +64,27 @@ def by_gradients(call: Call) -> Difference:
     return found
 
 
-def _met(call: Call, sides: Sides, mode: AbstractContextManager[Any]) -> tuple[Difference, bool]:
-    """Return the largest leak that a run in `mode` shows, and True if its media get no gradient."""
+def _leak_in_run(
+    call: Call, sides: Sides, mode: AbstractContextManager[Any]
+) -> tuple[Difference, bool]:
+    """Return (the largest leak in a run in `mode`, True if media get no gradient in it)."""
     held = [(parameter, parameter.grad) for parameter in call.module.parameters()]
     try:
         with unnoticed(call, share=False), torch.inference_mode(False), torch.enable_grad():
             # Reversible layers (Reformer) add to `.grad` in any backward pass.
             for parameter, _ in held:
                 parameter.grad = None
-            name, sums, leaves, count = _run(call, sides, mode)
+            name, sums, leaves, count = _sums_and_leaves(call, sides, mode)
             of_media = gradients_of(sums.sum(), leaves[:count]) if count else []
             is_blind = bool(of_media) and not any(bool(each.any()) for each in of_media)
-            return _worst(name, sums, leaves, _of_others(call.module)), is_blind
+            return _largest_leak(name, sums, leaves, _foreign_parameters(call.module)), is_blind
     finally:
         for parameter, gradient in held:
             parameter.grad = gradient
 
 
 class _Throughout(TorchFunctionMode):
-    """A torch function mode in which gradients pass `no_grad`, `detach` and `.data`."""
+    """Torch function mode in which gradients pass `no_grad`, `detach` and `.data`."""
 
     _cuts = (
         Tensor.detach,
@@ -116,20 +118,22 @@ class _Throughout(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _run(
+def _sums_and_leaves(
     call: Call, sides: Sides, mode: AbstractContextManager[Any]
 ) -> tuple[str, Tensor, list[Tensor], int]:
-    """Run a call in `mode`; return the name of a field with results of its tokens, the sum of each
-    document's, and the media and embedded tokens by which to differentiate, media first, whose
-    number comes last."""
+    """Run a call in `mode`; return a field's name, documents' sums, leaves, and number of media.
+
+    The field has results of tokens. Leaves are copies of media, which come first, and of embedded
+    tokens.
+    """
     given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
         "return_dict": True
     }
     leaves: list[Tensor] = []
-    given |= {name: _followed(given[name], leaves) for name in media.given(given)}
+    given |= {name: _from_leaves(given[name], leaves) for name in media.given(given)}
     count = len(leaves)
-    given |= {name: _followed(given[name], leaves) for name in _FOLLOWED if name in given}
-    with _embedded(call.module, leaves), mode:
+    given |= {name: _from_leaves(given[name], leaves) for name in _FOLLOWED if name in given}
+    with _embeddings_from_leaves(call.module, leaves), mode:
         output = call.module(**given)
     shape = sides.halves[0].owner.shape
     for name, states in fields_of(output).items():
@@ -139,21 +143,23 @@ def _run(
     raise CannotTell("no result of it that has something for each token has a gradient")
 
 
-def _worst(name: str, sums: Tensor, leaves: list[Tensor], parameters: list[Tensor]) -> Difference:
-    """Return the largest leak: at tokens or media, else in gradients of third-party `parameters`.
+def _largest_leak(
+    name: str, sums: Tensor, leaves: list[Tensor], parameters: list[Tensor]
+) -> Difference:
+    """Return the largest leak: to leaves (media, tokens), else to third-party `parameters`.
 
     The backward of these may clip or normalise what comes from all documents.
     """
 
     def by_halves(chosen: list[int], by: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return gradients of the chosen documents' results, and of all others' results."""
+        """Return, for each tensor of `by`, gradients of the chosen documents and of all others."""
         inside = torch.zeros_like(sums)
         inside[chosen] = 1.0
         both = (gradients_of(sums, by, weights) for weights in (inside, 1 - inside))
         return list(zip(*both, strict=True))
 
     def shared(chosen: list[int]) -> float:
-        """Return the relative size of the largest gradient that chosen and others share."""
+        """Return the largest gradient that chosen and others both have, over the largest."""
         both = [torch.stack(pair).abs() for pair in by_halves(chosen, leaves) if pair[0].numel()]
         most = max((float(each.max()) for each in both), default=0.0)
         size = max((float(each.amin(0).max()) for each in both), default=0.0)
@@ -182,8 +188,8 @@ def _worst(name: str, sums: Tensor, leaves: list[Tensor], parameters: list[Tenso
     return Difference(field, met, MET, document, "than it gets alone")
 
 
-def _of_others(model: nn.Module) -> list[Tensor]:
-    """Return the trained parameters of third-party modules in a model, unless they are too many."""
+def _foreign_parameters(model: nn.Module) -> list[Tensor]:
+    """Return trained parameters of third-party modules in a model; [] if they are too many."""
     others = [part for part in model.modules() if not is_own(class_of(part))]
     held = {
         p for part in others for p in part.parameters(recurse=not isinstance(part, PreTrainedModel))
@@ -192,8 +198,8 @@ def _of_others(model: nn.Module) -> list[Tensor]:
     return found if sum(p.numel() for p in found) <= _MOST else []
 
 
-def _followed(value: Any, leaves: list[Tensor]) -> Any:
-    """Return a value with its floating tensors copied from new leaves, which go into `leaves`."""
+def _from_leaves(value: Any, leaves: list[Tensor]) -> Any:
+    """Return a value whose floating tensors are copies of new leaves; append these to `leaves`."""
 
     def follow(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -204,13 +210,13 @@ def _followed(value: Any, leaves: list[Tensor]) -> Any:
     return tree_map_only(Tensor, follow, value)
 
 
-def _embedded(model: Any, leaves: list[Tensor]) -> AbstractContextManager[None]:
-    """Replace the outputs of token embeddings, in this block, by copies of new `leaves`."""
+def _embeddings_from_leaves(model: Any, leaves: list[Tensor]) -> AbstractContextManager[None]:
+    """Let token embeddings return, in a block, copies of new leaves; append these to `leaves`."""
     embedding = None
     with suppress(NotImplementedError):
         embedding = model.get_input_embeddings()
 
     def follow(module: nn.Module, given: Any, output: Any) -> Any:
-        return _followed(output, leaves) if module is embedding else None
+        return _from_leaves(output, leaves) if module is embedding else None
 
     return listening(follow)

@@ -56,10 +56,9 @@ class Live:
         self._padded = self.has_checked = False
 
     def before(self, call: Call) -> None:
-        """Count a call that is to run packed or without padding, and check it if that is due.
+        """Count a call before it runs packed or unpadded; raise `LeakDetected` if a check fails.
 
-        Raises `LeakDetected`. If the first padded batch of a kind differs from stock's,
-        `proof.why_not_unpadded` says so.
+        If the first padded batch of a kind differs from stock's, `proof.why_not_unpadded` says so.
         """
         if self._passes_by(call):
             return
@@ -73,7 +72,7 @@ class Live:
         due = self.checked.count_and_ask(TRAINS in shape[1])
         if self.checked.kinds and not (due or beyond):  # other threads wait for the first check
             return
-        leak = self._found(call, closely, beyond, TRAINS in shape[1] - self.checked.kinds)
+        leak = self._find_leak(call, closely, beyond, TRAINS in shape[1] - self.checked.kinds)
         if leak is None:
             self.checked.grow(*shape)
             return
@@ -88,7 +87,7 @@ class Live:
         raise LeakDetected(leak)
 
     def after(self, call: Call, packs: bool) -> None:
-        """Check a finished call, number 1, 2, 4, 8, ..., of a model whose parameters ranks gather.
+        """Check finished calls 1, 2, 4, 8, ... of a model whose parameters ranks gather.
 
         Every rank runs the call equally often, whatever it has. Raises `LeakDetected`.
         """
@@ -96,10 +95,10 @@ class Live:
             self._check_together(call, packs)
 
     def _check_together(self, call: Call, packs: bool) -> None:
-        """Count a call, and check numbers 1, 2, 4, 8, ... by runs that all ranks make together.
+        """Count a call; check numbers 1, 2, 4, 8, ... by runs that all ranks make together.
 
-        Sizes and kinds of calls have no part in that: ranks may have changed the model at different
-        calls.
+        Raises `LeakDetected`. Sizes and kinds of calls have no part in that: ranks may have changed
+        the model at different calls.
         """
         checked = self.checked
         checked.calls += 1
@@ -111,15 +110,14 @@ class Live:
         ways: list[Callable[[], Difference]] = [partial(replaced, call, turn, packs=packs)]
         if call.model.groups and call.part is None:  # stock knows no parts of rows
             ways.append(partial(difference_to_stock, call, packs=packs))
-        leak, reasons = self._tried(call, ways, CannotTell)
+        leak, reasons = self._run_checks(call, ways, CannotTell)
         if packs and reasons[0]:  # that stock cannot be compared is not counted
             self._skip(call, reasons[0])
         if leak is not None:
             raise LeakDetected(leak)
 
     def _passes_by(self, call: Call) -> bool:
-        """Return True if a call is not to be checked: it is within a check, recorded, run again in
-        backward, or has no values (fake, meta)."""
+        """Return True for a call not to check: made by a check, recorded, recomputed, or fake."""
         return (
             _mine.checking
             or call.model.is_settling
@@ -129,8 +127,13 @@ class Live:
             or getattr(call.inputs, "is_meta", False)
         )
 
-    def _found(self, call: Call, closely: bool, beyond: bool, begins_to_train: bool) -> Leak | None:
-        """Check a call, and count a check that could not be made; return the leak, or None."""
+    def _find_leak(
+        self, call: Call, closely: bool, beyond: bool, begins_to_train: bool
+    ) -> Leak | None:
+        """Return the leak that checks of a call find, or None; count checks that could not run.
+
+        A call goes `beyond` earlier ones by its kinds or sizes.
+        """
         has_media = bool(media.given(call.arguments))
         by_replacement = partial(replaced, call, self.checked.checks, both=closely)
         ways: list[Callable[[], Difference]] = [by_replacement]
@@ -144,9 +147,9 @@ class Live:
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in _SHARES]
         if not is_padded(call) and (has_media or (closely and begins_to_train)):
-            ways.append(partial(influence.by_gradients, call))
+            ways.append(partial(influence.leak_by_gradients, call))
         # other code must not end a training run that is exact
-        leak, reasons = self._tried(call, ways, Exception)
+        leak, reasons = self._run_checks(call, ways, Exception)
         if leak is not None:
             return leak
         told = "" in reasons
@@ -156,10 +159,10 @@ class Live:
         self.has_checked |= told
         return None
 
-    def _tried(
+    def _run_checks(
         self, call: Call, ways: list[Callable[[], Difference]], survived: type[Exception]
     ) -> tuple[Leak | None, list[str]]:
-        """Return the first leak that checks find, or None, and each one's failure, "" if it ran."""
+        """Run checks, catching `survived`; return (first leak or None, each failure or "")."""
         leak, reasons = None, []
         with _checking():
             for way in ways:
@@ -184,7 +187,7 @@ class Live:
         self.checked.skipped[reason] += 1
 
     def _leak_of(self, call: Call, found: Difference) -> Leak | None:
-        """Return the leak that a difference shows, or None if within rounding; note the worst."""
+        """Return the `Leak` in a difference, None within rounding; note the worst from stock."""
         if found.than != REPLACED:
             self.checked.worst = max(self.checked.worst, found.error)
         if found.excess <= 1:
@@ -197,7 +200,7 @@ class Live:
 
 
 def _refuse_backward_hooks(call: Call) -> None:
-    """Raise `UnsupportedModel` for packed rows with a backward hook, if ranks gather parameters."""
+    """Raise `UnsupportedModel` for packed rows with a third-party backward hook on the model."""
     if not call.model.is_checked_closely or is_padded(call):
         return
     for name, module in call.module.named_modules():
@@ -213,7 +216,7 @@ def _refuse_backward_hooks(call: Call) -> None:
 
 @contextmanager
 def _checking() -> Iterator[None]:
-    """Mark the calls of this block as a check's, and wait for other threads' checks first.
+    """Run a block as a check, after other threads' checks have ended; mark its calls as such.
 
     A check switches off on the model what draws noise, which another one must not take for its
     state.

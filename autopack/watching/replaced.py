@@ -37,22 +37,23 @@ def replaced(
     share: float | None = None,
     packs: bool = True,
 ) -> Difference:
-    """Return the field that moves most if other documents are replaced. Raises `CannotTell`.
+    """Return the largest difference in documents' results when other documents are replaced.
 
     Half of the documents are replaced, another half in each `turn`; with `both` then the other half
     too. With a `share` every draw is the number below which that share of draws lie. Ranks that run
-    together run equally often, whatever they have, also where a call does not pack.
+    together run equally often, whatever they have, also where a call does not pack. Raises
+    `CannotTell`.
     """
     drawn = contextlib.nullcontext() if share is None else Pinned(share)
     # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
-    draws = call.module.training and (routes(call.module) or not call.model.is_checked_closely)
+    draws = call.module.training and (has_experts(call.module) or not call.model.is_checked_closely)
     # Documents that begin alike by the tokens that they are given share what they did in the call
     # as it came.
     condition = partial(unnoticed, call, share=call.prefixes is not None, checkpoints=True)
     for noise in (True, False):
         with condition(noise=noise) as runs, drawn:
             with runs.on_ranks(packs, own=_TOGETHER, count=_TOGETHER):
-                worst, sides, touched, changed = _worst(call, runs, turn, both)
+                worst, sides, touched, changed = _largest_move(call, runs, turn, both)
             if worst.excess <= 1 or runs.together:
                 break
             if not (noise and draws):
@@ -63,13 +64,13 @@ def replaced(
     return worst
 
 
-def _worst(
+def _largest_move(
     call: Call,
     runs: Runs,
     turn: int,
     both: bool,
 ) -> tuple[Difference, Sides, np.ndarray, Arguments]:
-    """Return the field that moved the farthest, the sides, replaced documents, and arguments.
+    """Return (the largest difference, sides, mask of replaced documents, arguments with these).
 
     Raises `CannotTell`.
     """
@@ -78,52 +79,55 @@ def _worst(
     if count < 2:
         raise CannotTell("it has one document")
     first = fields_of(runs(call.arguments))
-    gone: Fields = {}
+    moved_before: Fields = {}
     moved: list[tuple[Difference, np.ndarray, Arguments]] = []
     for touched in halves_of(count, turn)[: 2 if both else 1]:
         arguments = with_other_tokens(call, sides, touched, turn)
         second = fields_of(runs(arguments))
         for name, value in first.items():
             if name in second and value.dim():
-                found = _compared(sides, gone, name, value, second[name], touched)
+                found = _move_of(sides, moved_before, name, value, second[name], touched)
                 moved += [] if found is None else [(found, touched, arguments)]
     reason = CannotTell("no part of its output can be divided among its documents")
     for worst, touched, arguments in sorted(moved, key=lambda each: -each[0].excess):
         try:
-            return runs.beside_itself(worst, first, call.arguments), sides, touched, arguments
+            return runs.widened(worst, first, call.arguments), sides, touched, arguments
         except CannotTell as of_one_field:
             reason = of_one_field
     raise reason
 
 
-def _compared(
+def _move_of(
     sides: Sides,
-    gone: Fields,
+    moved_before: Fields,
     name: str,
     value: Tensor,
     other: Tensor,
     touched: np.ndarray,
 ) -> Difference | None:
-    """Return a field's move in untouched documents, or of an undivided number that both halves
-    move."""
+    """Return a field's difference in untouched documents; None if it is indivisible and no leak.
 
-    def between(chosen: np.ndarray) -> Difference | None:
+    A number of an indivisible field leaks if it changes with both halves: the first one's changes
+    are kept in `moved_before`.
+    """
+
+    def move_in(chosen: np.ndarray) -> Difference | None:
         one, two = (sides.part(name, each, chosen) for each in (value, other))
         return None if one is None or two is None else how_far(name, one, two)
 
-    found = between(~touched)
+    found = move_in(~touched)
     if found is None:
         # Of what nobody can divide no number may depend on both halves.
         now = value != other if value.shape == other.shape else torch.ones((), dtype=torch.bool)
-        met = name in gone and bool((now & gone[name]).any())
-        gone[name] = now
+        met = name in moved_before and bool((now & moved_before[name]).any())
+        moved_before[name] = now
         return Difference(name + UNDIVIDED) if met else None
-    each = ((n, between(np.arange(len(touched)) == n)) for n in np.flatnonzero(~touched))
+    each = ((n, move_in(np.arange(len(touched)) == n)) for n in np.flatnonzero(~touched))
     moved = (int(n) for n, of_one in each if of_one is not None and of_one.excess > 1)
     return replace(found, document=next(moved, 0)) if found.excess > 1 else found
 
 
-def routes(model: nn.Module) -> bool:
+def has_experts(model: nn.Module) -> bool:
     """Return True if a module of the model, by its name, sends tokens to experts."""
     return any(
         "experts" in module._modules or "Expert" in type(module).__name__
@@ -132,8 +136,7 @@ def routes(model: nn.Module) -> bool:
 
 
 def halves_of(count: int, turn: int) -> list[np.ndarray]:
-    """Return two complementary sets of documents, bool (D,): those that are replaced first, and the
-    others.
+    """Return two complementary masks of documents (D,): those to replace first, and the others.
 
     Every other turn tells neighbours apart, since those are the first to meet. The first document
     is in the set that comes first in two turns of three, since most code looks back.
@@ -146,11 +149,10 @@ def halves_of(count: int, turn: int) -> list[np.ndarray]:
 
 
 def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> Arguments:
-    """Return arguments with other tokens in the documents `touched`. Raises `CannotTell`.
+    """Return arguments with other tokens in the documents `touched`; raise `CannotTell` if none.
 
-    The part of a row on one rank may have none of them.
-
-    Tokens that the configuration names stay, and so do beginnings that rows share.
+    A rank's part of a row may have none of them. Tokens that the configuration names stay, and so
+    do common beginnings of rows.
     """
     arguments = dict(call.arguments)
     generator = torch.Generator().manual_seed(turn)
@@ -164,10 +166,10 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
             value = arguments.get(name)
             if isinstance(value, Tensor) and tuple(value.shape[:2]) == side.owner.shape:
                 where = torch.from_numpy(
-                    np.append(touched, False)[side.owner] & ~_shared(call, side)
+                    np.append(touched, False)[side.owner] & ~_common_beginnings(call, side)
                 )
                 where = where.to(value.device).reshape(*where.shape, *[1] * (value.dim() - 2))
-                new = _others(value, where, special.to(value.device), generator)
+                new = _redrawn(value, where, special.to(value.device), generator)
                 changed = changed or not torch.equal(new, value)
                 arguments[name] = new
     if not changed and call.part is None:
@@ -175,8 +177,8 @@ def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) 
     return arguments
 
 
-def _shared(call: Call, side: Side) -> np.ndarray:
-    """Return a mask (R, C) of tokens that rows may share: beginnings, and the token after each."""
+def _common_beginnings(call: Call, side: Side) -> np.ndarray:
+    """Return a mask (R, C) of tokens in common beginnings, and of the token behind each."""
     shared = np.zeros(side.owner.shape, dtype=bool)
     if call.prefixes is not None and len(call.prefixes.columns) == len(side.real):
         columns = call.prefixes.columns
@@ -186,8 +188,8 @@ def _shared(call: Call, side: Side) -> np.ndarray:
     return shared
 
 
-def _others(value: Tensor, where: Tensor, special: Tensor, generator: torch.Generator) -> Tensor:
-    """Return tokens or embeddings with others of the same call in place of those at `where`."""
+def _redrawn(value: Tensor, where: Tensor, special: Tensor, generator: torch.Generator) -> Tensor:
+    """Return tokens or embeddings, redrawn at `where` from the same call; `special` tokens stay."""
     if value.is_floating_point():
         drawn = torch.randperm(value.shape[1], generator=generator)
         return torch.where(where, value[:, drawn.to(value.device)].flip(-1), value)

@@ -36,16 +36,16 @@ TRAINS = "mode", True, True
 
 
 class CannotTell(Exception):
-    """Raised if a call, or a part of it, cannot be checked; the message says why."""
+    """Error of a call, or of a part of it, that cannot be checked; the message says why."""
 
 
 def layout_of(call: Call) -> PackedLayout | None:
-    """Return the layout of a call's packed rows; None if it has none, or one per half."""
+    """Return the layout of a call's packed rows; None if it has none, or two of a pair."""
     return call.one_sided_layout() if isinstance(call, PairCall) else call.declared.layout
 
 
 def pair_halves(call: Call) -> tuple[Half, ...]:
-    """Return both halves of an encoder-decoder's call that packs or pads them; () for others."""
+    """Return both halves of a pair's call that packs or pads them; () for other calls."""
     pair = call.find_pair() if isinstance(call, PairCall) and layout_of(call) is None else None
     return () if pair is None else pair.halves
 
@@ -57,7 +57,7 @@ def is_padded(call: Call) -> bool:
 
 
 def sides_of(call: Call) -> Sides:
-    """Return the document of each token of a call, by side. Raises `CannotTell`."""
+    """Return the `Sides` of a call; raise `CannotTell` if its documents are unknown."""
     if call.brings_choices:
         raise CannotTell("its rows are choices of questions")
     layout, real = layout_of(call), None if isinstance(call, PairCall) else call.declared.real
@@ -86,14 +86,14 @@ def sides_of(call: Call) -> Sides:
 
 
 def _owner(real: np.ndarray, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the document of each token, (rows, columns), which is -1 where none is `real`."""
+    """Return every token's document (rows, columns) from documents' `lengths`; -1 if not `real`."""
     owner = np.full(real.shape, -1)
     owner[real] = np.repeat(np.arange(len(lengths)), lengths)
     return owner
 
 
 def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
-    """Return the sizes and the kinds of a call, in the form that `Checked` keeps.
+    """Return (sizes, kinds) of a call, in the form that `Checked` keeps.
 
     The call packs, or runs a padded batch without its padding.
     Tokens and media are read on the host only for code that is checked `closely`.
@@ -127,7 +127,7 @@ def shape_of(call: Call, closely: bool) -> tuple[tuple[int, ...], set[Any]]:
 
 
 def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
-    """Return the longest document of a call, and its numbers of documents, rows and columns.
+    """Return a call's (longest document, number of documents, rows, columns).
 
     Documents that are only declared further in count as zero.
     """
@@ -145,7 +145,7 @@ def _sizes_of_rows(call: Call) -> tuple[int, int, int, int]:
 
 
 def _sizes_of_media(call: Call) -> tuple[int, int]:
-    """Return the size of a call's largest media tensor, and the longest side of any, in pixels."""
+    """Return (numbers in a call's largest media tensor, longest side of any, in pixels)."""
     values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
     tensors = [value for value in values if isinstance(value, Tensor)]
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
@@ -163,8 +163,8 @@ class Runs:
     Code that keeps something of a row there would hand it on to the next run.
     """
 
-    def __init__(self, call: Call, begin: Callable[[], None]):
-        self._call, self._module, self._begin = call, call.module, begin
+    def __init__(self, call: Call, renew: Callable[[], None]):
+        self._call, self._module, self._renew = call, call.module, renew
         self._count = 0
         # ranks that share rows, or gather parameters, run each call equally often
         self.together = bool(call.model.groups) or call.part is not None
@@ -172,12 +172,12 @@ class Runs:
     def __call__(self, arguments: Arguments) -> Any:
         """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
-        self._begin()
+        self._renew()
         with drawing_nothing(self._module):
             return self._module(**arguments)
 
     def stock(self, arguments: Arguments) -> Any:
-        """Return the output of stock transformers for these arguments, from the same state."""
+        """Return stock's output for these arguments, from the same state as all runs."""
         with stock_again(self._module):
             try:
                 return self(arguments)
@@ -186,10 +186,11 @@ class Runs:
             except Exception:  # of a row without its padding some types make no cache
                 return self({**arguments, "use_cache": False})
 
-    def beside_itself(self, worst: Difference, before: Fields, arguments: Arguments) -> Difference:
-        """Return a difference, with its tolerance widened if two equal runs differ as well.
+    def widened(self, worst: Difference, before: Fields, arguments: Arguments) -> Difference:
+        """Return a difference, its tolerance widened if two equal runs differ.
 
-        Atomic additions, and draws from an unknown generator, differ from run to run.
+        Atomic additions, and draws from an unknown generator, differ from run to run. Raises
+        `CannotTell` where there is no tolerance that could be widened.
         """
         if worst.excess <= 1:
             return worst
@@ -206,10 +207,10 @@ class Runs:
 
     @contextmanager
     def on_ranks(self, packs: bool, own: int, count: int) -> Iterator[None]:
-        """Run the call until this rank has `count` runs, at the end of the block, if ranks run
-        `together`: of the call as it came until it has `own`, then of stock.
+        """Run a block; then, if ranks run together, the call until this rank has `count` runs.
 
-        A rank whose call does not pack makes nothing else: it raises `CannotTell`.
+        The first `own` runs are of the call as it came, the others of stock. A rank whose call does
+        not pack makes nothing else: it raises `CannotTell`.
         """
         try:
             if not packs:
@@ -224,7 +225,7 @@ class Runs:
 def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
     """Yield `Runs` of a call without gradients or compiled code; restore all state at the end.
 
-    Without `share` each document computes what several begin with.
+    Without `share` each document computes its own beginning. `kept` goes to `preserved`.
     """
     caches = torch.is_autocast_cache_enabled()
     with ExitStack() as stack:
@@ -232,19 +233,19 @@ def unnoticed(call: Call, share: bool = True, **kept: bool) -> Iterator[Runs]:
         if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
             # Documents have lengths that no graph was made for.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        begin = stack.enter_context(preserved(call.module, call.model, **kept))
+        renew = stack.enter_context(preserved(call.module, call.model, **kept))
         stack.enter_context(afterwards(lambda: torch.set_autocast_cache_enabled(caches)))
         # Weights that are cast without gradients must not be found by a later call under the same
         # autocast.
         torch.set_autocast_cache_enabled(False)
         if not share:
             call.model.options = replace(call.model.options, share=False)
-        yield Runs(call, begin)
+        yield Runs(call, renew)
 
 
 @contextmanager
 def precisions() -> Iterator[set[torch.dtype]]:
-    """Yield a set that collects, in this block, the dtypes in which layers of this thread run."""
+    """Yield a set into which go, in a block, the dtypes in which layers of this thread run."""
     dtypes: set[torch.dtype] = set()
 
     def note(module: nn.Module, given: dict[Any, Any], output: Any) -> None:

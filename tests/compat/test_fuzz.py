@@ -123,7 +123,7 @@ def with_alarms(monkeypatch):
     monkeypatch.setattr(
         replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
     )
-    monkeypatch.setattr(schedule.Runs, "beside_itself", lambda self, worst, *_: worst)
+    monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
 
 
 ALIKE = Spec("llama", lengths=(41, 39, 40, 37), alike=18)

@@ -142,6 +142,7 @@ NUMBERS = [-1, 1.5, float("nan"), "3", None, [1], True, 1 << 70]
         # an epoch may be as large as it wants
         *({"changed": {"epoch": value}} for value in NUMBERS[:-1]),
         *({"changed": {"step": value}} for value in NUMBERS),
+        {"changed": {"epoch": 1, "step": 999}},
     ],
 )
 def test_states_of_a_sampler(state):

@@ -18,7 +18,7 @@ from autopack.proving import configuration
         ("sliding_window", 4096, {"2+"}),
         ("softcap", 30.0, {"+"}),
         ("flag", True, {"true"}),
-        ("layer_types", ["a", "b", "b"], {"^a", "a|b", "a>b", "b>b"}),
+        ("layer_types", ["a", "b", "b"], {"^a", "a|b", "a>b"}),
         ("no_rope_layers", [1, 0], {"^1", "0|1", "1>0"}),
         ("attn_layer_indices", [9, 18], {"[...]"}),
         ("hidden_size", 4096, {"set"}),

@@ -103,7 +103,8 @@ class TestIsSilent:
 class TestAlike:
     @pytest.mark.parametrize("seed", range(8))
     def test_layers_keep_their_neighbours(self, seed):
-        """Every kind of layer, and every pair of kinds that follow each other, is a word."""
+        """Every pair of different kinds that follow each other is a word; a kind that follows itself
+        is there twice."""
         several = torch.randint(2, (24,), generator=torch.Generator().manual_seed(seed)).tolist()
         kinds = [("sliding_attention", "full_attention")[number] for number in several]
         config = tiny.config("gemma3_text", num_hidden_layers=24, layer_types=kinds)
@@ -113,7 +114,9 @@ class TestAlike:
         )
         assert found.num_hidden_layers <= 8, "each pair once or twice"
         assert found.layer_types[0] == kinds[0]
-        assert set(pairwise(found.layer_types)) == set(pairwise(kinds))
+        every, few = set(pairwise(kinds)), found.layer_types
+        assert set(pairwise(few)) <= every
+        assert all(few.count(a) > 1 if a == b else (a, b) in pairwise(few) for a, b in every)
 
     def test_layers_that_take_over_keys_of_others(self):
         """Gemma 4 refuses four layers of which the last two take over keys, and takes five."""

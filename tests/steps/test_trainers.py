@@ -300,6 +300,12 @@ def test_micro_batches_of_a_loop_of_ones_own(collate):
     torch.testing.assert_close(gradients(cut), gradients(batches), rtol=1e-4, atol=1e-7)
 
 
+def test_a_step_without_batches_is_refused():
+    with pytest.raises(InvalidPacking) as error:
+        list(autopack.micro_batches([], MOST))
+    assert error.value.code == "batch-not-cut"
+
+
 def test_logs_and_the_handle_say_how_steps_were_cut():
     made = trainer("llama", texts)
     handle = autopack.enable(made, max_tokens=MOST)
