@@ -1,0 +1,36 @@
+"""`python -m compat.alarms` runs every call under checks, and counts what they take for leaks."""
+
+import pytest
+import torch
+
+from autopack.watching import replaced, schedule
+from compat import alarms
+
+
+@pytest.mark.parametrize(
+    ("task", "model_type", "setting"),
+    [
+        ("causal-lm", "llama", "plain"),
+        ("seq2seq", "t5", "plain"),
+        ("causal-lm", "llama", "reentrant"),
+    ],
+)
+def test_exact_types_have_none(task, model_type, setting):
+    found = alarms.checked(task, model_type, "float32", setting)
+    assert found["alarms"] == []
+    assert 0 < found["checks"] <= found["calls"]
+    assert found["worst"] < 1e-4
+
+
+def test_a_false_one_is_counted(monkeypatch):
+    """The control: what nobody touched moves from run to run."""
+    how_far = replaced.how_far
+    monkeypatch.setattr(
+        replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
+    )
+    monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
+    found = alarms.checked("causal-lm", "llama", "float32")
+    assert found["alarms"]
+    assert "alarms" in alarms.table(
+        [{"task": "causal-lm", "type": "llama", "dtype": "float32", "setting": "plain", **found}]
+    )
