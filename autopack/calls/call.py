@@ -148,10 +148,10 @@ class Call:
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
         outer, here = self.outer, arguments.get("position_ids")
+        made_inside = outer is not None and "position_ids" not in outer.plan.call.given
         # Three sections that an outer model has made, and not its caller, tell the places of
         # images' tokens, several of which may be at 0 (MiniCPM-V 4.7), and no documents.
-        are_sections = isinstance(here, Tensor) and here.dim() == 3 == len(here)
-        if are_sections and outer is not None and "position_ids" not in outer.plan.call.given:
+        if made_inside and isinstance(here, Tensor) and here.dim() == 3 == len(here):
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
         traits, entry = self.traits, self.entry
