@@ -243,15 +243,15 @@ class Call:
     @property
     def volume(self) -> Volume | None:
         """Numbers of rows, columns and tokens that came; None if the host does not know them."""
-        layout, real = self.declared.layout, self.declared.real
-        if layout is not None:
-            return Volume.of_layout(layout)
+        if self.declared.layout is not None:
+            return Volume.of_layout(self.declared.layout)
+        if self.declared.real is not None:
+            return Volume.of_batch(self.declared.real)
         shape = () if self.inputs is None else self.inputs.shape[: 3 if self.brings_choices else 2]
         # in a graph, a size may stand for any
         if not shape or not all(type(size) is int for size in shape):
             return None
-        rows, columns = prod(shape[:-1]), shape[-1]
-        return Volume.of_batch(np.ones((rows, columns), dtype=bool) if real is None else real)
+        return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
         """Add a volume to the model's tally, in place of `instead_of` if that was counted."""
