@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -131,6 +131,20 @@ class Family:
     refused_types: Mapping[str, str] = field(default_factory=dict)
     refused_classes: Mapping[str, str] = field(default_factory=dict)
     tiny: Tiny = Tiny()
+
+    @classmethod
+    def of(cls, name: str, model_types: str, how: str, **facts: Any) -> Family:
+        """Return a family of facts in which a text stands for each of the names in it."""
+
+        def spelt(value: Any, kind: str) -> Any:
+            if isinstance(value, Mapping):
+                inner = kind.partition(",")[2]
+                return {n: spelt(v, inner) for names, v in value.items() for n in names.split()}
+            return named(value) if "frozenset" in kind else value
+
+        kinds = {each.name: each.type for each in fields(cls)}
+        given = {fact: spelt(value, str(kinds[fact])) for fact, value in facts.items()}
+        return cls(name, named(model_types), how, **given)
 
     @property
     def media(self) -> dict[str, frozenset[str]]:

@@ -5,15 +5,12 @@ Imports neither torch nor transformers, so that a command can offer the options 
 
 from __future__ import annotations
 
-import os
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from autopack.errors import AutopackError
 
-_BACKENDS = pkgutil.iter_modules([os.path.join(os.path.dirname(__file__), "attention", "backends")])
 _SWITCH = (True, False)
 _WORDS: dict[Any, tuple[str, ...]] = {
     True: ("yes", "1", "true", "on"),
@@ -68,7 +65,7 @@ class Options:
     backend: str = option(
         "auto",
         "what computes attention on packed rows",
-        ("auto", *(module.name for module in _BACKENDS)),
+        ("auto", "eager", "flash", "flex", "sdpa", "varlen"),
     )
     unpad: bool = option(
         True, "run padded batches as packed rows inside, where that gives the same"

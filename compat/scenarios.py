@@ -3,10 +3,10 @@ inside it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ TYPES_VARIABLE = "AUTOPACK_COMPAT_TYPES"
 def run(environment: Environment, types: Sequence[str], limit: float) -> dict[str, Any]:
     """Run the scenarios of some model types in a release; returns what is recorded of them."""
     with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.xml"
-        options = "-m pytest -q -p no:cacheprovider -p no:xdist -o junit_family=xunit1"
-        command = [sys.executable, *options.split(), *FILES, f"--junitxml={report}"]
+        report = Path(scratch) / "outcomes.json"
+        options = "-m pytest -q -p compat.upstream_plugin -p no:cacheprovider -p no:xdist"
+        command = [sys.executable, *options.split(), *FILES, f"--outcomes={report}"]
         command += ["--rootdir", str(ROOT)]
         environ = {
             **environment.environ(),
@@ -49,9 +49,7 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
             raise CompatError(
                 f"the scenarios took longer than {limit:.0f} s; allow more with --limit."
             ) from error
-        found = parse_report(
-            report.read_text(encoding="utf-8") if report.is_file() else "<testsuites/>"
-        )
+        found = by_outcome(json.loads(report.read_text()) if report.is_file() else {})
     log = environment.log.with_name(f"{environment.name}.scenarios.log")
     log.write_text(done.stdout, encoding="utf-8")
     if done.returncode and not found["failed"]:
@@ -59,20 +57,10 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
     return found
 
 
-def parse_report(xml: str) -> dict[str, Any]:
-    """What pytest's junit report says: how many passed, which were skipped and which failed, each
-    with the reason."""
-    found: dict[str, dict[str, str]] = {"skipped": {}, "failed": {}}
-    kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
-    cases = list(ElementTree.fromstring(xml).iter("testcase"))
-    for case in cases:
-        for part in case:
-            if part.tag in kinds:
-                of_kind = found[kinds[part.tag]]
-                of_kind.setdefault(case.get("name", "?"), _first_line(part))
-    passed = len(cases) - len(found["failed"].keys() | found["skipped"].keys())
-    return {"passed": passed, **found}
-
-
-def _first_line(found: ElementTree.Element) -> str:
-    return next(iter((found.get("message") or "").strip().splitlines()), "")[:240]
+def by_outcome(outcomes: dict[str, Any]) -> dict[str, Any]:
+    """How many tests passed, which were skipped and which failed, each with the reason."""
+    found: dict[str, dict[str, str]] = {"passed": {}, "skipped": {}, "failed": {}}
+    for name, each in outcomes.items():
+        said = each["why"].partition("\n")[0][:240]
+        found[each["outcome"]].setdefault(name.rpartition("::")[2], said)
+    return {**found, "passed": len(found["passed"])}

@@ -84,11 +84,11 @@ def _from_0(add: Function, call: Any, arguments: dict[str, Any], layout: Any) ->
 
 def _numbered_together(number: Function, call: Any, layout: Any) -> Any:
     """Number the images of all documents in one call."""
-    traits, call.traits = call.traits, replace(call.traits, counts_images=False)
+    before, call.traits.counts_images = call.traits.counts_images, False
     try:
         return number(call, layout)
     finally:
-        call.traits = traits
+        call.traits.counts_images = before
 
 
 def _run_on(batch: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from typing import Any
 import pytest
 
 from compat import study
+from compat.common import Outcomes
 from compat.matrix import ROOT
 from compat.seam_breaks import Break, Seam, unchanged
 from compat.seam_table import SEAMS
@@ -100,24 +101,10 @@ def put(seam: Seam, breaks: Break | None = None) -> Iterator[None]:
             held[key] = found
 
 
-class _Reports:
-    """The tests that have run, and those of them that have failed."""
-
-    def __init__(self) -> None:
-        self.ran: set[str] = set()
-        self.failed: set[str] = set()
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failed.add(report.nodeid)
-        if report.when == "call" and not report.skipped:
-            self.ran.add(report.nodeid)
-
-
 def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], set[str]]:
     """Run the tests of seams here; return those that ran and those that failed."""
     os.chdir(root)
-    reports = _Reports()
+    reports = Outcomes()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={root}"]
     signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(_SECONDS if broken else 0)
@@ -130,7 +117,11 @@ def tested(seams: Sequence[Seam], broken: bool, root: Path) -> tuple[set[str], s
             [*options, *dict.fromkeys(test for seam in seams for test in seam.tests)],
             plugins=[reports],
         )
-    return reports.ran | reports.failed, reports.failed
+    ran, failed = (
+        {name for name, found in reports.found.items() if found["outcome"] in which}
+        for which in (("passed", "failed"), ("failed",))
+    )
+    return ran, failed
 
 
 def _hangs(*_: Any) -> None:

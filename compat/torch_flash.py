@@ -17,7 +17,6 @@ import torch
 from torch.nn import functional as F
 
 from autopack.attention import choose
-from autopack.attention.backends import varlen
 from autopack.inspection.torches import attend_varlen
 from compat.standins import by_head, check_bounds, flash_2_of, loaded_as, scores_within
 
@@ -146,13 +145,13 @@ def aten_on_cpu() -> Iterator[None]:
     def availability() -> tuple[bool, str]:
         return True, "stand-ins on a CPU"
 
-    backend = replace(varlen.BACKEND, availability=availability, devices=None)
+    backend = replace(choose.VARLEN, availability=availability, devices=None)
     with contextlib.ExitStack() as stack:
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         for name, compute in (("forward", _forward), ("backward", _backward)):
             operator_name = f"_flash_attention_{name}"
             library.impl(operator_name, _below(operator_name, compute), "CPU")
-        stack.enter_context(mock.patch.object(varlen, "refused_device", return_value=None))
-        stack.enter_context(mock.patch.object(varlen, "availability", availability))
+        stack.enter_context(mock.patch.object(choose, "refused_device", return_value=None))
+        stack.enter_context(mock.patch.object(choose, "varlen_here", availability))
         stack.enter_context(mock.patch.dict(choose.BACKENDS, varlen=backend))
         yield

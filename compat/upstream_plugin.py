@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from autopack.errors import AutopackError
 from autopack.launch import first_call, session
 from autopack.launch.settings import RunSettings
-
-_WORST_FIRST = ("failed", "skipped", "passed")
+from compat.common import Outcomes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,26 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--enabled"):
         _enable_models(config)
     if not hasattr(config, "workerinput"):  # the process that all reports reach
-        config.pluginmanager.register(_Outcomes(config.getoption("--outcomes")))
+        config.pluginmanager.register(_Written(config.getoption("--outcomes")))
 
 
-class _Outcomes:
-    """The outcome of every test: the worst of its parts, the line that says why, and the models it
-    enabled."""
+class _Written(Outcomes):
+    """The outcomes of all tests, in a file."""
 
     def __init__(self, path: Path):
-        self.path, self.found = path, {}  # type: ignore[var-annotated]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        before = self.found.get(report.nodeid, {"outcome": "passed", "why": "", "models": {}})
-        if _WORST_FIRST.index(report.outcome) < _WORST_FIRST.index(before["outcome"]):
-            crash = getattr(report.longrepr, "reprcrash", None)
-            before |= {
-                "outcome": report.outcome,
-                "why": str(crash.message if crash else report.longrepr)[:600],
-            }
-        before["models"] |= dict(report.user_properties).get("models", {})
-        self.found[report.nodeid] = before
+        super().__init__()
+        self.path = path
 
     def pytest_sessionfinish(self) -> None:
         self.path.write_text(json.dumps(self.found, indent=1))

@@ -130,9 +130,9 @@ def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator
             worker.stop()
 
 
-def started(environment: Place, *module: str) -> Worker:
-    """A process that runs a module in a release."""
-    command = [environment.python, "-m", *(module or ["compat.cells"])]
+def started(environment: Place) -> Worker:
+    """A process that measures in a release."""
+    command = [environment.python, "-m", "compat.cells"]
     return Worker(environment.environ(), environment.log, command)
 
 

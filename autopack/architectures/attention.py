@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny, named
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
 
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet camembert cohere
@@ -43,9 +43,6 @@ lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 
-_PATCHES = named("gemma4 gemma4_unified")
-
-
 def _needs() -> dict[str, Any]:
     """Return tiny.json: the fields of `Tiny` for all types that autopack's own families know."""
 
@@ -61,33 +58,25 @@ def _needs() -> dict[str, Any]:
     )
 
 
-def _refuse_reordered(config: Any) -> str | None:
-    """Return the reason to refuse GPT-2's eager attention with reordered products, or None."""
-    if getattr(config, "reorder_and_upcast_attn", False) and config._attn_implementation == "eager":
-        return (
-            "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
-            "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load "
-            "it with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
-        )
-    return None
-
-
-FAMILY = Family(
-    name="attention",
-    model_types=named(_DECODERS + _ENCODERS),
-    how="attention site, document by document",
-    numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
-    | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={"video": _PATCHES, "sound": named("moonshine whisper")},
-    unpads_images=named("gemma3 gemma4 gemma4_unified"),
-    refusal=_refuse_reordered,
-    dense_types=named("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4"),
-    tiny=Tiny(
-        **_needs(),
-        images={
-            "square": named("gemma3 gemma3n got_ocr2"),
-            "patches": _PATCHES,
-            "flat patches": named("fuyu"),
-        },
+FAMILY = Family.of(
+    "attention",
+    _DECODERS + _ENCODERS,
+    "attention site, document by document",
+    numbering={
+        _AFTER_PAD_TOKEN: AFTER_PAD_TOKEN,
+        "biogpt": Numbering(changed=True),
+        "opt": Numbering(along_mask=True),
+    },
+    media_types={"video": "gemma4 gemma4_unified", "sound": "moonshine whisper"},
+    unpads_images="gemma3 gemma4 gemma4_unified",
+    refusal=lambda config: (  # of GPT-2
+        "with reorder_and_upcast_attn=True its eager attention is in a method of its own "
+        "(GPT2Attention._upcast_and_reordered_attn), where nothing keeps documents apart; load it "
+        "with reorder_and_upcast_attn=False, or with attn_implementation='sdpa'"
+        if getattr(config, "reorder_and_upcast_attn", False)
+        and config._attn_implementation == "eager"
+        else None
     ),
+    dense_types="axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4",
+    tiny=Tiny(**_needs()),
 )

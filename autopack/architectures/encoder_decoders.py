@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopack.architectures.own_attention import why_not_block_sparse
-from autopack.family import Family, MixerCall, Tiny, Way, named
+from autopack.family import Family, MixerCall, Way
 from autopack.layout.token_map import Batches, each_by_itself
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
@@ -21,35 +21,37 @@ _NUMBERING_COLUMNS = """
 bart bigbird_pegasus blenderbot blenderbot-small florence2 m2m_100 marian mbart musicgen_decoder
 musicgen_melody_decoder mvp pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
 """
-_LEARNED = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Mvp PLBart TrOCR"
-_SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
-_NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
-"""Models whose sinusoidal embeddings number the tokens that are no padding."""
+_BY_COLUMNS = """
+BartLearnedPositionalEmbedding BigBirdPegasusLearnedPositionalEmbedding
+BlenderbotLearnedPositionalEmbedding BlenderbotSmallLearnedPositionalEmbedding
+MBartLearnedPositionalEmbedding MvpLearnedPositionalEmbedding PLBartLearnedPositionalEmbedding
+TrOCRLearnedPositionalEmbedding MarianSinusoidalPositionalEmbedding
+MusicgenSinusoidalPositionalEmbedding MusicgenMelodySinusoidalPositionalEmbedding
+PegasusSinusoidalPositionalEmbedding
+"""
+_BY_TOKENS = """
+M2M100SinusoidalPositionalEmbedding SeamlessM4TSinusoidalPositionalEmbedding
+SeamlessM4Tv2SinusoidalPositionalEmbedding Speech2TextSinusoidalPositionalEmbedding
+TrOCRSinusoidalPositionalEmbedding
+"""
+"""Embeddings that number the tokens that are no padding."""
 
-
-def _refuse_block_sparse(config: Any) -> str | None:
-    """Return the reason to refuse an encoder with block-sparse attention, or None."""
-    if config.is_encoder_decoder:
-        return why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
-    return None
-
-
-COLUMN_POSITIONS = Family(
-    name="column_positions",
-    model_types=named(_NUMBERING_COLUMNS),
-    how="positions restarted; attention document by document",
+COLUMN_POSITIONS = Family.of(
+    "column_positions",
+    _NUMBERING_COLUMNS,
+    "positions restarted; attention document by document",
     positions=False,
-    media_types={"sound": named("speech_to_text")},
-    refusal=_refuse_block_sparse,
+    media_types={"sound": "speech_to_text"},
+    refusal=lambda config: (
+        why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
+        if config.is_encoder_decoder
+        else None
+    ),
     mixers={
-        **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
-        **{f"{model}SinusoidalPositionalEmbedding": RESTARTING for model in _SINUSOIDAL.split()},
-        **{
-            f"{model}SinusoidalPositionalEmbedding": ROWS for model in _NUMBERING_NO_PADDING.split()
-        },
-        **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
+        _BY_COLUMNS: RESTARTING,
+        _BY_TOKENS: ROWS,
+        "BigBirdPegasusSelfAttention MvpAttention TrOCRAttention": ALONE,
     },
-    tiny=Tiny(images={"square": named("florence2")}),
 )
 
 # T5 and its kin make relative distances a bias of attention, which has neither positions nor a
@@ -57,15 +59,13 @@ COLUMN_POSITIONS = Family(
 # Transformers lets an expert take so many tokens of a row and drops the rest, so its experts are
 # run on documents as rows.
 
-T5 = Family(
-    name="t5",
-    model_types=named("mt5 pop2piano switch_transformers t5 umt5"),
-    how="bias of the longest document; attention document by document, across halves too",
+T5 = Family.of(
+    "t5",
+    "mt5 pop2piano switch_transformers t5 umt5",
+    "bias of the longest document; attention document by document, across halves too",
     positions=False,
     mixers={
-        **{
-            f"{model}Attention": RELATIVE for model in "MT5 Pop2Piano SwitchTransformers T5".split()
-        },
+        "MT5Attention Pop2PianoAttention SwitchTransformersAttention T5Attention": RELATIVE,
         "SwitchTransformersSparseMLP": ROWS,
         "UMT5Attention": ALONE,  # every layer makes its own, inside
     },
@@ -105,54 +105,44 @@ def _routed(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         router.expert_capacity = capacity
 
 
-def _refuse_random_experts(config: Any) -> str | None:
-    """Return the reason to refuse a router that draws experts at random, or None."""
-    if config.second_expert_policy in ("random", "sampling"):
-        return (
-            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws "
-            "second experts anew at every call, in evaluation too, so no document has one result "
-            "of its own"
-        )
-    return None
-
-
-NLLB_MOE = Family(
-    name="nllb_moe",
-    model_types=named("nllb-moe"),
-    how=(
-        "positions restarted; attention document by document; routers on one document after another"
-    ),
+NLLB_MOE = Family.of(
+    "nllb_moe",
+    "nllb-moe",
+    "positions restarted; attention document by document; routers on one document after another",
     positions=False,
-    refusal=_refuse_random_experts,
+    refusal=lambda config: (
+        f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws second "
+        "experts anew at every call, in evaluation too, so no document has one result of its own"
+        if config.second_expert_policy in ("random", "sampling")
+        else None
+    ),
     mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
 )
 
 # Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a
 # softmax.
-_ENCODERS = {
-    "its encoder pads the row to a multiple of its window and attends by blocks": "LEDEncoder",
-    "its encoder attends by blocks of the row and hands on their padded bias": "LongT5Stack",
-    "its encoder attends by blocks of the row and through global tokens": "PegasusXEncoder",
-}
-
-WHOLE_HALF = Family(
-    name="whole_half",
-    model_types=named("led longt5 pegasus_x t5gemma2"),
-    how=(
-        "one half as a whole, documents of like lengths as a batch; attention document by "
-        "document in the other"
-    ),
+WHOLE_HALF = Family.of(
+    "whole_half",
+    "led longt5 pegasus_x t5gemma2",
+    "one half as a whole, documents of like lengths as a batch; attention document by document in "
+    "the other",
     positions=False,
     mixers={
-        **{name: EncoderOneByOne(reason) for reason, name in _ENCODERS.items()},
-        "LEDLearnedPositionalEmbedding": RESTARTING,
+        "LEDEncoder": EncoderOneByOne(
+            "its encoder pads the row to a multiple of its window and attends by blocks"
+        ),
+        "LongT5Stack": EncoderOneByOne(
+            "its encoder attends by blocks of the row and hands on their padded bias"
+        ),
+        "PegasusXEncoder": EncoderOneByOne(
+            "its encoder attends by blocks of the row and through global tokens"
+        ),
+        "LEDLearnedPositionalEmbedding PegasusXSinusoidalPositionalEmbedding": RESTARTING,
         "LongT5Attention": RELATIVE,
-        "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
         "T5Gemma2Decoder": OneByOne(
             "its decoder attends to its own tokens and to the encoder's states in one softmax",
         ),
     },
-    tiny=Tiny(images={"square": named("t5gemma2")}),
 )
 
 _TOKENS_FIRST = "its attention has tokens before the batch"
@@ -180,10 +170,10 @@ class _FsmtDecoder(OneByOne):
 
 
 # Its halves are no models, only modules.
-FSMT = Family(
-    name="fsmt",
-    model_types=named("fsmt"),
-    how="each half as a whole, documents of like lengths as a batch",
+FSMT = Family.of(
+    "fsmt",
+    "fsmt",
+    "each half as a whole, documents of like lengths as a batch",
     positions=False,
     mixers={"FSMTEncoder": OneByOne(_TOKENS_FIRST), "FSMTDecoder": _FsmtDecoder(_TOKENS_FIRST)},
 )

@@ -1,4 +1,5 @@
-"""Decoders and encoders with attention code of their own, which runs on documents alone."""
+"""Decoders and encoders with attention code of their own, which runs on documents alone, or with
+something beside attention that depends on the row."""
 
 from __future__ import annotations
 
@@ -6,20 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
-from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way, named
-from autopack.layout.packed import real_tokens
+from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
+from autopack.layout.packed import PackedLayout, real_tokens
 from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
-from autopack.mixers import ALONE, Alone
+from autopack.mixers import ALONE, Alone, Rows
 from autopack.mixers.alone import count_from_zero
 
 # Their attention adds a bias by distance (ALiBi, arXiv 2108.12409).
-ALIBI = Family(
-    name="alibi",
-    model_types=named("bloom mpt"),
-    how="the model's own attention, documents alone; biases restart",
+ALIBI = Family.of(
+    "alibi",
+    "bloom mpt",
+    "the model's own attention, documents alone; biases restart",
     positions=False,
     mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
 )
@@ -39,10 +41,10 @@ def why_not_block_sparse(
 
 
 # Its encoder makes a table of rotations for the columns of its rows.
-ROFORMER = Family(
-    name="roformer",
-    model_types=named("roformer"),
-    how="the model's encoder, documents alone",
+ROFORMER = Family.of(
+    "roformer",
+    "roformer",
+    "the model's encoder, documents alone",
     positions=False,
     mixers={"RoFormerEncoder": Alone(by_columns=True)},
 )
@@ -63,7 +65,7 @@ class _ByCells(Way):
         found = Batches.grouped(call.layout, each_by_itself)
         return found.together([self._embed(call, batch) for batch in found.maps])
 
-    def _embed(self, call: MixerCall, batch: TokenMap) -> torch.Tensor:
+    def _embed(self, call: MixerCall, batch: TokenMap) -> Tensor:
         """Return the embeddings of a batch of documents, without positions that count from 0."""
         given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
         if count_from_zero(given):
@@ -71,13 +73,11 @@ class _ByCells(Way):
         return call.by_documents(batch.gather)
 
 
-TAPAS = Family(
-    name="tapas",
-    model_types=named("tapas"),
-    how=(
-        "the model's own attention, documents alone; positions restart in every cell of a "
-        "document's table"
-    ),
+TAPAS = Family.of(
+    "tapas",
+    "tapas",
+    "the model's own attention, documents alone; positions restart in every cell of a document's "
+    "table",
     mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
 )
 
@@ -161,9 +161,6 @@ class _EveryColumn(Way):
         return call.original(mixer, **{**call.arguments, "lengths": lengths})
 
 
-_BY_PAIRS = Alone(by_columns=True)
-_READING_PADDING = Alone(by_columns=True, reads_padding=True)
-
 _TYPES = """
 big_bird codegen convbert deberta deberta-v2 falcon flaubert fnet gpt_neo gpt_neox_japanese gptj
 ibert longformer luke megatron-bert mpnet nystromformer openai-gpt rembert squeezebert xglm xlm yoso
@@ -174,6 +171,13 @@ GPTNeoXJapaneseAttention IBertSelfAttention MegatronBertSelfAttention RemBertSel
 SqueezeBertEncoder XGLMAttention
 """
 """The first is OpenAI GPT's; in SqueezeBERT's layers tokens are the last axis."""
+_BY_PAIRS = "DisentangledSelfAttention LukeSelfAttention MPNetSelfAttention MultiHeadAttention"
+_READING_PADDING = """
+ConvBertSelfAttention ConvLayer FNetBasicFourierTransform NystromformerSelfAttention
+YosoSelfAttention
+"""
+"""`ConvLayer` is DeBERTa-v2's, where conv_kernel_size is set. Nystromformer has a convolution of
+its values, and YOSO one mask for padding and tokens alike."""
 
 
 def _refusal(config: Any) -> str | None:
@@ -209,29 +213,118 @@ def _refusal(config: Any) -> str | None:
 
 
 # Beside attention some have relative distances, convolutions or Fourier transforms.
-OWN_ATTENTION = Family(
-    name="own_attention",
-    model_types=named(_TYPES),
-    how="the model's own attention, documents alone",
+OWN_ATTENTION = Family.of(
+    "own_attention",
+    _TYPES,
+    "the model's own attention, documents alone",
     mixers={
-        **dict.fromkeys(_ATTENTION.split(), ALONE),
-        "ConvBertSelfAttention": _READING_PADDING,
-        "ConvLayer": _READING_PADDING,  # DeBERTa-v2's, where conv_kernel_size is set
-        "DisentangledSelfAttention": _BY_PAIRS,
-        "FNetBasicFourierTransform": _READING_PADDING,
+        _ATTENTION: ALONE,
+        _BY_PAIRS: Alone(by_columns=True),
+        _READING_PADDING: Alone(by_columns=True, reads_padding=True),
         "LongformerSelfAttention": _InWindows(),
-        "LukeSelfAttention": _BY_PAIRS,
-        "MPNetSelfAttention": _BY_PAIRS,
-        "MultiHeadAttention": _BY_PAIRS,
-        "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
-        "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
-        **dict.fromkeys(("FlaubertModel", "XLMModel"), _EveryColumn()),
+        "FlaubertModel XLMModel": _EveryColumn(),
     },
     refused_arguments={
         "entity_ids": "entities stand beside the row, and whose document they are of is not said",
     },
     refusal=_refusal,
-    numbering=dict.fromkeys("ibert longformer luke".split(), AFTER_PAD_TOKEN)
-    | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
-    | {"mpnet": Numbering(start=2, uncounted=1)},
+    numbering={
+        "ibert longformer luke": AFTER_PAD_TOKEN,
+        "nystromformer yoso": Numbering(start=2),
+        "mpnet": Numbering(start=2, uncounted=1),
+    },
+)
+
+
+# --- Attention through the interface beside something that depends on the row: an adjustment, a
+# site or a mixer.
+
+
+def _scale_query_by_position(
+    module: Any,
+    layout: PackedLayout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """Return the call's states and options, with queries scaled by their column in the document.
+
+    The model computes the temperatures in float32; only their ratio needs the precision of the
+    query.
+    """
+    if module.attn_temperature_tuning and not module.use_rope:
+        column = torch.arange(layout.columns, device=query.device)[None]
+        columns = torch.stack(
+            torch.broadcast_tensors(column - layout.start_columns, column)
+        ).float()
+        scales = (
+            torch.log1p(torch.floor((columns + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        )
+        wanted, given = scales.to(torch.promote_types(query.dtype, torch.float32))
+        query = (query * (wanted / given)[:, None, :, None]).to(query.dtype)
+    return query, key, value, options
+
+
+# Layers without rotary embedding scale the query by its column in the row and not by its position,
+# so a document further right is scaled more than it would be alone. The chunks of most layers are
+# cut by column too, which the mask description already undoes.
+LLAMA4 = Family.of(
+    "llama4",
+    "llama4 llama4_text",
+    "attention site, document by document; query temperature restarts per document",
+    adjustments={"Llama4TextAttention": _scale_query_by_position},
+)
+
+
+# Every layer keeps the strongest keys of the row, chosen by a learned score, and drops the others.
+# Other documents are masked out of that choice, but keys of equal score (the same token twice) are
+# told apart by an order that depends on the length of the row, so a document would keep other keys
+# than it does alone.
+DOGE = Family.of(
+    "doge",
+    "doge",
+    "the model's own attention, documents alone",
+    refusal=lambda config: (
+        "with is_moe=True doge routes tokens of all rows and documents together"
+        if getattr(config, "is_moe", False)
+        else None
+    ),
+    mixers={"DogeAttention": ALONE},
+)
+
+# `token_dropout` scales its embeddings by the share of mask tokens in a row.
+ESM = Family.of(
+    "esm",
+    "esm",
+    "attention site, document by document; embeddings of documents alone",
+    mixers={"EsmEmbeddings": ALONE},
+)
+
+# It joins each token with its left and right neighbour.
+MOBILEBERT = Family.of(
+    "mobilebert",
+    "mobilebert",
+    "embeddings of documents alone; attention document by document",
+    mixers={"MobileBertEmbeddings": Alone(reads_padding=True)},
+)
+
+
+_EMBEDDINGS = """
+CLIPTextEmbeddings CLIPSegTextEmbeddings MetaClip2TextEmbeddings OwlViTTextEmbeddings
+Owlv2TextEmbeddings SiglipTextEmbeddings Siglip2TextEmbeddings Tipsv2TextEmbeddings
+XCLIPTextEmbeddings
+"""
+_TEXT_TOWERS = """
+clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model
+siglip2_text_model siglip_text_model tipsv2_text_model xclip_text_model
+"""
+
+# Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than
+# positions. What the towers pick of every row is looked after where outputs are (`calls.outputs`).
+TEXT_TOWERS = Family.of(
+    "text_towers",
+    _TEXT_TOWERS,
+    "attention site, document by document; embeddings of documents as rows",
+    mixers={_EMBEDDINGS: Rows(recurs=False)},
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autopack.family import Family, MixerCall, Tiny, named
+from autopack.family import Family, MixerCall
 from autopack.mixers import ROWS, Alone, AtOperations, EqualRows, Rows
 
 # Lightning attention carries a sum over all tokens before.
-LIGHTNING = Family(
-    name="lightning",
-    model_types=named("minimax"),
-    how="lightning attention on documents as rows; attention document by document",
+LIGHTNING = Family.of(
+    "lightning",
+    "minimax",
+    "lightning attention on documents as rows; attention document by document",
     mixers={"MiniMaxLightningAttention": ROWS},
 )
 
@@ -30,27 +30,27 @@ class _ForgettingRows(Rows):
 
 # Upstream resets the recurrence where a position is 0, but its convolution reaches into the
 # document before.
-RG_LRU = Family(
-    name="rg_lru",
-    model_types=named("recurrent_gemma"),
-    how="recurrent block on documents as rows; attention document by document",
+RG_LRU = Family.of(
+    "rg_lru",
+    "recurrent_gemma",
+    "recurrent block on documents as rows; attention document by document",
     mixers={"RecurrentGemmaRecurrentBlock": _ForgettingRows()},
 )
 
 
 # Time mixing is a recurrence, and both halves of a block look at the token before.
-RWKV = Family(
-    name="rwkv",
-    model_types=named("rwkv"),
-    how="time and channel mixing on documents as rows",
-    mixers={"RwkvFeedForward": ROWS, "RwkvSelfAttention": ROWS},
+RWKV = Family.of(
+    "rwkv",
+    "rwkv",
+    "time and channel mixing on documents as rows",
+    mixers={"RwkvFeedForward RwkvSelfAttention": ROWS},
 )
 
 # Its memory is a matrix.
-XLSTM = Family(
-    name="xlstm",
-    model_types=named("xlstm"),
-    how="memory cell on documents as rows",
+XLSTM = Family.of(
+    "xlstm",
+    "xlstm",
+    "memory cell on documents as rows",
     mixers={"xLSTMLayer": ROWS},
 )
 
@@ -75,17 +75,15 @@ _DUALITY = AtOperations(
 )
 
 
-STATE_SPACE = Family(
-    name="state_space",
-    model_types=named(_SPACES),
-    how="convolution and scan by documents; attention document by document",
-    mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN)
-    | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
+STATE_SPACE = Family.of(
+    "state_space",
+    _SPACES,
+    "convolution and scan by documents; attention document by document",
+    mixers={_MAMBA: _SELECTIVE_SCAN, _MAMBA_2: _DUALITY},
     why_no_media={
         "nemotron_h_omni": "it takes frames in groups over the videos of a call, so a frame of one "
         "joins those of the next (get_video_features)"
     },
-    tiny=Tiny(images={"grid of one frame": named("nemotron_h_omni")}),
 )
 
 # Gated delta rules (linear attention): their convolution and the state of the rule go on, and so do
@@ -97,25 +95,24 @@ _RULES = """
 bailing_hybrid kimi_linear lara_mini minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hybrid qwen3_5
 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
 """
-_GATED = "LaraMini OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
-_WITH_MEDIA = named("qwen3_5 qwen3_5_moe qwen4_exp")
-_IN_ONE_ROW = named("minicpm_ocr minicpmv4_6 minicpmv4_7")
-"""Types that take the patches of all images as one row."""
+_GATED = """
+LaraMiniGatedDeltaNet OlmoHybridGatedDeltaNet Qwen3NextGatedDeltaNet Qwen3_5GatedDeltaNet
+Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet
+"""
 
 
-DELTA_RULE = Family(
-    name="delta_rule",
-    model_types=named(_RULES),
-    how="convolution and delta rule by documents; attention document by document",
+DELTA_RULE = Family.of(
+    "delta_rule",
+    _RULES,
+    "convolution and delta rule by documents; attention document by document",
     mixers={
-        **{f"{model}GatedDeltaNet": _GATED_DELTA_RULE for model in _GATED.split()},
-        **dict.fromkeys(
-            "BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY
-        ),
+        _GATED: _GATED_DELTA_RULE,
+        "BailingHybridDeltaAttention KimiLinearDeltaAttention": _PER_CHANNEL_DECAY,
         "Qwen4ExpTextPLELayer": ROWS,
     },
-    media_types={"video": _WITH_MEDIA | _IN_ONE_ROW},
-    tiny=Tiny(images={"grid": _WITH_MEDIA, "row of patches": _IN_ONE_ROW}),
+    media_types={
+        "video": "qwen3_5 qwen3_5_moe qwen4_exp minicpm_ocr minicpmv4_6 minicpmv4_7",
+    },
 )
 
 # Short convolutions, whose taps reach into the document before.
@@ -132,29 +129,20 @@ _OVER_LAYERS = (  # each token over what earlier layers have made of it
     "Inkling2LoopMessageAttentionResidual"
 )
 
-_FORMS = {
-    "grid of tokens": "inkling2",
-    "patches in time": "inkling_mm_model",
-    "spatial patches": "lfm2_vl",
-}
-_IMAGES = {form: named(name) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
-
-
 # Full attention of Inkling makes a bias of all pairs, and scales it and queries by columns; that of
 # Inkling 2 scales by `position_ids`, which count padding on the left too, behind which its
 # convolutions would start anew.
 _BIASED = "InklingAttention Inkling2FullAttention Inkling2LoopFullAttention"
 
-SHORT_CONVOLUTION = Family(
-    name="short_convolution",
-    model_types=named(_CONVOLUTIONS),
-    how="taps masked at the start of each document; attention document by document",
+SHORT_CONVOLUTION = Family.of(
+    "short_convolution",
+    _CONVOLUTIONS,
+    "taps masked at the start of each document; attention document by document",
     mixers={
-        **dict.fromkeys(_AT_CONVOLUTION.split(), AtOperations(("causal_conv1d_fn",))),
-        **dict.fromkeys(_BIASED.split(), Alone(by_columns=True)),
+        _AT_CONVOLUTION: AtOperations(("causal_conv1d_fn",)),
+        _BIASED: Alone(by_columns=True),
         "ZayaCCAProjection": ROWS,
     },
-    within_token=named(_OVER_LAYERS),
-    media_types={"video": named("lfm3_vl")},
-    tiny=Tiny(images=_IMAGES),
+    within_token=_OVER_LAYERS,
+    media_types={"video": "lfm3_vl"},
 )

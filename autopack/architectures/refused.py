@@ -9,27 +9,25 @@ from __future__ import annotations
 
 from autopack.family import Family, Tiny, named
 
-_REASONS = {
-    "its encoder puts the patches of an image behind all text of the row, and takes out those in "
-    "which any token has its box, padding too (5.23.0, modeling_udop.py:219)": "udop",
-    "it is a drafter that takes the states of a target model": (
-        "gemma4_assistant gemma4_unified_assistant"
-    ),
-    "it refines one canvas per row over the cache of the whole row, and draws it at random, so a "
-    "document alone has no result (5.23.0, modeling_diffusion_gemma.py:1552)": "diffusion_gemma",
-    "it plans the actions of a row, from one state and over the cache of the whole row, and gives "
-    "its tokens nothing (5.23.0, modeling_pi0.py:302)": "pi0",
-    "it has no forward of its own over its thinker and talker; enable `model.thinker`": (
-        "qwen2_5_omni qwen3_omni_moe"
-    ),
-    "it adds the frames of a row's sound to the tokens of the row one by one "
-    "(VoxtralRealtimeModel.forward), and its encoder reads them as one stream": "voxtral_realtime",
-}
+_DRAFTERS = "gemma4_assistant gemma4_unified_assistant"
 
-FAMILY = Family(
-    name="refused",
-    model_types=frozenset(),
-    how="refused",
-    refused_types={name: reason for reason, names in _REASONS.items() for name in names.split()},
-    tiny=Tiny(not_alone=named("gemma4_assistant gemma4_unified_assistant")),
+FAMILY = Family.of(
+    "refused",
+    "",
+    "refused",
+    refused_types={
+        "udop": "its encoder puts the patches of an image behind all text of the row, and takes "
+        "out those in which any token has its box, padding too (5.23.0, modeling_udop.py:219)",
+        _DRAFTERS: "it is a drafter that takes the states of a target model",
+        "diffusion_gemma": "it refines one canvas per row over the cache of the whole row, and "
+        "draws it at random, so a document alone has no result (5.23.0, "
+        "modeling_diffusion_gemma.py:1552)",
+        "pi0": "it plans the actions of a row, from one state and over the cache of the whole row, "
+        "and gives its tokens nothing (5.23.0, modeling_pi0.py:302)",
+        "qwen2_5_omni qwen3_omni_moe": "it has no forward of its own over its thinker and talker; "
+        "enable `model.thinker`",
+        "voxtral_realtime": "it adds the frames of a row's sound to the tokens of the row one by "
+        "one (VoxtralRealtimeModel.forward), and its encoder reads them as one stream",
+    },
+    tiny=Tiny(not_alone=named(_DRAFTERS)),
 )

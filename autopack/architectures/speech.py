@@ -19,31 +19,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.family import Family, SoundsRule, Tiny, named
+from autopack.family import Family, SoundsRule
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
+Given = Mapping[str, Any]
+"""Arguments of a packed call."""
+Lengths = np.ndarray | None
 _TYPES = """
 audioflamingo3 fun_asr_nano glmasr granite_speech granite_speech_plus musicflamingo qwen2_audio
 qwen3_asr vibevoice_asr voxtral
 """
-_SOUNDS = {
-    "window": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio",
-    "whole window": "voxtral",
-    "bins and frames": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
-    "bins and frames in chunks": "qwen3_asr",
-    "frames": (
-        "fun_asr_nano gemma3n gemma4 gemma4_unified nemo_speechlm nemotron_h_omni phi4_multimodal"
-    ),
-    "frames without a mask": "granite_speech granite_speech_plus",
-    "frames of ids": "inkling_mm_model",
-    "samples": "muse_spark",
-    "samples of a channel": "vibevoice_asr",
-    "chunks of frames": "dots3_note",
-}
 
 
-def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _lengths(config: Any, given: Given) -> Lengths:
     """Return the number of frames of each sound, or None if the call does not declare it."""
     if given.get("audio_feature_lengths") is not None:
         return host_values(given["audio_feature_lengths"])
@@ -57,7 +46,7 @@ def _lengths(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     return found if found.ndim == 1 else found.sum(-1)
 
 
-def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _within_chunks(config: Any, given: Given) -> Lengths:
     """Return the frames of each sound's longest chunk (Qwen3-Omni), or None if undeclared.
 
     Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first
@@ -67,7 +56,7 @@ def _within_chunks(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
     return None if lengths is None else np.minimum(lengths, 2 * config.audio_config.n_window)
 
 
-def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _with_a_frame_more(config: Any, given: Given) -> Lengths:
     """Return sounds' frames if Nemotron-H Omni would make a feature of padding, else None.
 
     It counts one frame more than the mask, which is padding if it begins a feature.
@@ -79,7 +68,7 @@ def _with_a_frame_more(config: Any, given: Mapping[str, Any]) -> np.ndarray | No
     return lengths if begun.any() else None
 
 
-def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _in_less_than_a_window(config: Any, given: Given) -> Lengths:
     """Return each sound's frames if GLM-ASR's features are not padded to its whole window, else
     None.
 
@@ -92,9 +81,9 @@ def _in_less_than_a_window(config: Any, given: Mapping[str, Any]) -> np.ndarray 
 
 
 def _refuse_unlike(
-    frames: Callable[[Any, Mapping[str, Any]], np.ndarray | None],
+    frames: Callable[[Any, Given], Lengths],
     config: Any,
-    given: Mapping[str, Any],
+    given: Given,
     layout: PackedLayout,
 ) -> str | None:
     """Return the reason to refuse sounds of different lengths by `frames`, or None if alike."""
@@ -104,9 +93,7 @@ def _refuse_unlike(
     return f"they have {lengths.min()} to {lengths.max()} frames, and {_BEHIND}"
 
 
-def _refuse_unlike_without_a_mask(
-    config: Any, given: Mapping[str, Any], layout: PackedLayout
-) -> str | None:
+def _refuse_unlike_without_a_mask(config: Any, given: Given, layout: PackedLayout) -> str | None:
     """Return the reason to refuse sounds of different lengths, or silence that may hide them.
 
     Silence and padding have one value in all bins.
@@ -128,13 +115,13 @@ def _refuse_unlike_without_a_mask(
     return _refuse_unlike(_lengths, config, given, layout)
 
 
-def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+def _placeholders(config: Any, given: Given) -> Lengths:
     """Return True at tokens that stand for sounds: bool (rows, columns)."""
     ids = given.get("input_ids")
     return None if ids is None else host_values(ids == config.audio_token_id)
 
 
-def _refuse_adjacent(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _refuse_adjacent(config: Any, given: Given, layout: PackedLayout) -> str | None:
     """Return the reason to refuse adjacent placeholders of two documents, or None.
 
     Music Flamingo takes a run of placeholders for one sound, and numbers windows of 30 s within it.
@@ -151,7 +138,7 @@ def _refuse_adjacent(config: Any, given: Mapping[str, Any], layout: PackedLayout
     )
 
 
-def _refuse_one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _refuse_one_for_each(config: Any, given: Given, layout: PackedLayout) -> str | None:
     """Return the reason to refuse single placeholders for Qwen2-Audio's sounds, or None.
 
     The model takes them for the older form, one per sound, and makes longer rows of them.
@@ -167,23 +154,19 @@ def _refuse_one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLa
 
 _BEHIND = "its encoder reads what stands behind a shorter one"
 _TOGETHER: dict[str, SoundsRule] = {
-    "gemma3n": partial(_refuse_unlike, _lengths),
+    "gemma3n nemo_speechlm": partial(_refuse_unlike, _lengths),
     "glmasr": partial(_refuse_unlike, _in_less_than_a_window),
     "musicflamingo": _refuse_adjacent,
-    "nemo_speechlm": partial(_refuse_unlike, _lengths),
     "nemotron_h_omni": partial(_refuse_unlike, _with_a_frame_more),
     "qwen2_audio": _refuse_one_for_each,
     "qwen3_omni_moe_thinker": partial(_refuse_unlike, _within_chunks),
-    **dict.fromkeys(
-        ("granite_speech", "granite_speech_plus", "phi4_multimodal"), _refuse_unlike_without_a_mask
-    ),
+    "granite_speech granite_speech_plus phi4_multimodal": _refuse_unlike_without_a_mask,
 }
 
-FAMILY = Family(
-    name="speech",
-    model_types=named(_TYPES),
-    how="attention site, document by document; sounds in the order of the documents",
-    within_token=named("FunAsrNanoMultiModalProjector"),
+FAMILY = Family.of(
+    "speech",
+    _TYPES,
+    "attention site, document by document; sounds in the order of the documents",
+    within_token="FunAsrNanoMultiModalProjector",
     sounds_together=_TOGETHER,
-    tiny=Tiny(sounds={form: named(types) for form, types in _SOUNDS.items()}),
 )

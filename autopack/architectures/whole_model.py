@@ -8,37 +8,28 @@ from typing import Any
 
 import torch
 
-from autopack.family import Family, MixerCall, Numbering, Tiny, named
+from autopack.family import Family, MixerCall, Numbering
 from autopack.mixers import OneByOne
 
 _STREAMS = "its streams of n-grams are numbered from the start of the row"
-_MODELS = {
-    "its byte patches and n-gram embeddings run across documents": "BltForCausalLM BltModel",
-    "its tokens, prompts and positions are numbered from the start of the row": (
-        "CpmAntForCausalLM CpmAntModel"
-    ),
-    (
-        "its characters are taken together by columns of the row, and its attention goes by blocks "
-        "of it"
-    ): "CanineModel",
-    "its key-value compressors pool windows counted from the row's start": (
-        "DeepseekV4ForCausalLM DeepseekV4Model"
-    ),
-    "its indexer selects blocks of keys counted from the row's start": (
-        "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel"
-    ),
-    (
-        "its indexer pools keys by windows counted from the row's start, and selects among those "
-        "of all of it"
-    ): ("Glm5NextTextModel"),
-    _STREAMS: "ProphetNetForCausalLM ProphetNetEncoder",
-    "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
-    (
-        "its attention averages keys over blocks of 32 columns and looks closely at the best "
-        "blocks of the row"
-    ): "MraModel",
-    "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
-    "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
+_REASONS = {
+    "BltForCausalLM BltModel": "its byte patches and n-gram embeddings run across documents",
+    "CpmAntForCausalLM CpmAntModel": "its tokens, prompts and positions are numbered from the "
+    "start of the row",
+    "CanineModel": "its characters are taken together by columns of the row, and its attention "
+    "goes by blocks of it",
+    "DeepseekV4ForCausalLM DeepseekV4Model": "its key-value compressors pool windows counted from "
+    "the row's start",
+    "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel": "its indexer selects blocks of keys counted "
+    "from the row's start",
+    "Glm5NextTextModel": "its indexer pools keys by windows counted from the row's start, and "
+    "selects among those of all of it",
+    "ProphetNetForCausalLM ProphetNetEncoder": _STREAMS,
+    "XLNetLMHeadModel XLNetModel": "its relative encodings and streams are made for the row",
+    "MraModel": "its attention averages keys over blocks of 32 columns and looks closely at the "
+    "best blocks of the row",
+    "FunnelModel FunnelBaseModel": "its encoder pools every two columns of the row into one",
+    "PerceiverForSequenceClassification": "its latents attend to all tokens of the row",
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
@@ -87,17 +78,6 @@ _TYPES = """
 blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra perceiver
 prophetnet reformer xlnet
 """
-_WITH_IMAGES = named("glm5_next minimax_m3_vl")
-
-
-def _refusal(config: Any) -> str | None:
-    """Return the reason to refuse Reformer with random hashes, or None."""
-    if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
-        return (
-            "with hash_seed=None its hashes are drawn anew at every call, so no document has "
-            "one result of its own"
-        )
-    return None
 
 
 _OF_BYTES = (
@@ -106,20 +86,24 @@ _OF_BYTES = (
     "loss takes labels of no other number, so the tokens of a packed row have none of their own"
 )
 
-WHOLE_MODEL = Family(
-    name="one_by_one",
-    model_types=named(_TYPES),
-    how="the whole model, documents of one length as a batch",
-    refusal=_refusal,
+WHOLE_MODEL = Family.of(
+    "one_by_one",
+    _TYPES,
+    "the whole model, documents of one length as a batch",
+    refusal=lambda config: (
+        "with hash_seed=None its hashes are drawn anew at every call, so no document has one "
+        "result of its own"
+        if config.model_type == "reformer"
+        and config.hash_seed is None
+        and "lsh" in config.attn_layers
+        else None
+    ),
     mixers={
-        **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
+        **{names: OneByOne(reason) for names, reason in _REASONS.items()},
         "ProphetNetDecoder": _Streams(_STREAMS),
-        **dict.fromkeys(
-            "ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER
-        ),
+        "ReformerModelWithLMHead ReformerForMaskedLM ReformerModel": _REFORMER,
     },
     refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
-    media_types={"video": _WITH_IMAGES},
+    media_types={"video": "glm5_next minimax_m3_vl"},
     numbering={"mra": Numbering(start=2)},
-    tiny=Tiny(images={"grid": _WITH_IMAGES}),
 )

@@ -29,10 +29,9 @@ def attend_compiled(
     `bounds` lie on the host, whatever the device of the states: each layer reads them, and would
     otherwise wait for the device.
     """
-    reach = pattern.before, 0 if pattern.causal else pattern.after
-    before, after = (_UNLIMITED if each is None else each for each in reach)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return _operator(query, key, value, bounds, before, after, scale).transpose(1, 2)
+    settings = *pattern.reach(_UNLIMITED), scale
+    return _operator(query, key, value, bounds, *settings).transpose(1, 2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor:

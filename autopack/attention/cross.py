@@ -1,22 +1,25 @@
-"""Attention to states beside the rows: every document reads its own encoder states, or its own
-images."""
+"""Attention to other states than the row's own: every document reads its own encoder states or its
+own images, and in a row that holds common beginnings once, each stretch reads its document.
+
+Shapes: S tokens of the row that runs, else as in `autopack.attention.call`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from autopack.attention.backends import flash
-from autopack.attention.backends.flex import blocks_within_documents
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention.call import AttentionCall, Backend, Output, slice_mask
+from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
-from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases, torches
-from autopack.layout.packed import PackedLayout
+from autopack.inspection import masks
+from autopack.layout.prefixes import Prefixes
 from autopack.layout.prepared import SeenImages
 
 
@@ -28,10 +31,9 @@ def attend(call: AttentionCall) -> Output:
     FlashAttention and FlexAttention are called once, anything else once per document. Returns no
     attention weights.
     """
-    layout, memory, mask = call.layout, call.memory, call.mask
-    assert memory is not None
+    layout, memory, mask = call.layout, call.keys, call.mask
     if isinstance(mask, DocumentMask):
-        if mask.pattern != masks.Pattern(causal=False) and not _sees_all(mask, layout, memory):
+        if mask.pattern != masks.Pattern(causal=False) and not mask.sees_all(layout, memory):
             raise UnsupportedModel(
                 f"{type(call.module).__name__} attends to the encoder by a rule of its own, which "
                 "autopack cannot apply to documents. Run such documents one per row.",
@@ -42,43 +44,31 @@ def attend(call: AttentionCall) -> Output:
     # pairs.
     options = {name: option for name, option in call.options.items() if name != "position_ids"}
     bias = options.get("position_bias")
-    if isinstance(bias, torch.Tensor) and bias.shape[-1] == 1:
+    if isinstance(bias, Tensor) and bias.shape[-1] == 1:
         del options["position_bias"]
-    if releases.is_flash(call.implementation):
-        call.refuse_dense_mask("flash attention")
-        return flash.attend_between(call, layout, memory, {**options, "is_causal": False})[0], None
-    if call.implementation == "flex_attention":
-        if not torches.is_block_mask(mask):
-            call.refuse_dense_mask("flex_attention")
-        blocks = blocks_within_documents(layout, memory, getattr(mask, "mask_mod", None))
-        return call.original(call.module, *call.states, blocks, **options)[0], None
+    own = own_backend(call.implementation)
+    if own in ("flash", "flex"):
+        options["is_causal"] = False
+        return BACKENDS[own].attend(replace(call, mask=mask, options=options))[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
     return _one_by_one(replace(call, mask=mask, options=options), places), None
 
 
-def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
-    """Return True if the mask's rule lets every token see all encoder states (T5Gemma); cached."""
-
-    def ask() -> tuple[bool, DocumentMask]:
-        zero = torch.zeros((), dtype=torch.long, device=layout.device)
-        ours, theirs = (
-            torch.arange(each.columns, device=layout.device) for each in (layout, memory)
-        )
-        # kept: its id is the key
-        return bool(mask.rule(zero, zero, ours[:, None], theirs[None]).all()), mask
-
-    return layout.derived(("sees all", memory, id(mask)), ask)[0]
-
-
 @torch._dynamo.disable  # places on the host would be constants of a graph
-def attend_to_images(call: AttentionCall, seen: SeenImages) -> Output:
+def attend_to_images(call: AttentionCall, seen: SeenImages | None) -> Output:
     """Attend from documents to the states of their own images; zeros if one has none.
 
     Queries are (R, H, C, E), keys and values (R, H, images * n, E); the mask is None or (R, 1, C,
     images * n). Upstream, a token that sees none of its document's images sees all images of
     the call; here it sees no other document's. Returns no attention weights.
     """
+    if seen is None:
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} attends to images inside a packed forward whose call "
+            "does not say which document sees which. Run the documents one per row.",
+            code="media-mixed",
+        )
     query, key, _ = call.states
     rows, _, columns, _ = query.shape
     each, rest = divmod(key.shape[2], seen.count)
@@ -97,7 +87,7 @@ def attend_to_images(call: AttentionCall, seen: SeenImages) -> Output:
     return tokens.reshape(rows, columns, *tokens.shape[2:]), None
 
 
-def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> torch.Tensor:
+def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> Tensor:
     """Attend once per document, from queries to keys of its row in `places`: (1, tokens, H, V)."""
     query, key, value = call.states
     outputs = []
@@ -108,7 +98,59 @@ def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]])
             outputs.append(zeros)
             continue
         own = query[here, :, queries], key[here, :, keys], value[here, :, keys]
-        assert not isinstance(call.mask, DocumentMask)
         mask = slice_mask(call.mask, row, queries, keys)
         outputs.append(call.original(call.module, *own, mask, **call.options)[0])
     return torch.cat(outputs, dim=1)
+
+
+def attend_over_prefixes(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
+    """Attend from every token of a row of stretches to its document so far: (1, S, H, V).
+
+    The layout of `call` describes the documents. A backend that takes other lengths of keys than
+    of queries computes each stretch once; with any other backend, documents attend as if they
+    shared nothing. Raises `UnsupportedModel` if later tokens are seen: then common tokens differ
+    from document to document.
+    """
+    if call.pattern is None or not call.pattern.causal:
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} attends by a mask that is not known to hide later "
+            "tokens, so what rows of the batch begin with cannot be computed once for all of them. "
+            "Use autopack.enable(model, share=False).",
+            code="share-refused",
+        )
+    given = (option for name, option in call.options.items() if name != "position_ids")
+    of_tokens = any(isinstance(option, Tensor) and option.dim() > 1 for option in given)
+    found = (
+        None
+        if backend.over_prefixes is None or of_tokens
+        else backend.over_prefixes(call, prefixes)
+    )
+    return _as_documents(call, prefixes, backend) if found is None else found
+
+
+def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
+    """Attend over whole documents without sharing, and return the row's tokens: (1, S, H, V)."""
+    places = prefixes.row.back.to(call.query.device)
+    query, key, value = (states.index_select(2, places) for states in call.states)
+    options = {
+        name: _expanded(call, name, option, prefixes) for name, option in call.options.items()
+    }
+    call = replace(call, query=query, key=key, value=value, options=options)
+    return backend.attend(call)[0].index_select(1, prefixes.row.where[0].to(query.device))
+
+
+def _expanded(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
+    """Return an option with its axis of S tokens, if any, expanded to the documents' tokens."""
+    shape = option.shape if isinstance(option, Tensor) else ()
+    axes = [axis for axis, size in enumerate(shape) if axis and size == prefixes.tokens]
+    if not axes:
+        return option
+    if len(axes) > 1 or (axes[0] == 1 and option.shape[1] == call.query.shape[1]):
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its "
+            f"attention function, for a row of {prefixes.tokens} tokens that holds once what rows "
+            "of the batch begin with; autopack cannot tell what of it is of which document. Use "
+            "autopack.enable(model, share=False).",
+            code="share-refused",
+        )
+    return option.index_select(axes[0], prefixes.row.back.to(option.device))

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
@@ -48,7 +49,7 @@ class DocumentMask:
         row."""
         skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
-        self._made: dict[Any, Any] = {}  # masks by the length of a document
+        self._made: dict[Any, Any] = {}  # masks by the length of a document, and answers
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """Return one document's mask alone: (1, 1, length, length), or None if stock makes none."""
@@ -61,39 +62,47 @@ class DocumentMask:
         # A rule over relative indices is the same for every length, so one mask serves all
         # documents.
         longest = self.for_length(self.layout.max_seqlen)
-        if isinstance(longest, torch.Tensor):
+        if isinstance(longest, Tensor):
             return longest[:, :, :length, :length]
         # A BlockMask forgets its rule when it is sliced, so it is made for each length.
         return None if longest is None else self.for_length(length)
 
-    def for_length(self, length: int) -> Any:
-        """Return the mask of any document of this length, by a relative rule; cached."""
-        if length not in self._made:
-            self._made[length] = self.function(**self._alone(length))
-        return self._made[length]
+    def for_length(self, length: int, skips: bool = True) -> Any:
+        """Return the mask of any document of this length, by a relative rule; cached.
 
-    def for_last(self, tokens: int, length: int) -> torch.Tensor | None:
+        Without `skips` it is made even if stock could do without.
+        """
+        if (length, skips) not in self._made:
+            others = {} if skips else self._no_skips
+            self._made[length, skips] = self.function(**{**self._alone(length), **others})
+        return self._made[length, skips]
+
+    def for_last(self, tokens: int, length: int) -> Tensor | None:
         """Return the (1, 1, tokens, length) mask of a document's last `tokens` of `length`.
 
         None if the mask function makes no tensor, or the rule reads columns of the row.
         """
         if self.absolute:
             return None
-        key = "whole", max(length, self.layout.max_seqlen)
+        whole = self.for_length(max(length, self.layout.max_seqlen), skips=False)
+        return whole[:, :, length - tokens : length, :length] if isinstance(whole, Tensor) else None
+
+    def sees_all(self, layout: PackedLayout, memory: PackedLayout) -> bool:
+        """Return True if the rule lets every token of `layout` see all of `memory`; cached."""
+        key = "all", layout.columns, memory.columns
         if key not in self._made:
-            self._made[key] = self.function(**{**self._alone(key[1]), **self._no_skips})
-        whole = self._made[key]
-        return (
-            whole[:, :, length - tokens : length, :length]
-            if isinstance(whole, torch.Tensor)
-            else None
-        )
+            ours, theirs = (
+                torch.arange(each.columns, device=layout.device) for each in (layout, memory)
+            )
+            zero = ours.new_zeros(())
+            self._made[key] = bool(self.rule(zero, zero, ours[:, None], theirs[None]).all())
+        return self._made[key]
 
     def _alone(self, length: int) -> dict[str, Any]:
         """Return the mask function's arguments for one unpadded document of this length."""
         return masks.with_length(self.arguments, length, batch_size=1, attention_mask=None)
 
-    def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
+    def _by_columns(self, row: int, first: int, end: int) -> Tensor | None:
         """Return one document's mask, made by a rule that reads columns of the row."""
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
@@ -149,15 +158,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         scope = _packed_scope(kwargs.get("config"))
         # A model without such attention attends in code of its own and wants tensors; the site
         # stands for another's.
-        if scope is None or scope.layout is None:
-            return original(*args, **kwargs)
-        padding = kwargs.get("attention_mask")
-        if not scope.model.anatomy.attention:
-            if scope.shared is not None and not args:
-                kwargs = _of_whole_rows(kwargs, masks.describe_mask(kwargs["mask_function"]), scope)
-                if padding is not None:
-                    _refuse_padding(padding, scope.model)
-                    kwargs["attention_mask"] = padding.new_ones(scope.layout.shape)
+        attends = scope is not None and scope.model.anatomy.attention
+        if scope is None or (not attends and (args or scope.shared is None)):
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(
@@ -167,13 +169,18 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             )
         # Some models make an all-ones mask of their own; padding that the entry has not seen would
         # be lost.
-        if padding is not None:
+        if (padding := kwargs.get("attention_mask")) is not None:
             _refuse_padding(padding, scope.model)
-        kwargs["attention_mask"] = None
         pattern = masks.describe_mask(kwargs["mask_function"])
-        layout, memory = scope.layout, scope.memory
-        if scope.shared is not None or scope.prefixes is not None:
+        whole: Any = scope.layout
+        layout, memory = whole, scope.memory
+        in_part = scope.shared is not None or scope.prefixes is not None
+        if in_part:
             kwargs = _of_whole_rows(kwargs, pattern, scope)
+        if not attends:
+            seen = None if padding is None else padding.new_ones(whole.shape)
+            return original(**{**kwargs, "attention_mask": seen})
+        kwargs["attention_mask"] = None
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
             # Of cross-attention, which hides no state of the encoder, or whose rule is asked
             # whether it does.
@@ -182,8 +189,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if (kwargs["batch_size"], kwargs["kv_length"]) != layout.shape:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in "
-                f"{kwargs['batch_size']} rows, but the packed batch has {scope.layout.rows} rows "
-                f"of {scope.layout.columns} tokens. Cross-attention and prefixes cannot be packed; "
+                f"{kwargs['batch_size']} rows, but the packed batch has {whole.rows} rows of "
+                f"{whole.columns} tokens. Cross-attention and prefixes cannot be packed; "
                 "run such documents one per row.",
                 code="other-tokens",
             )
@@ -197,7 +204,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         if not combined or site.key == "flex_attention":
             return mask
-        if scope.shared is not None or scope.prefixes is not None:
+        if in_part:
             raise scope.refused("the model combines its masks by code of its own")
         return mask.over_rows
 
@@ -241,7 +248,7 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
     return masks.with_length(arguments, layout.columns)
 
 
-def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
+def _refuse_padding(mask: Tensor, model: EnabledModel) -> None:
     """Raise `UnsupportedModel` if a mask that the model made itself hides tokens."""
     why = (
         "the model makes a padding mask of its own inside a packed forward; train it on padded "

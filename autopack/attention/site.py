@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, prefixes
+from autopack.attention import cross
 from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.choose import BACKENDS, own_backend
 from autopack.attention.document_mask import DocumentMask
@@ -51,11 +51,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         **kwargs: Any,
     ) -> Any:
         mark, scope = module.__dict__.get(MARK), site_scope(module, one_token=query.shape[2] == 1)
-        seen = None if scope is None else scope.images
         if (
             mark is None
             or scope is None
-            or (scope.layout is None and not (seen and mark.reads_images))
+            or (scope.layout is None and not (scope.images and mark.reads_images))
         ):
             refuse_stranger(module, query.shape[0], query.shape[2])
             is_off = exchange is not None and "forward" in vars(exchange)  # a twin is asked
@@ -67,49 +66,29 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                 "names. Run `autopack doctor` to see which versions are supported.",
                 code="site-drift",
             )
-        options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
-        if mark.reads_images:
-            if seen is None:
-                raise UnsupportedModel(
-                    f"{type(module).__name__} attends to images inside a packed forward whose call "
-                    "does not say which document sees which. Run the documents one per row.",
-                    code="media-mixed",
+        for told in LAYOUT_KWARGS:
+            kwargs.pop(told, None)
+        # The layout is None where only images are told apart.
+        layout: Any = scope.layout and scope.layout.to(query.device)
+        memory = scope.memory if mark.reads_encoder else None
+        memory = memory and memory.to(query.device)
+        if not mark.reads_images:
+            _check_shapes(module, scope, memory, query, key)
+            if mark.adjustment is not None and memory is None:
+                query, key, value, kwargs = mark.adjustment(
+                    module, layout, query, key, value, kwargs
                 )
-            where: Any = scope.layout
-            call = AttentionCall(
-                original, name, module, query, key, value, attention_mask, where, options
-            )
-            return cross.attend_to_images(call, seen)
-        assert scope.layout is not None
-        layout = scope.layout.to(query.device)
-        memory = (
-            scope.memory.to(query.device)
-            if scope.memory is not None and mark.reads_encoder
-            else None
-        )
-        _check_shapes(module, scope, memory, query, key)
-        if mark.adjustment is not None and memory is None:
-            query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
-        call = AttentionCall(
-            for_whole_rows,
-            name,
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            layout,
-            options,
-            memory,
-            scope.want_weights,
-        )
+        given = query, key, value, attention_mask, layout, kwargs, memory, scope.want_weights
+        call = AttentionCall(for_whole_rows, name, module, *given)
+        if mark.reads_images:
+            return cross.attend_to_images(call, scope.images)
         if memory is not None:
             return cross.attend(call)
         if scope.shared is not None:
             return _attend_over_ranks(call, scope, own)
         backend = _backend_of(call, scope.model.options.backend, own)
         if scope.prefixes is not None:
-            return prefixes.attend(call, scope.prefixes, backend), None
+            return cross.attend_over_prefixes(call, scope.prefixes, backend), None
         return backend.attend(call)
 
     return autopack_attention
@@ -147,9 +126,7 @@ def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
     if own != "flex" or torches.is_block_mask(call.mask):
         return BACKENDS[own]
     # A mask of the model's own is cut by documents, and no BlockMask is made of it; so is a bias.
-    by_documents = (
-        isinstance(call.mask, torch.Tensor) or call.options.get("position_bias") is not None
-    )
+    by_documents = isinstance(call.mask, Tensor) or call.options.get("position_bias") is not None
     return BACKENDS["eager" if by_documents or not masks.has_mask_interface() else own]
 
 
@@ -194,7 +171,7 @@ def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> Atten
     given = {
         name: option
         for name, option in options.items()
-        if isinstance(option, torch.Tensor) and option.dim()
+        if isinstance(option, Tensor) and option.dim()
     }
     # sinks have one for each head
     tensors = [name for name, option in given.items() if option.shape != (heads,)]
@@ -215,9 +192,7 @@ def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> Atten
     return replace(call, query=query, key=key, value=value, options=options)
 
 
-def _parts_of_rows(
-    output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int
-) -> torch.Tensor:
+def _parts_of_rows(output: Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> Tensor:
     """Return this rank's columns, of all `heads`, from output (R, C of whole rows, H here, V)."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
@@ -229,7 +204,7 @@ def _parts_of_rows(
     return rows.part(output, 1) if output.shape[2] == heads else _exchanged(output, rows)
 
 
-def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
+def _exchanged(states: Tensor, rows: RowGroup) -> Any:
     """Exchange (R, H, C of a part, E) for (R, H of this rank, C of whole rows, E).
 
     The same exchanges (R, C of whole rows, H of this rank, V) for (R, C of a part, H, V).

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
@@ -101,11 +101,11 @@ class Call:
         return (*named, *self._by_position[len(names) :]), by_name
 
     @cached_property
-    def inputs(self) -> torch.Tensor | None:
+    def inputs(self) -> Tensor | None:
         """The tokens or embeddings (rows, columns, ...); None if the call has none of that form."""
         for name in ("input_ids", "inputs_embeds"):
             value = self.arguments.get(name)
-            if isinstance(value, torch.Tensor) and value.dim() >= 2:
+            if isinstance(value, Tensor) and value.dim() >= 2:
                 return value
         return None
 
@@ -117,13 +117,10 @@ class Call:
     @property
     def brings_choices(self) -> bool:
         """True if a multiple-choice head gets tokens (questions, choices, columns, ...)."""
-        head, given = self.entry.head, self.arguments
-        if head is None or not head.of_choices:
+        head, inputs = self.entry.head, self.inputs
+        if head is None or not head.of_choices or inputs is None:
             return False
-        return any(
-            getattr(given.get(name), "ndim", 0) == n
-            for name, n in (("input_ids", 3), ("inputs_embeds", 4))
-        )
+        return inputs.dim() == 3 + inputs.is_floating_point()
 
     def choices_as_rows(self) -> dict[str, Any]:
         """Return a multiple-choice head's arguments per token, with one choice in each row."""
@@ -150,7 +147,11 @@ class Call:
             return Declared(None)
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
-        if self.outer is not None and self._outer_made_positions:
+        outer, here = self.outer, arguments.get("position_ids")
+        made_inside = outer is not None and "position_ids" not in outer.plan.call.given
+        # Three sections that an outer model has made, and not its caller, tell the places of
+        # images' tokens, several of which may be at 0 (MiniCPM-V 4.7), and no documents.
+        if made_inside and isinstance(here, Tensor) and here.dim() == 3 == len(here):
             arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
         traits, entry = self.traits, self.entry
@@ -175,23 +176,6 @@ class Call:
             if self.prefixes is not None and found.layout is None:
                 found = replace(found, real=found.real_of((rows, columns)))
         return found
-
-    @property
-    def _outer_made_positions(self) -> bool:
-        """True if an outer model made the three-section `position_ids`, not its caller.
-
-        They tell the places of images' tokens, and declare no documents, although several tokens
-        may be at 0 (MiniCPM-V 4.7).
-        """
-        here = self.arguments.get("position_ids")
-        if (
-            self.outer is None
-            or not isinstance(here, torch.Tensor)
-            or here.dim() != 3
-            or len(here) != 3
-        ):
-            return False
-        return "position_ids" not in self.outer.plan.call.given
 
     @cached_property
     def noted(self) -> np.ndarray | None:
@@ -227,7 +211,7 @@ class Call:
         if not self.model.options.verify:
             return None
         values = (self.arguments[name] for name in self.media)
-        counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
+        counts = [len(value) for value in values if isinstance(value, Tensor) and value.dim()]
         layout = None if self.entry.is_pair else self.declared.layout
         # As many as documents, or more, as far as the arguments tell.
         count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
@@ -285,8 +269,8 @@ class Call:
     @cached_property
     def wants_last_logits(self) -> bool:
         """True if the call asks for the logits of some tokens only."""
-        asked = [*map(self.arguments.get, self.given.intersection(LAST_LOGITS))]
-        return bool(asked) and any(isinstance(value, torch.Tensor) or value for value in asked)
+        asked = map(self.arguments.get, self.given.intersection(LAST_LOGITS))
+        return any(isinstance(value, Tensor) or value for value in asked)
 
     @cached_property
     def wants_weights(self) -> bool:
@@ -381,7 +365,7 @@ class CallPlan:
         """Return the output that the caller expects; None if the model's output is that already."""
         return None
 
-    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
+    def rows_for_pooler(self, states: Tensor) -> Tensor | None:
         """Return states (rows, columns, ...) with one document per row, for a pooler of column 0.
 
         None if they have that form already.
@@ -389,10 +373,6 @@ class CallPlan:
         layout = self.scope.layout
         return None if layout is None else TokenMap.of_documents(layout).gather(states)
 
-    def span_logits(self, output: Any) -> torch.Tensor | None:
+    def span_logits(self, output: Any) -> Tensor | None:
         """Return logits of starts and ends, least at padding; None for any other output."""
         return None
-
-    def counts_labels(self, labels: Any) -> bool:
-        """Return True if these are the shifted labels that this plan gave to the loss."""
-        return False

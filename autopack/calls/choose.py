@@ -12,9 +12,8 @@ from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry
 from autopack.calls.outputs import ONE_PER_ROW
 from autopack.calls.padding_rules import Delegate, PassThrough, reasons_anywhere, reasons_here
-from autopack.calls.rows import Packed
+from autopack.calls.rows import Packed, Unpadded
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
-from autopack.calls.unpadded import Unpadded
 from autopack.calls.with_media import own_images
 from autopack.inspection import torches
 from autopack.inspection.configs import text_config
@@ -72,11 +71,13 @@ def decide(call: Call) -> CallPlan:
     """Return the plan of a call: how the model is run for it."""
     if generates(call.model):
         return PassThrough(call, "transformers generates")
-    return _choose_pair(call) if isinstance(call, PairCall) else _choose_rows(call)
+    if isinstance(call, PairCall) and call.one_sided_layout() is None:
+        return _choose_pair(call)
+    return _choose_rows(call)
 
 
 def _choose_rows(call: Call) -> CallPlan:
-    """Return the plan of a call of any model but an encoder-decoder."""
+    """Return the plan of a call with one row of tokens for each document."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
         rows = rows_shared_by(call)
@@ -120,7 +121,7 @@ def _choose_without_documents(call: Call) -> CallPlan:
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
-        refusals.check_sites(call.model)
+        call.model.lease.check()
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that
     # out.
@@ -158,15 +159,9 @@ def _why_not_unpadded(call: Call) -> str | None:
 
 
 def _choose_pair(call: PairCall) -> CallPlan:
-    """Return the plan of a call of an encoder-decoder."""
+    """Return the plan of a call of an encoder-decoder with tokens for both halves."""
     if in_a_group():
         refusals.refuse_split_rows(call)
-    layout = call.one_sided_layout()
-    if layout is not None:
-        if refusals.says_it_all(call, layout):
-            return _pass_through(call, _MASKED_APART)
-        refusals.check_packed(call, layout)
-        return row_heads.plan_of_pair(call, layout)
     pair = call.find_pair()
     if pair is None:
         _warn_of_unmasked_padding(call)
@@ -176,13 +171,13 @@ def _choose_pair(call: PairCall) -> CallPlan:
     elif not call.model.options.unpad:
         return _pass_through(call, "unpad=False")
     else:
-        anywhere = call.obstacle_anywhere() if call.outer is None else None
-        reason = anywhere or call.obstacle_here()
+        anywhere = None if call.outer is not None else next(call.why_padded_anywhere(), None)
+        reason = anywhere or next((reason for reason, _ in call.obstacles_here()), None)
         if reason is not None:
             if anywhere is None and call.entry.holds_pair:
                 return Delegate(call, reason)
             return _pass_through(call, reason, keeps_padding=True)
-    refusals.check_sites(call.model)
+    call.model.lease.check()
     return PairAsRows(call)
 
 
@@ -199,33 +194,24 @@ def _warn_of_unmasked_padding(call: Call) -> None:
         or model.is_silent
         or not model.options.unpad
         or (before > _ALL_OF and before & (before - 1))
-    ):
-        return
-    if (
-        call.outer is not None
+        or call.outer is not None
         or "attention_mask" in call.given
         or call.continues
         or torches.is_recorded()
     ):
         return
-    ids, pad = (
-        recall({"input_ids": ids}).get("input_ids", ids),
-        text_config(call.config).pad_token_id,
-    )
+    ids, pad = recall({"": ids}).get("", ids), text_config(call.config).pad_token_id
     # By its exact type: one that is recorded has no values.
     if (
         type(ids) is not torch.Tensor
         or ids.device.type != "cpu"
         or ids.dim() != 2
         or ids.shape[1] < 3
+        or not isinstance(pad, int)
     ):
         return
     # Two of them: a text may well end with one, where it is also the token at the end of texts.
-    rows = (
-        max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1]))
-        if isinstance(pad, int)
-        else 0
-    )
+    rows = max(int((ids[:, ends] == pad).all(1).sum()) for ends in ([0, 1], [-2, -1]))
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
@@ -34,8 +33,8 @@ from autopack.layout.ways import CACHES
 from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Volume
 
-DECLARED = {*NOT_IN_ROWS, *pairs.DECLARATIONS}
-"""Arguments that rows of documents cannot use: declarations, masks and caches."""
+DECLARED = {*NOT_IN_ROWS, *pairs.DECLARATIONS, "encoder_outputs"}
+"""Arguments that rows of documents cannot use as they come: declarations, masks, caches, states."""
 _OF_DECODER = (
     "decoder_input_ids",
     "decoder_inputs_embeds",
@@ -95,12 +94,14 @@ class PairCall(Call):
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
 
-    def hides_labels(self, given: tuple[str, ...]) -> bool:
+    def _hides_labels(self) -> bool:
         """Return True if the model hides padding among decoder tokens that it makes of labels.
 
-        If the call brings one of the arguments `given`, the model makes no tokens, or no mask.
+        If the call brings the tokens, or a mask of single documents, it hides none.
         """
         labels, config = self.arguments.get("labels"), self.config
+        # a mask of packed rows declares documents, and a document alone has none
+        given = _OF_DECODER[: 2 if self.pair.packs else 3]
         if labels is None or not self.given.isdisjoint(given):
             return False
         if not source.hides_pad_in_decoder(source.class_of(self.module)):
@@ -112,94 +113,29 @@ class PairCall(Call):
         # the last label is no token of the decoder
         return bool((hidden[:, :-1] & real[:, 1:]).any())
 
-    def obstacle_anywhere(self) -> str | None:
-        """Return the reason why a padded batch has to stay padded at every entry, or None."""
-        if self._takes_tokens_of_encoder:
-            return "the model makes the decoder's tokens of the encoder's"
-        if self.hides_labels(given=_OF_DECODER[:3]):
-            return (
+    def obstacles(self) -> refusals.Obstacles:
+        """Yield (reason, code) for what no entry can run as one row for each half."""
+        if self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2]):
+            yield "the model makes the decoder's tokens of the encoder's", "decoder-tokens"
+        if self._hides_labels():
+            yield (
                 "a label is the padding token, or is ignored, and the model hides it from its "
-                "decoder"
-            )
-        if self.traits.uses_positions and not all(
-            half.places.on_the_right for half in self.pair.halves
-        ):
-            return f"how {self.anatomy.model_type} counts positions after padding is not known"
-        if self.wants_router_loss:
-            return "the losses of its routers are over all columns, padding included"
-        return next(
-            (reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)),
-            None,
-        )
-
-    def obstacle_here(self) -> str | None:
-        """Return the reason why this very entry cannot run the halves as rows, or None."""
-        if self.entry.has_other_head:
-            return "the head takes the padded form"
-        if self.entry.foreign is not None:
-            return f"{self.entry.foreign}, and takes the padded form"
-        name = self._without_a_place()
-        return None if name is None else f"{name} has no place in a packed row"
-
-    @property
-    def _takes_tokens_of_encoder(self) -> bool:
-        """True if the model makes the decoder's tokens of the encoder's, with any labels."""
-        return self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2])
-
-    def check_packed(self) -> None:
-        """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
-        refusals.refuse_unproven(self)
-        refusals.refuse_caches(self)
-        if self.entry.has_other_head:
-            raise UnsupportedModel(
-                f"{self.name} gives one result per row, so the documents of a packed row would "
-                "share one. Pass the encoder's tokens alone, of which it makes the decoder's, or "
-                "run the documents one per row.",
-                code="result-per-row",
+                "decoder",
+                "decoder-tokens",
             )
         if self.wants_router_loss:
-            raise UnsupportedModel(
-                f"{self.name} was asked for the losses of its routers with packed rows, where they "
-                "would be over rows of all documents. Set output_router_logits=False, or run the "
-                "documents one per row.",
-                code="output-asked",
-            )
-        if self._takes_tokens_of_encoder:
-            raise UnsupportedModel(
-                f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. "
-                "Pass decoder_input_ids.",
-                code="decoder-tokens",
-            )
-        # a mask declares documents, and a document alone has none
-        if self.hides_labels(given=_OF_DECODER[:2]):
-            raise UnsupportedModel(
-                f"{self.name} hides padding tokens from its decoder, and some of the labels of "
-                "packed rows that it makes the decoder's tokens of are such, or count for nothing. "
-                "Pass decoder_input_ids, or run the documents one per row.",
-                code="decoder-tokens",
-            )
+            yield "the losses of its routers are over all columns, padding included", "output-asked"
         if self.wants_weights:
-            raise UnsupportedModel(
-                f"{self.name} was asked for attention weights with packed rows, where encoder and "
-                "decoder have documents of their own. Leave output_attentions out, or run the "
-                "documents one per row.",
-                code="output-asked",
-            )
-        # What an encoder has made already is a half of the call, whatever it was made of.
-        refusals.refuse_arguments(self, exempt=("encoder_outputs",))
-        homeless = self._without_a_place()
-        if homeless is not None:
-            raise UnsupportedModel(
-                f"{homeless} was given to {self.name} with packed rows, and autopack does not know "
-                "what of it belongs to which document. Leave it out, or run the documents one per "
-                "row.",
-                code="argument-of-no-document",
-            )
+            yield "attention weights are wanted", "output-asked"
 
-    def _without_a_place(self) -> str | None:
-        """Return the name of the first argument that cannot be split by documents, or None."""
+    def obstacles_here(self) -> refusals.Obstacles:
+        """Yield (reason, code) for what this very entry cannot run as one row for each half."""
+        if self.entry.has_other_head:
+            yield "the head takes the padded form", "result-per-row"
+        if self.entry.foreign is not None and not self.pair.packs:
+            yield f"{self.entry.foreign}, and takes the padded form", "other-code"
         for name, value in self.arguments.items():
-            if name in DECLARED or value is None or value is False or name == "encoder_outputs":
+            if name in DECLARED or value is None or value is False:
                 continue
             half = half_of(name, self.pair)
             fits = (
@@ -213,8 +149,22 @@ class PairCall(Call):
                 or isinstance(value, bool | int | float | str)
             )
             if not (known and fits):
-                return name
-        return None
+                yield f"{name} has no place in a packed row", "argument-of-no-document"
+
+    def why_padded_anywhere(self) -> Iterator[str]:
+        """Yield the reasons why a padded batch has to stay padded at every entry."""
+        for reason, _ in self.obstacles():
+            yield reason
+        if self.traits.uses_positions and not all(
+            half.places.on_the_right for half in self.pair.halves
+        ):
+            yield f"how {self.anatomy.model_type} counts positions after padding is not known"
+        for half in self.pair.halves:
+            yield from reasons_anywhere(self, half.places)
+
+    def check_packed(self) -> None:
+        """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
+        refusals.refuse(self, self.obstacles(), self.obstacles_here())
 
 
 class PairAsRows(CallPlan):
@@ -238,13 +188,12 @@ class PairAsRows(CallPlan):
         super().__init__(
             call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume
         )
-        self.wants_tuple = call.wants_tuple
-        """True if the caller asked for a tuple; inside, names tell the halves' outputs apart."""
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
-        return restored.to_tuple() if self.wants_tuple else restored
+        # inside, names tell the halves' outputs apart
+        return restored.to_tuple() if self.call.wants_tuple else restored
 
 
 class HalfAsRow(CallPlan):
@@ -266,7 +215,7 @@ class HalfAsRow(CallPlan):
         arguments = arguments_of_rows(call, layout)
         memory = encoder.layout if call.entry.decodes else None
         states = arguments.get("encoder_hidden_states")
-        if memory and isinstance(states, torch.Tensor) and states.shape[:2] != (1, memory.columns):
+        if memory and isinstance(states, Tensor) and states.shape[:2] != (1, memory.columns):
             arguments["encoder_hidden_states"] = encoder.places.gather(states)
         reason = "the call around it declares documents or hides padding"
         super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
@@ -279,7 +228,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     """
     states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     documents = len(pair.decoder.layout.lengths)
-    if not isinstance(states, torch.Tensor) or len(states) != documents:
+    if not isinstance(states, Tensor) or len(states) != documents:
         raise UnsupportedModel(
             f"the decoder reads {0 if states is None else len(states)} encoded recordings or "
             f"images for {documents} documents. Train the model on padded batches with "
@@ -287,7 +236,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
             code="unpad-refused",
         )
     real = np.ones(states.shape[:2], dtype=bool)
-    if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
+    if isinstance(mask, Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
     return Half(real, states.device)
 
@@ -326,7 +275,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     return {**found, "return_dict": True}
 
 
-def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def _shift_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return the function of a model, or of its file, that makes decoder tokens of labels."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:

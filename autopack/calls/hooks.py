@@ -26,9 +26,8 @@ from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows
 from autopack.calls.entry import Entry
 from autopack.calls.outputs import without
 from autopack.calls.padding_rules import PassThrough
-from autopack.calls.rows import arguments_of_rows
+from autopack.calls.rows import Inside, Unpadded, arguments_of_rows
 from autopack.calls.sequence_parallel import SharedRows
-from autopack.calls.unpadded import Inside, Unpadded
 from autopack.errors import AutopackError, LeakDetected, UnsupportedModel
 from autopack.inspection import torches
 from autopack.inspection.heads import pool_documents
@@ -139,7 +138,7 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
     if entry.is_pair and given.get("encoder_outputs") is None:
         return False
     prefix = "decoder_" if entry.is_pair else ""
-    values = [given.get(prefix + "input_ids"), given.get(prefix + "inputs_embeds")]
+    values = [given.get(prefix + name) for name in ("input_ids", "inputs_embeds")]
     brought = [tokens for tokens in values if tokens is not None]
     # By its length: Dynamo of torch 2.4 cannot tell whether a list is true.
     return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
@@ -155,30 +154,23 @@ def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
     """Plan a call and put its scope in force; return its new arguments, or None if they stay."""
-    outer = scopes.of_model(model)
-    # a call, or one inside a forward that begins anew
-    if outer is None or outer.level >= hook.entry.level:
-        # It may replace `hook.entry`, which is read again below.
-        _follow_changes(hook.entry, model, (*args, *kwargs.values()))
-        return _open(_planned(call_at(hook.entry, module, args, kwargs)))
-    if outer.plan is not None and outer.plan.defers:
+    outer, level = scopes.of_model(model), hook.entry.level
+    if outer is None or outer.level >= level:
+        # A call, or one inside a forward that begins anew: the model is brought up to date with
+        # changed code, attention, sharding and checkpointing.
+        outer, anatomy = None, model.anatomy
+        if level:
+            refusals.refuse_bypassed_top(anatomy.entries[:level])
+        model.groups = gathering_groups(anatomy.entries[0]) if in_a_group() else ()
+        if FakeTensor not in map(type, (*args, *kwargs.values())):  # a trace proves no model
+            model.follow_code()  # which may replace `hook.entry`
+        model.lease.follow(model.implementations())
+        bind_checkpointing(model.anatomy.checkpointed)
+    if outer is None or (outer.plan is not None and outer.plan.defers):
         return _open(_planned(call_at(hook.entry, module, args, kwargs, outer)))
-    return (
-        None
-        if outer.scope.stock
-        else _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
-    )
-
-
-def _follow_changes(entry: Entry, model: EnabledModel, given: tuple[Any, ...]) -> None:
-    """Bring a model up to date with changed code, attention, sharding and checkpointing."""
-    if entry.level:
-        refusals.refuse_bypassed_top(model.anatomy.entries[: entry.level])
-    model.groups = gathering_groups(model.anatomy.entries[0]) if in_a_group() else ()
-    if FakeTensor not in map(type, given):  # of a trace, in which no model can be proven
-        model.follow_code()
-    model.lease.follow(model.implementations())
-    bind_checkpointing(model.anatomy.checkpointed)
+    if outer.scope.stock:
+        return None
+    return _enter_inside(Call(hook.entry, module, args, kwargs, None), outer)
 
 
 def _planned(call: Call) -> CallPlan:
@@ -187,7 +179,16 @@ def _planned(call: Call) -> CallPlan:
     try:
         plan = decide(call)
         if call.outer is None and model.live is not None and (plan.packs or plan.defers):
-            plan = _checked(call, plan)
+            if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
+                raise UnsupportedModel(
+                    f"{call.name} is called inside a transform of torch.func, a trace or a graph, "
+                    "where its calls cannot be checked, and they have to be "
+                    f"({model.proof.how}). Call it once outside of these.",
+                    code="recorded-call",
+                )
+            proof = model.proof
+            model.live.before(call)
+            plan = plan if model.proof is proof else decide(call)
         plan.count(model.tally)
         call.count(plan.volume)
     except LeakDetected:
@@ -211,21 +212,6 @@ def _planned(call: Call) -> CallPlan:
         model.logged.add(said)
         logger.debug("a call of %s %s, since %s", *said)
     return plan
-
-
-def _checked(call: Call, plan: CallPlan) -> CallPlan:
-    """Check a call if that is due; return its plan, or a new one. Raises `LeakDetected`."""
-    model = call.model
-    if model.is_checked_closely and not model.live.has_checked and torches.is_recorded():
-        raise UnsupportedModel(
-            f"{call.name} is called inside a transform of torch.func, a trace or a graph, where "
-            f"its calls cannot be checked, and they have to be ({model.proof.how}). Call it once "
-            "outside of these.",
-            code="recorded-call",
-        )
-    proof = model.proof
-    model.live.before(call)
-    return plan if model.proof is proof else decide(call)
 
 
 def _open(plan: CallPlan) -> Arguments | None:

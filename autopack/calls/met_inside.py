@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
@@ -74,15 +74,12 @@ class SpanLogitsHook:
 
     # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
     @torch._dynamo.disable
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], output: Any
-    ) -> torch.Tensor | None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
         running = scopes.current()
-        found = (
-            None if running is None or running.plan is None else running.plan.span_logits(output)
-        )
-        if running is not None and found is not None:
-            running.masked = True
+        if running is None or running.plan is None:
+            return None
+        found = running.plan.span_logits(output)
+        running.masked |= found is not None
         return found
 
 
@@ -97,8 +94,11 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def autopack_cross_entropy(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         activation = scopes.ambient.activation
         if activation is not None and activation.scope.shared is not None:
-            activation.met_loss |= activation.plan is not None and activation.plan.counts_labels(
-                target
+            mine = getattr(activation.plan, "targets", None)
+            activation.met_loss |= (
+                isinstance(target, Tensor)
+                and mine is not None
+                and (target.numel(), target.data_ptr()) == (mine.numel(), mine.data_ptr())
             )
         elif activation is not None and activation.foreign:
             target = _without_labels_at_boundaries(
@@ -110,7 +110,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 @torch._dynamo.disable
-def _without_labels_at_boundaries(target: torch.Tensor, ignored: int) -> torch.Tensor:
+def _without_labels_at_boundaries(target: Tensor, ignored: int) -> Tensor:
     """Return shifted labels, set to `ignored` where they compare tokens of two documents."""
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
@@ -25,8 +25,7 @@ from autopack.layout.forms import Frame, stands_for_no_router
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Pair
 from autopack.layout.token_map import TokenMap, equally_long_documents, in_order
-from autopack.layout.ways import Of
-from autopack.runtime.in_graph import Joint, each_leaf, joined
+from autopack.runtime.in_graph import Joint, joined
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.scope import stock
@@ -52,90 +51,71 @@ def restore(
     parts = parts_of(output)
     loss = loss_of(output)
     read = read if loss is not None and loss.requires_grad else None
-    results: dict[int, Joint] = {}
-    found = {}
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
-    def restored_once(
-        name: str | None, whole: bool, refuse: Callable[[], None] | None, waits: bool, value: Any
-    ) -> Joint:
-        if id(value) not in results:
-            results[id(value)] = _restored(name, value, of(name), whole, refuse, waits)
-        return results[id(value)]
+    def made(key: Any, values: Sequence[Any]) -> Any:
+        """Return a tensor with the functions that restore it to the padded batch's form."""
+        (value,), name = values, key if isinstance(key, str) else None
+        if not isinstance(value, Tensor):
+            return value
+        way = of(name)
+        if (
+            way is None
+            or value.dim() == 0
+            or name == media.STATES
+            or stands_for_no_router(name, value)
+        ):
+            return Joint([value])
+        if pooled and value is parts[key] and value.dim() == 2 and len(value) == way.shape[0]:
+            return Joint([value])
+        axis, what = Frame(1, way.tokens).axis_of_output(name, value), name or "an output"
+        if axis is None:
+            raise UnsupportedModel(
+                f"autopack ran a padded batch of shape {way.shape} as one row of {way.tokens} "
+                f"tokens, and {what} of shape {tuple(value.shape)} cannot be brought back into the "
+                "form of the batch. Use autopack.enable(model, unpad=False).",
+                code="unpad-refused",
+            )
 
-    for key, value in parts.items():
-        name = key if isinstance(key, str) else None
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
-        waits, whole = (
-            loss is not None and name == "logits",
-            pooled and isinstance(value, torch.Tensor),
-        )
-        found[key] = each_leaf(
-            torch.Tensor, partial(restored_once, name, whole, refuse, waits), value
-        )
-    return with_parts(output, joined(found, results.values()))
 
+        def join(parts: Sequence[Tensor], fill: bool = False) -> Tensor:
+            return way.restore(parts[0], axis, fill)
 
-def _restored(
-    name: str | None,
-    value: torch.Tensor,
-    padding: TokenMap | None,
-    pooled: bool,
-    refuse: Callable[[], None] | None,
-    waits: bool,
-) -> Joint:
-    """Return one output tensor with the functions that restore it to the padded batch's form."""
-    if (
-        padding is None
-        or value.dim() == 0
-        or name == media.STATES
-        or stands_for_no_router(name, value)
-    ):
-        return Joint([value])
-    if pooled and value.dim() == 2 and value.shape[0] == padding.shape[0]:
-        return Joint([value])
-    axis = Frame(1, padding.tokens).axis_of_output(name, value)
-    if axis is None:
-        raise UnsupportedModel(
-            f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} "
-            f"tokens, and {name or 'an output'} of shape {tuple(value.shape)} cannot be brought "
-            "back into the form of the batch. Use autopack.enable(model, unpad=False).",
-            code="unpad-refused",
-        )
-    shape = (*value.shape[: axis - 1], *padding.shape, *value.shape[axis + 1 :]) if axis else None
+        def split(gradient: Tensor) -> list[Tensor]:
+            return [way.gather(gradient, axis)]
 
-    def join(parts: Sequence[torch.Tensor], fill: bool = False) -> torch.Tensor:
-        return padding.restore(parts[0], axis, fill)
+        def check(gradient: Tensor) -> None:
+            """Refuse a gradient that is not zero at padding."""
+            gradient = gradient.detach().nan_to_num()
+            if refuse is not None and bool((join(split(gradient)) != gradient).any()):
+                refuse()
 
-    def split(gradient: torch.Tensor) -> list[torch.Tensor]:
-        return [padding.gather(gradient, axis)]
+        def refuse_gradient() -> None:
+            """Raise `UnsupportedModel`: a token that rows share has no gradient for each row."""
+            raise UnsupportedModel(
+                f"a gradient of {what} is asked for, and what rows begin with in common has run "
+                "once, where that of each row cannot be told. Use autopack.enable(model, "
+                "share=False).",
+                code="share-refused",
+            )
 
-    def check(gradient: torch.Tensor) -> None:
-        """Call `refuse` for a gradient that is not zero at padding."""
-        gradient = gradient.detach().nan_to_num()
-        if refuse is not None and bool((join(split(gradient)) != gradient).any()):
-            refuse()
-
-    def refuse_gradient() -> None:
-        """Raise `UnsupportedModel`: a token that rows share has no gradient for each row."""
-        raise UnsupportedModel(
-            f"a gradient of {name or 'an output'} is asked for, and what rows begin with in common "
-            "has run once, where that of each row cannot be told. Use autopack.enable(model, "
-            "share=False).",
-            code="share-refused",
+        shared = int(way.real.sum()) > way.tokens
+        waits = axis > 0 and loss is not None and name == "logits"
+        return Joint(
+            [value],
+            join,
+            split=None if shared else split,
+            refuse=refuse_gradient if shared else None,
+            # A square of zeros has no slope, by which a reader of padding would be seen.
+            values=None if read is None else partial(join, fill=True),
+            check=None if read is None else check,
+            shape=(*value.shape[: axis - 1], *way.shape, *value.shape[axis + 1 :])
+            if waits
+            else None,
         )
 
-    shared = padding.shares
-    return Joint(
-        [value],
-        join,
-        split=None if shared else split,
-        refuse=refuse_gradient if shared else None,
-        # A square of zeros has no slope, by which a reader of padding would be seen.
-        values=None if refuse is None else partial(join, fill=True),
-        check=None if refuse is None else check,
-        shape=shape if waits else None,
-    )
+    return with_parts(output, joined({key: [value] for key, value in parts.items()}, made))
 
 
 def parts_of(output: Any) -> dict[Any, Any]:
@@ -157,14 +137,15 @@ def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
     return type(output)(parts.values()) if isinstance(output, tuple | list) else parts[None]
 
 
-def loss_of(output: Any) -> torch.Tensor | None:
+def loss_of(output: Any) -> Tensor | None:
     """Return the loss in an output of any form, as one number; None if there is none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if loss is None and isinstance(output, tuple) and output and not hasattr(output, "_fields"):
-        loss = output[0] if isinstance(output[0], torch.Tensor) and output[0].dim() == 0 else None
-    if loss is None and isinstance(output, torch.Tensor) and output.dim() == 0:
-        loss = output
-    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+    if loss is None:
+        is_plain = isinstance(output, tuple) and not hasattr(output, "_fields")
+        first = output[:1] if is_plain else [output]
+        is_number = [isinstance(part, Tensor) and part.dim() == 0 for part in first]
+        loss = first[0] if True in is_number else None
+    if not isinstance(loss, Tensor) or not loss.is_floating_point():
         return None
     return loss.sum() if loss.dim() else loss
 
@@ -223,22 +204,10 @@ def with_documents_alone(
         )
     groups = equally_long_documents(layout)
     batches = [TokenMap.of_documents(layout, group) for group in groups]
-    frame = Frame(layout.rows, layout.columns, shared=True)
-    unknown = [
-        name for name, value in arguments.items() if frame.unit_of(name, value) is Of.UNKNOWN
-    ]
-    if unknown:
-        raise UnsupportedModel(
-            f"{type(module).__name__} makes one result of every row, so its documents are run "
-            f"alone, and autopack does not know what of {unknown[0]} belongs to which document. "
-            "Leave it out, or run the documents one per row.",
-            code="argument-of-no-document",
-        )
+    frame = Frame(*layout.shape, shared=True)
     runs = []
     for batch in batches:
-        given = {
-            name: frame.changed(name, value, batch.gather) for name, value in arguments.items()
-        }
+        given = frame.all_changed(arguments, batch.gather)
         with stock(model):
             runs.append(parts_of(module.forward(**given)))
     changed = {}

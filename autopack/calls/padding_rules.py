@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.calls import outputs
+from autopack.calls import outputs, refusals
 from autopack.calls.call import Call, CallPlan
 from autopack.calls.rows import NOT_IN_ROWS, has_a_place
 from autopack.inspection import media
@@ -87,25 +87,19 @@ class Delegate(CallPlan):
     def __init__(self, call: Call, reason: str, *given: Any, real: np.ndarray | None = None):
         super().__init__(call, reason, *given)
         self.of_head, read = call.of_head, call.model.padding_read
-        self._real = real if read is not None and read.is_due() else None
-        self._ran = 0 if read is None else read.ran
+        self._read = None if read is None or real is None or not read.is_due() else read
+        self._real, self._ran = real, 0 if read is None else read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        read = self.scope.model.padding_read
-        if self._real is None or read is None or not torch.is_grad_enabled():
-            return
-        if read.ran > self._ran:  # else the model inside has left the padding where it was
+        read = self._read
+        # else the model inside has left the padding where it was
+        if read is not None and torch.is_grad_enabled() and read.ran > self._ran:
             read.look(output, [("", self._real)], refuses=True)
 
 
 def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
     """Yield the reasons why a batch has to stay padded at every entry."""
-    given, traits, model_type, head = (
-        call.arguments,
-        call.traits,
-        call.anatomy.model_type,
-        call.entry.head,
-    )
+    traits, model_type, head = call.traits, call.anatomy.model_type, call.entry.head
     if head is not None and head.picks:
         yield "its head reads a token of each choice that the call names"
     if call.model.proof.why_not_unpadded is not None:
@@ -114,10 +108,8 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "its position_ids jump"
     if call.model.neighbours.hands_rows_to_layers(call.module):
         yield "PEFT's layers are given something for each row (adapter_names, task_ids)"
-    if torch.jit.is_tracing():
-        yield "it is traced, and a trace would keep where its padding lies"
-    if given.get("use_cache") or call.continues:
-        yield "a cache is wanted"
+    for reason, _ in refusals.obstacles(call):
+        yield reason
     returns_cache = call.wants("use_cache", *call.anatomy.configs) and (
         call.anatomy.causal or traits.recurs
     )
@@ -131,8 +123,6 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield "evaluation without labels may want the cache (use_cache=False would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
-    if "encoder_hidden_states" in call.given:
-        yield "it attends to encoder states"
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
     if call.labelled_padding:
@@ -150,17 +140,10 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         yield f"{model_type} reads padding, so without it tokens would get something else"
     if traits.image_mask in call.given:
         yield "its text attends to the images of the row"
-    refused = traits.refused_arguments if call.media else traits.refused_of_text
-    for name, reason in refused.items():
-        if name in call.given:
-            yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
     if call.anatomy.has_row_dependent_rotary and not _keeps_largest_position(call, padding):
         yield "rotary frequencies depend on the longest row, and every row ends in padding"
-    covered = call.model.neighbours.covered_mixer
-    if covered is not None:
-        yield f"{covered} has a forward of its own on the instance"
     if traits.recurs and padding.has_holes:
         yield "padding lies between tokens, and state is carried over it"
     for size in call.model.chunk_sizes:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.inspection import masks, torches
-from autopack.inspection.put_on import hooks_of, looks_at_rows
+from autopack.inspection.foreign import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, common_beginning
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout, real_documents, real_tokens, rows_as_documents
+from autopack.layout.packed import real_documents, real_tokens, rows_as_documents
 from autopack.layout.prefixes import Prefixes, Stretch
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
@@ -80,9 +80,18 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     a batch with a document each. Tokens on a device are compared only if the host has them anyway.
     """
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
-    if type(ids) is not torch.Tensor or ids.is_meta or torches.is_recorded():
+    if type(ids) is not Tensor or ids.is_meta or torches.is_recorded():
         return None  # without values, or whose values would be kept
-    if ids.dim() != 2 or (len(ids) < 2 if layout is None else not _shares_in_rows(call, layout)):
+    if ids.dim() != 2:
+        return None
+    if layout is None:
+        may_share = len(ids) > 1
+    else:  # a fixed number of bounds is declared for graphs of rows of a fixed length
+        entry, slots = call.entry, () if layout.slots is None else layout.slots
+        may_share = len(slots) <= len(layout.bounds) and entry.level not in call.model.pooling
+        may_share &= entry.head is None and not call.wants_weights
+        may_share &= entry.holds_models or not (call.has_labels or call.wants_last_logits)
+    if not may_share:
         return None
     if call.of_head is not None or call.continues or "inputs_embeds" in call.given:
         return None
@@ -149,18 +158,9 @@ def _reasons_apart(call: Any) -> Iterator[str]:
         yield why
 
 
-def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
-    """Return True if a call's packed rows may run as rows that hold common beginnings once."""
-    if call.entry.head is not None or call.wants_weights or call.entry.level in call.model.pooling:
-        return False
-    if layout.slots is not None and len(layout.slots) > len(layout.bounds):
-        return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
-    return not (call.has_labels or call.wants_last_logits) or call.entry.holds_models
-
-
 def _is_single_value(value: object) -> bool:
     """Return True for one number, a string or a one-element tensor, the same for all tokens."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, bool | int | float | str)
 
@@ -216,24 +216,23 @@ def _tree(
     """
     stretches: list[Stretch] = []
     columns = [np.empty(0, dtype=np.int64)] * len(lengths)
-    waiting: list[tuple[int, int, np.ndarray, int | None]] = [(0, len(lengths), columns[0], None)]
+    chain: tuple[int, ...] = ()
+    waiting = [(0, len(lengths), columns[0], chain)]
     while waiting:
-        begin, stop, shared, parent = waiting.pop()
+        begin, stop, shared, chain = waiting.pop()
         is_leaf, depth = stop - begin == 1, len(shared)
         end = lengths[begin] if is_leaf else min(common[begin : stop - 1])
         if end - depth >= (1 if is_leaf else least):
             first = stretches[-1].end if stretches else 0
-            stretches.append(Stretch(first, first + end - depth, depth, parent))
-            shared, parent = (
-                np.append(shared, np.arange(first, first + end - depth)),
-                len(stretches) - 1,
-            )
+            chain = (*chain, len(stretches))
+            stretches.append(Stretch(first, first + end - depth, depth, chain))
+            shared = np.append(shared, np.arange(first, first + end - depth))
         if is_leaf:
             columns[begin] = shared
             continue
         cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == end), stop]
         waiting += [
-            (one, other, shared, parent)
+            (one, other, shared, chain)
             for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)
         ]
     return stretches, columns

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,16 @@ from autopack.inspection import media
 from autopack.inspection.callers import FORWARDS, STEPS, callers
 from autopack.inspection.sharding import splits_rows
 from autopack.layout import prepared
+from autopack.layout.forms import described
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
-from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 
 _TRAINERS = "transformers.trainer"
+_OF_DATA = {"cache-given", "does-not-fit", "first-position", "media-of-others", "wrong-labels"}
+"""Codes of `InvalidPacking`; other obstacles are the model's (`UnsupportedModel`)."""
+Obstacles = Iterator[tuple[str, str]]
+"""What rules packed rows out: (reason, code) each."""
 
 
 def refuse_bypassed_top(tops: list[Any]) -> None:
@@ -68,94 +74,148 @@ def refuse_split_rows(call: Call) -> None:
         )
 
 
-def check_sites(model: EnabledModel) -> None:
-    """Raise `SiteDrift` for a site that other code covers, `UnsupportedModel` for a mixer."""
-    model.lease.check()
-    covered = model.neighbours.covered_mixer
+def obstacles(call: Call) -> Obstacles:
+    """Yield (reason, code) for what neither packed rows nor a batch without padding may have."""
+    if torch.jit.is_tracing():
+        yield "it is traced, and a trace would keep where documents or padding lie", "recorded-call"
+    covered = call.model.neighbours.covered_mixer
     if covered is not None:
-        raise UnsupportedModel(
-            f"{covered} has a forward of its own on the instance, which goes past autopack's. Take "
-            "it away, or train the model on padded batches, one document per row.",
-            code="other-code",
+        yield f"{covered} has a forward of its own on the instance", "other-code"
+    if call.unnamed:
+        yield "its forward does not name some of the arguments by position", "positional-arguments"
+    if call.arguments.get("use_cache") or call.continues:
+        yield "a cache is wanted", "cache-given"
+    if "encoder_hidden_states" in call.given:
+        yield "it attends to encoder states", "argument-of-no-document"
+    refused = call.traits.refused_arguments if call.media else call.traits.refused_of_text
+    for name, reason in refused.items():
+        if name in call.given:
+            yield f"{name} was given, and {reason}", "argument-of-no-document"
+
+
+def _of_packed(call: Call) -> Obstacles:
+    """Yield (reason, code) for what packed rows of any kind of model may not have."""
+    proof = call.model.proof
+    if proof.why_not_packed is not None:
+        yield f"they are not exact: {proof.why_not_packed}", "not-exact"
+    if proof.why_not_labels is not None and call.has_labels:
+        yield (
+            f"nobody knows if the loss is that of their documents: {proof.why_not_labels}. Call it "
+            "without labels and compute the loss from its logits",
+            "loss-not-of-documents",
+        )
+    # What an encoder has made already is a half of the call, whatever it was made of.
+    of_media = sorted({*call.media} - ({"encoder_outputs"} if call.entry.is_pair else set()))
+    if of_media:
+        yield from _of_media(call, of_media)
+
+
+def _of_media(call: Call, of_media: list[str]) -> Obstacles:
+    """Yield (reason, code) for media that documents of packed rows may not bring."""
+    traits, given = call.traits, {name: call.arguments[name] for name in call.given}
+    for name in of_media:
+        for kind in sorted(media.kinds(name, given[name])):
+            if kind not in traits.media:
+                why = f": {traits.why_no_media}" if traits.why_no_media else ""
+                yield (
+                    f"{name} was given, but documents of {call.anatomy.model_type!r} with {kind}s "
+                    f"are not served{why}",
+                    "media-not-served",
+                )
+            apart = call.why_media_meet(kind)
+            if apart is not None:
+                yield (
+                    f"{name} was given, and documents with {kind}s are not proven to be kept "
+                    f"apart: {apart}. If you know that they are, use verify=False",
+                    "media-not-proven",
+                )
+    for name, norm in call.module.named_modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (
+            norm.training or norm.running_mean is None
+        ):
+            yield (
+                f"{of_media[0]} was given, and {name} ({type(norm).__name__}) normalizes over the "
+                "media of all documents. Freeze it (call its eval() after every train() of the "
+                "model)",
+                "media-mixed",
+            )
+    of_halves = call.entry.is_pair and not traits.image_of_each
+    layout = None if of_halves else call.declared.layout
+    pixels: Any = given.get("pixel_values")
+    if traits.image_of_each and layout is not None and pixels is not None:
+        documents = real_documents(layout).sum()
+        if len(pixels) != documents:
+            yield (
+                f"{len(pixels)} images and {documents} documents; each has one, in their order",
+                "media-of-others",
+            )
+    wrong = None if traits.wrong_media is None else traits.wrong_media(given)
+    if wrong is not None:
+        yield f"media are not those of its documents: {wrong}", "media-of-others"
+    sounds = [name for name in of_media if media.kinds(name, given[name]) == {"sound"}]
+    if traits.sounds_together is None or layout is None or not sounds:
+        return
+    why = traits.sounds_together(call.config, call.arguments, layout)
+    if why is not None:
+        raise InvalidPacking(
+            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. "
+            "docs/media.md says which sounds may share a call. Or run one document per row and "
+            "call.",
+            code="media-mixed",
         )
 
 
-def check_packed(call: Call, layout: PackedLayout) -> None:
-    """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
-    check_sites(call.model)
-    refuse_unproven(call)
-    refuse_unnamed(call)
-    refuse_caches(call)
-    refuse_arguments(call)
+def _of_rows(call: Call, layout: PackedLayout) -> Obstacles:
+    """Yield (reason, code) for what packed rows of all models but encoder-decoders may not have."""
     if call.entry.earliest_position:
-        refuse_early_positions(call, layout)
+        yield from early_positions(call, layout)
     for size in call.model.chunk_sizes:
         inside = {part for mixer in call.anatomy.mixers for part in mixer.modules()}
         alone = not inside.isdisjoint(call.anatomy.chunked)
         taken = layout.sizes[real_documents(layout)] if alone else np.array([layout.columns])
         if (taken % size).any():
-            raise InvalidPacking(
-                f"layers of {call.name} take {size} tokens at a time, and run on "
-                f"{taken.tolist()}, which must be multiples of that. Load the model with "
-                "chunk_size_feed_forward=0, or pad rows that do not run document by document: "
-                f"PackingCollator(pad_to_multiple_of={size}).",
-                code="does-not-fit",
+            yield (
+                f"its layers take {size} tokens at a time, and run on {taken.tolist()}, which must "
+                "be multiples of that. Load the model with chunk_size_feed_forward=0, or pad rows "
+                "that do not run document by document: "
+                f"PackingCollator(pad_to_multiple_of={size})",
+                "does-not-fit",
             )
-    if call.traits.whole_model_reason is not None:
-        _refuse_labelled_padding(call, layout)
-    if "encoder_hidden_states" in call.given:
-        raise UnsupportedModel(
-            "encoder_hidden_states were given with packed rows: cross-attention would let every "
-            "document see the encoder states of all. Run such documents one per row.",
-            code="argument-of-no-document",
+    labels: Any = call.arguments.get("labels")
+    if (
+        call.traits.whole_model_reason is not None
+        and getattr(labels, "shape", None) == layout.shape
+        and (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any()
+    ):
+        yield (
+            "it runs documents alone and leaves padding out, but labels count padding. Give "
+            f"padding the label {call.ignored_label}",
+            "wrong-labels",
         )
     head, inner = call.entry.head, call.entry.inner_head
     if head is None and inner is not None:
-        raise UnsupportedModel(
-            f"{call.name} holds {inner.name}, which gives one result per row, and a packed row has "
-            f"several documents. Call {inner.name} itself, or run documents one per row.",
-            code="result-per-row",
+        yield (
+            f"it holds {inner.name}, which gives one result per row. Call {inner.name} itself",
+            "result-per-row",
         )
     if head is not None and head.refusal is not None:
-        raise UnsupportedModel(
-            f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as "
-            "padded batches.",
-            code="result-per-row",
+        yield f"{head.refusal}. Run its questions as padded batches", "result-per-row"
+
+
+def refuse(call: Call, *others: Obstacles) -> None:
+    """Raise `AutopackError` for what no packed call may have, and for `others` (reason, code)."""
+    call.model.lease.check()
+    for reason, code in chain(obstacles(call), _of_packed(call), *others):
+        raise (InvalidPacking if code in _OF_DATA else UnsupportedModel)(
+            f"{call.name} cannot run packed rows: {reason}. Leave that out, or run the documents "
+            "one per row.",
+            code=code,
         )
 
 
-def refuse_unnamed(call: Call) -> None:
-    """Raise `UnsupportedModel` for positional arguments without a known name."""
-    if call.unnamed:
-        given = len(call.entry.names) + call.unnamed
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional "
-            "arguments, so autopack cannot tell what they are. Pass them by name.",
-            code="positional-arguments",
-        )
-
-
-def refuse_unproven(call: Call) -> None:
-    """Raise `UnsupportedModel` if packed calls of this kind are not known to be exact."""
-    if torch.jit.is_tracing():
-        raise UnsupportedModel(
-            f"packed rows of {call.name} were traced (torch.jit.trace), and the trace would cut "
-            "all later rows at the same columns. Trace the stock model, after "
-            "`autopack.disable(model)`.",
-            code="recorded-call",
-        )
-    proof = call.model.proof
-    if proof.why_not_packed is not None:
-        raise UnsupportedModel(
-            f"packed rows of {call.name} are not exact: {proof.why_not_packed}", code="not-exact"
-        )
-    if proof.why_not_labels is not None and call.has_labels:
-        raise UnsupportedModel(
-            f"autopack cannot tell if the loss of packed rows of {call.name} is the loss of their "
-            f"documents: {proof.why_not_labels}. Call it without labels and compute the loss from "
-            "its logits, or run the documents one per row.",
-            code="loss-not-of-documents",
-        )
+def check_packed(call: Call, layout: PackedLayout) -> None:
+    """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
+    refuse(call, _of_rows(call, layout))
 
 
 def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
@@ -181,25 +241,12 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
     declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
     same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
     silent = declared is None and "position_ids" not in call.given and call.declared.real is None
-    if shape != (layout.rows, layout.columns) or not (same or silent):
+    if shape != layout.shape or not (same or silent):
         raise UnsupportedModel(
             f"{call.name} was called inside a packed forward of {layout.rows} rows of "
             f"{layout.columns} tokens, with {shape[0]} rows of {shape[1]} tokens and other "
             "documents. Call it outside of that forward, or pass the same documents on.",
             code="call-within-call",
-        )
-
-
-def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` for labels at padding in a model that runs documents alone."""
-    labels = call.arguments.get("labels")
-    if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
-        return
-    if (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any():
-        raise InvalidPacking(
-            f"{call.name} runs documents alone and leaves padding out, but labels of packed rows "
-            f"count padding. Give padding the label {call.ignored_label}.",
-            code="wrong-labels",
         )
 
 
@@ -217,16 +264,11 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
         return False
     masks = [mask for mask in (given.values() if is_dict else [given]) if mask is not None]
     if not masks or not all(prepared.is_readable(mask, shape) for mask in masks):
-        refuse_caches(call)  # of which masks have columns, too
-        found = (
-            f"a tensor of shape {tuple(given.shape)}"
-            if isinstance(given, torch.Tensor)
-            else type(given).__name__
-        )
+        refuse(call)  # caches, of which masks have columns, too
         raise InvalidPacking(
             f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a "
-            f"prepared mask for every pair of its columns; found {found}. Leave it out: the "
-            "model makes masks within documents itself.",
+            f"prepared mask for every pair of its columns; found {described(given)}. Leave it out: "
+            "the model makes masks within documents itself.",
             code="prepared-mask",
         )
     said = {prepared.agreement(mask, layout) for mask in masks}
@@ -250,123 +292,22 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     return True
 
 
-def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
-    """Raise `InvalidPacking` for documents that begin before the model's earliest position.
+def early_positions(call: Call, layout: PackedLayout) -> Obstacles:
+    """Yield (reason, code) for documents that begin before the model's earliest position.
 
     They begin after padding's position; those before it are other rows of the table.
     """
-    first, least = layout.first_positions, call.entry.earliest_position
-    if first is None or not call.entry.uses_positions:
+    entry, first = call.entry, layout.first_positions
+    if first is None or not entry.uses_positions:
         return
-    early = (first < least) & real_documents(layout)
-    if early.any():
-        raise InvalidPacking(
-            f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers "
-            f"the first token of a document {call.entry.first_position}, so it would give other "
-            "results than alone. Leave position_ids out and declare documents by seq_idx or "
-            f"segment ids in attention_mask, or let them begin at {call.entry.first_position}, as "
-            "autopack.PackingCollator.for_model(model) writes them.",
-            code="first-position",
-        )
-
-
-def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
-    """Raise `UnsupportedModel` for an argument that this family never takes with packed rows."""
-    of_media = sorted(set(call.media).difference(exempt))
-    traits = call.traits
-    refused = traits.refused_arguments if of_media else traits.refused_of_text
-    for name, reason in refused.items():
-        if name in call.given.difference(exempt):
-            raise UnsupportedModel(
-                f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run "
-                "the documents one per row.",
-                code="argument-of-no-document",
-            )
-    if of_media:
-        _refuse_media(call, of_media)
-
-
-def _refuse_media(call: Call, of_media: list[str]) -> None:
-    """Raise `AutopackError` for media that documents of packed rows may not bring."""
-    traits, given = call.traits, {name: call.arguments[name] for name in call.given}
-    for name in of_media:
-        for kind in sorted(media.kinds(name, given[name])):
-            if kind not in traits.media:
-                why = f": {traits.why_no_media}" if traits.why_no_media else ""
-                raise UnsupportedModel(
-                    f"{name} was given to {call.name} with packed rows, but documents of "
-                    f"{call.anatomy.model_type!r} with {kind}s are not served{why}. Leave it out "
-                    "(text alone is served), or run the documents one per row.",
-                    code="media-not-served",
-                )
-            apart = call.why_media_meet(kind)
-            if apart is not None:
-                raise UnsupportedModel(
-                    f"{name} was given to {call.name} with packed rows, and documents with {kind}s "
-                    f"are not proven to be kept apart: {apart}. Leave it out (text alone is "
-                    "served), run the documents one per row, or enable the model with verify=False "
-                    "if you know that they are kept apart.",
-                    code="media-not-proven",
-                )
-    norms = (
-        f"{name} ({type(norm).__name__})"
-        for name, norm in call.module.named_modules()
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        and (norm.training or norm.running_mean is None)
-    )
-    norm = next(norms, None)
-    if norm is not None:
-        raise UnsupportedModel(
-            f"{of_media[0]} was given to {call.name} with packed rows, and {norm} normalizes over "
-            "the media of all documents. Freeze it (call its eval() after every train() of the "
-            "model), leave the media out, or run the documents one per row.",
-            code="media-mixed",
-        )
-    wrong = _why_images_do_not_match(call) or (
-        None if traits.wrong_media is None else traits.wrong_media(given)
-    )
-    if wrong is not None:
-        raise InvalidPacking(
-            f"{call.name} got media with packed rows that are not those of its documents: {wrong}.",
-            code="media-of-others",
-        )
-    layout = None if traits.sounds_together is None or call.entry.is_pair else call.declared.layout
-    sounds = [name for name in of_media if media.kinds(name, given[name]) == {"sound"}]
-    if traits.sounds_together is None or layout is None or not sounds:
-        return
-    why = traits.sounds_together(call.config, call.arguments, layout)
-    if why is not None:
-        raise InvalidPacking(
-            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. "
-            "docs/media.md says which sounds may share a call. Or run one document per row and "
-            "call.",
-            code="media-mixed",
-        )
-
-
-def _why_images_do_not_match(call: Call) -> str | None:
-    """Return the reason why images are not one per document, if they must be; or None."""
-    pixels: Any = call.arguments.get("pixel_values")
-    layout = call.declared.layout if call.traits.image_of_each and pixels is not None else None
-    if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
-        return None
-    return f"{len(pixels)} images and {documents} documents; each has one, in their order"
-
-
-def refuse_caches(call: Call) -> None:
-    """Raise `InvalidPacking` if packed rows are to fill or continue a cache."""
-    if call.arguments.get("use_cache"):
-        raise InvalidPacking(
-            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. "
-            "Leave use_cache out (autopack turns the config's default off for packed calls), or "
-            "run the documents one per row.",
-            code="cache-given",
-        )
-    if call.continues:
-        raise InvalidPacking(
-            "the cache that was given holds tokens, and packed rows cannot continue a cache. Pass "
-            "no cache, or run the documents one per row.",
-            code="cache-given",
+    early = first[(first < entry.earliest_position) & real_documents(layout)]
+    if len(early):
+        yield (
+            f"position_ids of a document begin at {int(early[0])}, but the model numbers the first "
+            f"token of a document {entry.first_position}. Leave position_ids out and declare "
+            "documents by seq_idx or segment ids in attention_mask, or let them begin at "
+            f"{entry.first_position}, as autopack.PackingCollator.for_model(model) writes them",
+            "first-position",
         )
 
 

@@ -7,13 +7,12 @@ differ from each document alone, the whole model runs on documents of one length
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.calls.call import Call, CallPlan
 from autopack.calls.padding_rules import Delegate
@@ -22,11 +21,10 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.forms import AXES, Frame
+from autopack.layout.forms import AXES, Frame, described
 from autopack.layout.host import host_values, recall, remember, upload
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.token_map import TokenMap, by_length, in_order, items_of_share, mean_loss
-from autopack.layout.ways import Of
 from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import Buffers
 from autopack.runtime.scope import Activation, Scope, in_force
@@ -36,37 +34,14 @@ from autopack.runtime.tally import Volume
 def plan(call: Call, layout: PackedLayout) -> CallPlan:
     """Return the plan of packed rows at a head with one result per row.
 
-    Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for
-    arguments that cannot be split.
+    The decoder of an encoder-decoder, whose tokens such a head makes of the encoder's, reads
+    padding, so its documents always run alone. Raises `InvalidPacking` for labels that are not per
+    document and positions that the model cannot take, and `UnsupportedModel` for arguments that
+    cannot be split.
     """
-    given = DocumentArguments(call, without_what_packing_drops(call, call.arguments), layout)
-    if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
-        raise UnsupportedModel(
-            f"{given.head.name} finds the last token of each of several rows by "
-            "config.pad_token_id, which is None. Set model.config.pad_token_id to a token that no "
-            "document ends with, as for padded batches.",
-            code="pad-token",
-        )
-    alone = (
-        call.wants_weights
-        or call.entry.runs_alone is not None
-        or _ends_elsewhere(call.module, given)
-    )
-    return PerDocument(call, given) if alone else PaddedDocuments(call, given)
-
-
-def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan of packed rows at a per-row head that makes decoder tokens of the encoder's.
-
-    Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for
-    positions that such a model cannot take.
-    """
-    given = without_what_packing_drops(call, call.arguments)
-    if "use_cache" not in call.entry.names:
-        # T5Gemma's hands its own on, beside those that it does not name
-        given.pop("use_cache", None)
-    if "position_ids" not in call.entry.names:
-        given.pop("position_ids", None)
+    entry, arguments = call.entry, without_what_packing_drops(call, call.arguments)
+    if entry.is_pair and "position_ids" not in entry.names:
+        arguments.pop("position_ids", None)
         first = layout.first_positions
         if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
@@ -74,9 +49,20 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> CallPlan:
                 "none and numbers the first token of every document 0. Let them begin at 0.",
                 code="first-position",
             )
-    # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
-    together = "flex_attention" not in call.model.implementations()
-    return PerDocument(call, DocumentArguments(call, given, layout), together)
+    given = DocumentArguments(call, arguments, layout)
+    if entry.is_pair:
+        # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
+        return PerDocument(call, given, "flex_attention" not in call.model.implementations())
+    if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
+        raise UnsupportedModel(
+            f"{given.head.name} finds the last token of each of several rows by "
+            "config.pad_token_id, which is None. Set model.config.pad_token_id to a token that no "
+            "document ends with, as for padded batches.",
+            code="pad-token",
+        )
+    if call.wants_weights or entry.runs_alone is not None or _ends_elsewhere(call.module, given):
+        return PerDocument(call, given)
+    return PaddedDocuments(call, given)
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
@@ -101,72 +87,39 @@ class DocumentArguments:
         self.numbers = np.flatnonzero(real_documents(layout))
         """The numbers of the documents in the layout; padding is none."""
         self.documents = len(self.numbers)
+        frame = Frame(*self.batch.shape, self.documents, self.head.labels)
+        self.changed = partial(frame.all_changed, arguments)
+        """Returns the arguments, changed by functions of values per token and per document."""
         self.left_out: list[str] = []
         """The labels that are, for some document, its length, which leaves it out of the loss."""
         for name in self.head.labels:
-            self._check_labels(name)
-
-    def _check_labels(self, name: str) -> None:
-        """Raise `InvalidPacking` if labels do not have one entry for each document."""
-        value = self.arguments.get(name)
-        if value is None:
-            return
-        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
-            lengths = ", ".join(map(str, self.batch.lengths[:8]))
-            raise InvalidPacking(
-                f"{name} of {self.head.name} must have one entry per document on packed rows, "
-                f"({self.documents},) or ({self.documents}, K); found {found}. The "
-                f"{self.layout.rows} x {self.layout.columns} tokens hold {self.documents} "
-                f"documents of {lengths}{', ...' if self.documents > 8 else ''} tokens, in order; "
-                "padding counts unless attention_mask is 0 there.",
-                code="wrong-labels",
-            )
-        if self.head.spans:
-            self._check_span(name, value)
-
-    def _check_span(self, name: str, value: torch.Tensor) -> None:
-        """Raise `InvalidPacking` if an answer begins or ends outside of its document."""
-        at = host_values(value).reshape(self.documents, -1)[:, 0]
-        self.left_out += [name] if (at == self.batch.lengths).any() else []
-        wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
-        if len(wrong):
-            raise InvalidPacking(
-                f"{name} counts from the start of each document and must lie in 0 ... its length "
-                "(which stands for no answer inside, and is left out of the loss); document "
-                f"{wrong[0]} has {self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. "
-                "Subtract the document's first column from positions in the row.",
-                code="wrong-labels",
-            )
-
-    def map(
-        self,
-        of_tokens: Callable[[torch.Tensor], torch.Tensor],
-        of_document: Callable[[torch.Tensor], torch.Tensor],
-    ) -> dict[str, Any]:
-        """Return the arguments with `of_tokens` applied to (rows, columns, ...) and `of_document`
-        to (documents, ...)."""
-        frame = Frame(*self.batch.shape, self.documents, self.head.labels)
-        changed: dict[str, Any] = {}
-        for name, value in self.arguments.items():
-            unit = frame.unit_of(name, value)
-            if unit is Of.UNKNOWN:
-                found = (
-                    f"shape {tuple(value.shape)}"
-                    if isinstance(value, torch.Tensor)
-                    else type(value).__name__
+            value = arguments.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != self.documents:
+                lengths = ", ".join(map(str, self.batch.lengths[:8]))
+                raise InvalidPacking(
+                    f"{name} of {self.head.name} must have one entry per document on packed rows, "
+                    f"({self.documents},) or ({self.documents}, K); found {described(value)}. The "
+                    f"{layout.rows} x {layout.columns} tokens hold {self.documents} documents of "
+                    f"{lengths}{', ...' if self.documents > 8 else ''} tokens, in order; padding "
+                    "counts unless attention_mask is 0 there.",
+                    code="wrong-labels",
                 )
-                raise UnsupportedModel(
-                    f"{name} was given to {self.head.name} with packed rows, and autopack cannot "
-                    f"tell whose document it is of: wanted one value per token {self.batch.shape} "
-                    f"or per document ({self.documents}), found {found}. Run such documents one "
-                    "per row.",
-                    code="argument-of-no-document",
+            if not self.head.spans:
+                continue
+            at = host_values(value).reshape(self.documents, -1)[:, 0]
+            self.left_out += [name] if (at == self.batch.lengths).any() else []
+            wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
+            if len(wrong):
+                raise InvalidPacking(
+                    f"{name} counts from the start of each document and must lie in 0 ... its "
+                    "length (which stands for no answer inside, and is left out of the loss); "
+                    f"document {wrong[0]} has {self.batch.lengths[wrong[0]]} tokens, found "
+                    f"{at[wrong[0]]}. Subtract the document's first column from positions in the "
+                    "row.",
+                    code="wrong-labels",
                 )
-            changed[name] = (
-                of_document(value) if unit is Of.DOCUMENT else frame.changed(name, value, of_tokens)
-            )
-        return changed
 
 
 class PaddedDocuments(Delegate):
@@ -177,7 +130,7 @@ class PaddedDocuments(Delegate):
 
     def __init__(self, call: Call, given: DocumentArguments):
         self.head, self.batch = given.head, given.batch
-        arguments, real = given.map(self.batch.gather, lambda value: value), self.batch.mask
+        arguments, real = given.changed(self.batch.gather), self.batch.mask
         if self.batch.is_padded:
             arguments["attention_mask"] = real.long()
             pad_token_id, ids = text_config(call.config).pad_token_id, arguments.get("input_ids")
@@ -205,17 +158,12 @@ class PaddedDocuments(Delegate):
         )
         self.of_head, self.defers = given.head.name, self.batch.is_padded
 
-    def span_logits(self, output: Any) -> torch.Tensor | None:
+    def span_logits(self, output: Any) -> Tensor | None:
         """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
 
         None for all other outputs.
         """
-        wanted = (*self.batch.into, 2)
-        if (
-            not self.batch.is_padded
-            or not isinstance(output, torch.Tensor)
-            or tuple(output.shape) != wanted
-        ):
+        if not isinstance(output, Tensor) or tuple(output.shape) != (*self.batch.into, 2):
             return None
         return output.masked_fill(
             ~self.batch.mask.to(output.device)[..., None],
@@ -225,17 +173,12 @@ class PaddedDocuments(Delegate):
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         """Raise `UnsupportedModel` if padding may have had a part in the output."""
-        if self.batch.is_padded and not ended.packed_inside:
+        served = ended.packed_inside and (ended.masked or not self.head.spans)
+        if self.batch.is_padded and not served:
             raise UnsupportedModel(
-                f"{self.head.name} did not call its backbone, so the documents of packed rows were "
-                "run with padding. Run them one per row.",
-                code="result-per-row",
-            )
-        if self.batch.is_padded and self.head.spans and not ended.masked:
-            raise UnsupportedModel(
-                f"no module of {self.head.name} gave the logits of starts and ends, (documents, "
-                "longest, 2), so padding would have a part in its loss. Run its documents one per "
-                "row.",
+                f"{self.head.name} did not call its backbone, or no module of it gave the logits "
+                "of starts and ends, (documents, longest, 2), so padding would have a part in its "
+                "results. Run its documents one per row.",
                 code="result-per-row",
             )
 
@@ -275,7 +218,9 @@ class PerDocument(CallPlan):
                 "loss. Leave it out of the rows.",
                 code="loss-not-of-documents",
             )
-        counted = _has_counted_label(given.arguments.get("labels"), given.documents)
+        labels, counted = given.arguments.get("labels"), np.ones(given.documents, dtype=bool)
+        if labels is not None and not labels.is_floating_point():
+            counted = host_values(labels).reshape(given.documents, -1)[:, 0] != IGNORED_LABEL
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
         self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
@@ -292,10 +237,10 @@ class PerDocument(CallPlan):
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
 
-        def chosen(value: torch.Tensor) -> torch.Tensor:
+        def chosen(value: Tensor) -> Tensor:
             return value.index_select(0, upload(numbers, value.device))
 
-        found = self.given.map(batch.gather, chosen)
+        found = self.given.changed(batch.gather, chosen)
         first = layout.first_positions  # of runs of padding too
         if first is not None and layout.largest_positions is None and not first[documents].any():
             found.pop("position_ids", None)  # alone, the model counts them like that itself
@@ -321,9 +266,7 @@ class PerDocument(CallPlan):
     def _merge(self, name: str, parts: list[Any]) -> Any:
         """Return one field of the output for all documents, in their order."""
         axes, batch = AXES.get(name, ()), self.given.batch
-        if axes and all(
-            isinstance(part, torch.Tensor) and part.dim() > max(axes) for part in parts
-        ):
+        if axes and all(isinstance(part, Tensor) and part.dim() > max(axes) for part in parts):
             fill = (
                 torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
             )
@@ -332,27 +275,19 @@ class PerDocument(CallPlan):
             own = [
                 a for a in axes if all(p.shape[a] == n for p, n in zip(parts, longest, strict=True))
             ]
-            parts = [_widened(part, own, batch.into[1], fill) for part in parts]
+            for number, part in enumerate(parts):
+                shape = [
+                    batch.into[1] if axis in own else size for axis, size in enumerate(part.shape)
+                ]
+                parts[number] = part.new_full(shape, fill)
+                parts[number][tuple(map(slice, part.shape))] = part
         return in_order(parts, self.groups)
 
 
-def _counted_on(at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+def _counted_on(at: Tensor, real: Tensor) -> Tensor:
     """Return positions (..., documents, columns) of documents, continued in their padding.
 
     Where a model hides the mask, they must not look like another document's.
     """
     counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
     return at.where(real.to(at.device), counted)
-
-
-def _has_counted_label(labels: torch.Tensor | None, documents: int) -> np.ndarray:
-    """Return True for each document whose label counts in the loss; for all without labels."""
-    if labels is None or labels.is_floating_point():
-        return np.ones(documents, dtype=bool)
-    return host_values(labels).reshape(documents, -1)[:, 0] != IGNORED_LABEL
-
-
-def _widened(part: torch.Tensor, axes: list[int], longest: int, fill: float) -> torch.Tensor:
-    """Return a tensor padded with `fill`, so that these axes have the size `longest`."""
-    more = [(0, longest - size if axis in axes else 0) for axis, size in enumerate(part.shape)]
-    return torch.nn.functional.pad(part, [*chain.from_iterable(more[::-1])], value=fill)

@@ -1,35 +1,46 @@
-"""Packed rows of a call: no mask, no cache, restarting positions."""
+"""Packed rows of a call: no mask, no cache, restarting positions; a padded batch as one of them.
+
+A causal language model is unpadded at the top, so that head and loss see real tokens only. Any
+other head gets the usual padded form, from a backbone that ran on the packed row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from autopack.calls import outputs
+from autopack.calls import outputs, refusals
 from autopack.calls.call import DROPPED, Call, CallPlan
-from autopack.calls.outputs import restore
 from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.forms import Frame
+from autopack.layout.host import upload
 from autopack.layout.packed import (
     PackedLayout,
     real_documents,
     real_tokens,
+    rows_as_documents,
     without_boundaries,
 )
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
 from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Activation, Scope
-from autopack.runtime.tally import Volume
+from autopack.runtime.tally import Tally, Volume
 
 _LEAST_PADDING = 0.1
 """Share of the columns of packed rows from which their padding is taken out before they run."""
+_LABELS_BEHIND_PADDING = (
+    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a "
+    "hole in the mask). Stock scores them by what it predicts at padding. autopack leaves these "
+    "terms out, so losses differ from a run without it. Pad on the right or set these labels to "
+    "-100, and both agree; unpad=False keeps stock's loss."
+)
 NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row of a padded batch does not get."""
 
@@ -50,28 +61,23 @@ class RowsPlan(CallPlan):
         self._sizes = call.model.widths, most
         """The last two arguments of `of_each_row`."""
 
-    @torch._dynamo.disable
-    def _restored(
-        self,
-        ended: Activation,
-        module: nn.Module,
-        output: Any,
-        way: TokenMap,
-        again: Callable[..., Any],
-    ) -> Any:
-        """Return the output of the row that ran, brought into the rows and columns of the call.
+    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Return the output of the call run as it came, with all tokens that are left out now."""
+        raise NotImplementedError
 
-        If it has one result per row, the output of `again(ended, module)` is returned instead.
-        """
-        model = self.scope.model
+    @torch._dynamo.disable
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the output of the row that ran, brought into the rows and columns of the call."""
+        model, way = self.scope.model, self.way
+        assert way is not None
         names = of_each_row(output, *way.into, *self._sizes)
         if not names or (ended.pooled and len(way.real) == 1):
-            return restore(output, way, ended.pooled, model.padding_read)
+            return outputs.restore(output, way, ended.pooled, model.padding_read)
         results = [outputs.parts_of(output)[name] for name in names]
         # else sizes may coincide
         if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):
             model.pooling.add(self.call.entry.level)
-        return again(ended, module)
+        return self._as_it_came(ended, module)
 
 
 class Packed(RowsPlan):
@@ -85,20 +91,14 @@ class Packed(RowsPlan):
         arguments = arguments_of_rows(call, layout, positions)
         if entry.shifts_labels:
             for name in ("labels", "shift_labels"):
-                if isinstance(labels := arguments.get(name), torch.Tensor):
+                if isinstance(labels := arguments.get(name), Tensor):
                     arguments[name] = without_boundaries(
-                        labels,
-                        layout,
-                        name == "shift_labels",
-                        call.ignored_label,
+                        labels, layout, name == "shift_labels", call.ignored_label
                     )
         images = images_of_documents(call, layout) if call.media else None
         self.layout, self._as_rows = layout, arguments
         of_row = self._scope_of_rows = Scope(
-            call.model,
-            layout,
-            images=images,
-            want_weights=call.wants_weights,
+            call.model, layout, images=images, want_weights=call.wants_weights
         )
         volume = self.volume_apart = Volume.of_layout(layout)
         way = None
@@ -137,13 +137,92 @@ class Packed(RowsPlan):
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         layout, restored = self.layout, None
         if self.way is not None:
-            output = restored = self._restored(ended, module, output, self.way, self._as_it_came)
+            output = restored = super().finish(ended, module, output)
         names = of_each_row(output, layout.rows, layout.columns, *self._sizes)
         if not names or (ended.pooled and real_documents(layout).sum() == layout.rows):
             return restored
         return outputs.with_documents_alone(
             self.scope.model, module, self._as_rows, layout, output, names
         )
+
+
+class Unpadded(RowsPlan):
+    """Plan that runs a padded batch's real tokens as one packed row, common beginnings once."""
+
+    what = "runs without its padding, as one packed row"
+    unpads = True
+    way: TokenMap
+
+    def __init__(self, call: Call):
+        padding, once = call.padding, call.prefixes
+        real, volume = padding.real, None
+        if call.of_head is None:
+            self.volume_apart = Volume.of_row(len(real), real)
+            volume = Volume.of_row(len(real), real, saved=0 if once is None else once.saved)
+        layout = rows_as_documents(real, padding.device, call.declared.positions)
+        arguments = _in_one_row(call, padding)
+        add_token_types(call, arguments, layout)
+        scope = Scope(call.model, layout, as_batch=call.of_head is None)
+        self.way = padding
+        of_row = scope if once is None else replace(scope, layout=once.documents, prefixes=once)
+        if once is not None and not call.has_labels:  # of which every row has its own
+            self.way = TokenMap.of_real(real, padding.device, once.columns)
+            scope, arguments = of_row, gathered(arguments, once.row)
+        elif once is not None and call.entry.holds_models:
+            self.inside = of_row, once.row
+        super().__init__(call, "its mask hides padding", scope, arguments, volume)
+
+    def count(self, tally: Tally) -> None:
+        """Count a batch that runs without padding, and warn of labels that leave its loss."""
+        super().count(tally)
+        if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
+            self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
+            tally.after_padding += 1
+
+    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Return the output of the batch run with its padding, and correct the counts."""
+        call, tally = self.call, self.scope.model.tally
+        refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
+        assert self.volume is not None
+        tally.unpadded = tally.unpadded.minus(self.volume)
+        call.count(call.volume, instead_of=ended.volume)
+        tally.left[outputs.ONE_PER_ROW] += 1
+        with scopes.stock(self.scope.model):
+            return module.forward(**call.arguments)
+
+    def rows_for_pooler(self, states: Tensor) -> Tensor:
+        """Return a packed row's states in the rows and columns of the padded batch."""
+        return self.way.restore(states)
+
+
+class Inside(RowsPlan):
+    """Plan of a backbone in a planned call that runs as a row without repeated tokens or padding.
+
+    Head and loss get every token of every document, as usual.
+    """
+
+    what = "runs as one row, in which nothing is computed twice"
+
+    def __init__(self, call: Call, scope: Scope, way: TokenMap):
+        self.way = way
+        reason = "the head or the loss around it is of every token of every document"
+        super().__init__(call, reason, scope, gathered(call.arguments, way))
+
+    @classmethod
+    def at(cls, call: Call, outer: Activation) -> Inside | None:
+        """Return the plan of a backbone's call inside `outer`; None if it cannot be one row."""
+        if call.entry.holds_models or outer.scope.layout is None:
+            return None
+        scope, way = outer.plan.inside
+        frame = Frame(*way.shape)
+        units = [frame.unit_of(name, value) for name, value in call.arguments.items()]
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != way.shape or Of.UNKNOWN in units:
+            return None
+        return cls(call, scope, way)
+
+    @torch._dynamo.disable
+    def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        return outputs.restore(output, self.way, pooled=False)
 
 
 def of_each_row(
@@ -159,7 +238,7 @@ def of_each_row(
     parts = output if isinstance(output, Mapping) else outputs.parts_of(output)
     for name, value in parts.items():
         if (
-            not isinstance(value, torch.Tensor)
+            not isinstance(value, Tensor)
             or not value.is_floating_point()
             or not 0 < value.dim() <= most
         ):
@@ -197,15 +276,7 @@ def _padding_to_take_out(
     # where no model inside runs the row
     of_columns = of_columns and (call.wants_router_loss or not entry.holds_models)
     per_row = entry.has_pooler or entry.head is not None or entry.level in call.model.pooling
-    if (
-        little
-        or reads
-        or of_columns
-        or per_row
-        or call.media
-        or call.wants_weights
-        or call.prefixes
-    ):
+    if little or reads or of_columns or per_row or call.media or call.wants_weights:
         return None
     way = layout.derived("without padding", lambda: TokenMap.of_real(real, layout.device))
     return way if all(has_a_place(name, value, way) for name, value in arguments.items()) else None
@@ -232,7 +303,7 @@ def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
 
 def is_media(name: str, value: Any) -> bool:
     """Return True for a tensor of images or sounds, whose shape does not tell its documents."""
-    return isinstance(value, torch.Tensor) and media.holds_media(name)
+    return isinstance(value, Tensor) and media.holds_media(name)
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +315,9 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     if "attention_mask" in entry.names:
         # in all calls, whether they bring one or not: compiled code counts arguments
         kept["attention_mask"] = None
-    by_others = entry.takes_others and getattr(call.config, "use_cache", False)
+    # T5Gemma's encoder-decoder hands its own on, beside those that it does not name.
+    by_others = entry.takes_others and not entry.is_pair
+    by_others = by_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others
     # on beside its own).
     if "use_cache" in entry.names or (by_others and entry.decodes is not False):
@@ -284,9 +357,7 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout)
 
 
 def arguments_of_rows(
-    call: Call,
-    layout: PackedLayout,
-    positions: torch.Tensor | None = None,
+    call: Call, layout: PackedLayout, positions: Tensor | None = None
 ) -> dict[str, Any]:
     """Return the arguments of packed rows, with the positions and token types that they lack.
 
@@ -297,4 +368,28 @@ def arguments_of_rows(
         arguments["position_ids"] = positions
     _add_positions(call, arguments, layout)
     add_token_types(call, arguments, layout)
+    return arguments
+
+
+def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
+    """Return a padded batch's arguments gathered into one packed row, with the batch's positions.
+
+    If the loss shifts, a token without a real token right before it gets no label: its prediction
+    would have been made at padding.
+    """
+    arguments = gathered(without_what_packing_drops(call, call.arguments), padding)
+    traits = call.traits
+    if traits.uses_positions and arguments.get("position_ids") is None:
+        mask = upload(padding.real, padding.device)
+        if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
+            found = mask.long().cumsum(1) - 1
+        else:
+            found = call.entry.numbering.in_padded_batch(
+                call.config, mask, call.arguments.get("input_ids")
+            )
+        arguments["position_ids"] = padding.gather(found)
+    labels = arguments.get("labels")
+    if call.entry.shifts_labels and labels is not None:
+        at = upload(padding.unpredicted, labels.device)
+        arguments["labels"] = labels.index_fill(1, at, call.ignored_label)
     return arguments

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.calls import refusals
 from autopack.calls.call import Call
@@ -21,6 +21,7 @@ from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, releases, sharding
 from autopack.inspection.foreign import original
 from autopack.layout import declarations
+from autopack.layout.forms import described
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, PER_TOKEN
@@ -79,7 +80,7 @@ class SharedRows(RowsPlan):
 
     def __init__(self, call: Call, rows: RowGroup):
         layout, counted = _documents_of_whole_rows(call, rows)
-        refusals.refuse_early_positions(call, layout)
+        refusals.refuse(call, refusals.early_positions(call, layout))
         arguments = arguments_of_rows(call, layout)
         part = layout.columns // rows.ranks
         self.shape = (layout.rows, part)
@@ -89,7 +90,7 @@ class SharedRows(RowsPlan):
         for name in ("position_ids", "token_type_ids"):
             if arguments.get(name) is not None and name not in call.given:  # those of whole rows
                 arguments[name] = arguments[name][:, mine].contiguous()
-        self.targets: torch.Tensor | None = None
+        self.targets: Tensor | None = None
         """The labels that the loss has to count; it would otherwise shift its own."""
         if counted is not None:
             last = layout.bounds[1:] - 1
@@ -139,13 +140,6 @@ class SharedRows(RowsPlan):
             else dict(call.arguments)
         )
 
-    def counts_labels(self, labels: Any) -> bool:
-        """Return True for the labels that this plan gave to the loss."""
-        mine = self.targets
-        if mine is None or not isinstance(labels, torch.Tensor):
-            return False
-        return (labels.numel(), labels.data_ptr()) == (mine.numel(), mine.data_ptr())
-
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
         if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(
@@ -163,7 +157,7 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
     """
     refused: AutopackError | None = None
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         tensors = _declarations_of_part(call)
     except AutopackError as error:
@@ -192,7 +186,7 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
             code="parts-of-rows",
         )
     columns = shape[1] * rows.ranks
-    whole: dict[str, torch.Tensor] = {}
+    whole: dict[str, Tensor] = {}
     if tensors:  # those of whole rows on the host: one exchange, one copy
         # (ranks, names, rows, part)
         parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))
@@ -249,8 +243,8 @@ def _why_not_in_parts(call: Call) -> str | None:
             "this release of transformers makes masks that know nothing of other ranks (before "
             "4.53)"
         )
-    if "encoder_hidden_states" in call.given or call.media:
-        return "it was given images or states of an encoder"
+    if call.media:
+        return "it was given images or other media"
     if call.wants_weights or call.wants_router_loss:
         return "attention weights or the loss of routers were asked for, which are of whole rows"
     if call.wants_last_logits:
@@ -274,13 +268,12 @@ def _why_not_in_parts(call: Call) -> str | None:
     )
 
 
-def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
+def _declarations_of_part(call: Call) -> dict[str, Tensor]:
     """Return declarations and counted shifted labels of this rank's columns, by argument name.
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
     """
-    refusals.check_sites(call.model)
-    refusals.refuse_unproven(call)
+    refusals.refuse(call)
     reason = _why_not_in_parts(call)
     if reason is not None:
         raise UnsupportedModel(
@@ -288,36 +281,24 @@ def _declarations_of_part(call: Call) -> dict[str, torch.Tensor]:
             f"{_WITHOUT}",
             code="sequence-parallel",
         )
-    refusals.refuse_unnamed(call)
-    refusals.refuse_caches(call)
-    refusals.refuse_arguments(call)
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
     for name in (*PER_TOKEN, "shift_labels"):
         value = call.arguments.get(name)
         if value is None:
             continue
-        if (
-            name == "position_ids"
-            and isinstance(value, torch.Tensor)
-            and value.shape == (1, shape[1])
-        ):
+        if name == "position_ids" and isinstance(value, Tensor) and value.shape == (1, shape[1]):
             value = value.expand(shape)
-        device, is_tensor = call.inputs.device, isinstance(value, torch.Tensor)
+        device = call.inputs.device
         if (
-            not is_tensor
+            not isinstance(value, Tensor)
             or value.is_floating_point()
             or value.shape != shape
             or value.device != device
         ):
-            what = (
-                f"{tuple(value.shape)} of {value.dtype} on {value.device}"
-                if is_tensor
-                else type(value).__name__
-            )
             raise InvalidPacking(
                 f"{name} of a part of rows must be a tensor of integers of its shape, {shape}, on "
-                f"{device}; found {what}",
+                f"{device}; found {described(value)}",
                 code="parts-of-rows",
             )
         found[name] = (value != call.ignored_label) if name == "shift_labels" else value

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from autopack.calls.call import Call
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import prepared
-from autopack.layout.forms import Frame
+from autopack.layout.forms import Frame, described
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prepared import SeenImages
@@ -40,14 +41,12 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
     """Return the first entry that has one of the named methods, and the method; or None."""
-    for model in call.anatomy.entries[call.entry.level :]:
-        for name in names:
-            if hasattr(model, name):
-                return model, getattr(model, name)
-    return None
+    entries = call.anatomy.entries[call.entry.level :]
+    found = ((e, getattr(e, name)) for e in entries for name in names if hasattr(e, name))
+    return next(found, None)
 
 
-def positions_of_documents(call: Call, layout: PackedLayout) -> torch.Tensor | None:
+def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
     """Return a model's own positions (axes, rows, columns) of documents with media, or None.
 
     Positions of three axes that the call gives are left alone; positions of one axis only tell
@@ -115,16 +114,12 @@ def _as_rows(
 ) -> tuple[dict[str, Any], TokenMap]:
     """Return arguments with documents as right-padded rows, and the map into these rows."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
-    mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
+    mask, frame = documents.mask.long(), Frame(*layout.shape)
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
-        if (
-            isinstance(value, torch.Tensor)
-            and not media.holds_media(name)
-            and name != "second_per_grids"
-        ):
+        if isinstance(value, Tensor) and not media.holds_media(name) and name != "second_per_grids":
             value = frame.changed(name, value, documents.gather)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
@@ -136,7 +131,7 @@ def _as_rows(
     }, documents
 
 
-def positions_of_rows(call: Call) -> torch.Tensor | None:
+def positions_of_rows(call: Call) -> Tensor | None:
     """Return positions (axes, rows, columns) of a batch, each row numbered alone; or None.
 
     The model numbers the images over all rows. None if the call has no such images, or brings
@@ -168,7 +163,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
         vars(model).update(before)
 
 
-def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tensor:
+def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> Tensor:
     """Return positions of rows, each computed alone with its images, runs of tokens of type 1."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
@@ -178,22 +173,21 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> torch.Tenso
     begins = shown & ~torch.nn.functional.pad(shown, (1, 0))[:, :-1]
     counts = host_values(begins.sum(dim=1)).tolist()
     pieces = {
-        name: value.split(counts) for name, value in call.items() if media.given({name: value})
+        name: None if value is None else value.split(counts if media.given({name: value}) else 1)
+        for name, value in call.items()
     }
-    found = []
-    for row in range(len(kinds)):
-        here = {
-            name: value if value is None else value[row : row + 1] for name, value in call.items()
-        }
-        own = compute(**{**here, **{name: each[row] for name, each in pieces.items()}})
-        found.append(own[0] if isinstance(own, tuple) else own)
-    return torch.cat(found, dim=1)
+    found = [
+        compute(**{name: each and each[row] for name, each in pieces.items()})
+        for row in range(len(kinds))
+    ]
+    return torch.cat([own[0] if isinstance(own, tuple) else own for own in found], dim=1)
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
     """Return the scope and arguments with which every row of a batch attends to its own images.
 
-    They are None where upstream does not mix images of rows.
+    They are None where upstream does not mix images of rows, or no mask tells which are a row's.
+    Images that only fill up a row are none of its document.
     """
     model, entry = call.model, call.entry
     mixes = model.traits.counts_images or model.traits.image_mask
@@ -201,11 +195,14 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
         return None, None
     if call.why_media_meet("image") is not None:
         return None, None  # of code whose images may be a matter of something else, too
-    images, positions = (
-        images_of_rows(call),
-        positions_of_rows(call) if model.traits.counts_images else None,
-    )
-    scope = None if images is None else Scope(model, images=images)
+    positions = positions_of_rows(call) if model.traits.counts_images else None
+    mask, scope = call.arguments.get(call.traits.image_mask or ""), None
+    shape = None if call.inputs is None or call.continues else call.inputs.shape[:2]
+    if shape is not None and isinstance(mask, Tensor) and mask.shape[:2] == shape:
+        rows, columns = shape
+        layout = PackedLayout(rows, columns, np.arange(rows + 1) * columns, mask.device)
+        found = prepared.images_of_documents(mask, layout, _real_images(call))
+        scope = None if isinstance(found, str) else Scope(model, images=found)
     return scope, None if positions is None else {**call.arguments, "position_ids": positions}
 
 
@@ -219,11 +216,10 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     if name is None:
         return None
     mask = call.arguments.get(name)
-    if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
-        shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
+    if not isinstance(mask, Tensor) or mask.shape[:2] != layout.shape:
         raise InvalidPacking(
             f"{name} says which document of packed rows sees which images; wanted (rows, columns, "
-            f"images, ...) of {(layout.rows, layout.columns)}, found {shape}. "
+            f"images, ...) of {layout.shape}, found {described(mask)}. "
             "autopack.PackingCollator makes it of those of documents.",
             code="media-of-others",
         )
@@ -244,23 +240,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
     return found
 
 
-def images_of_rows(call: Call) -> SeenImages | None:
-    """Return the images of each row of a batch of single documents; None if no mask tells them.
-
-    Images that only fill up a row are none of its document.
-    """
-    mask = call.arguments.get(call.traits.image_mask or "")
-    if call.inputs is None or call.continues or not isinstance(mask, torch.Tensor):
-        return None
-    rows, columns = shape = call.inputs.shape[:2]
-    if mask.shape[:2] != shape:
-        return None
-    layout = PackedLayout(rows, columns, np.arange(rows + 1) * columns, mask.device)
-    found = prepared.images_of_documents(mask, layout, _real_images(call))
-    return None if isinstance(found, str) else found
-
-
-def _real_images(call: Call) -> torch.Tensor | None:
+def _real_images(call: Call) -> Tensor | None:
     """Return True for images that belong to a row, False for fillers; None if nothing tells."""
     ids = call.arguments.get(_OF_IMAGES)
-    return ids != 0 if isinstance(ids, torch.Tensor) else None
+    return ids != 0 if isinstance(ids, Tensor) else None

@@ -130,8 +130,7 @@ def _devices() -> dict[str, str]:
 
 def _examine_backends(found: dict[str, Any]) -> None:
     """Add to `found` the state of each backend, and the one that `enable` takes per device."""
-    from autopack.attention.backends import flash
-    from autopack.attention.choose import availability, taken_by_auto
+    from autopack.attention.choose import availability, flash_implementations, taken_by_auto
 
     there = availability()
     found["backends"] = {
@@ -141,7 +140,7 @@ def _examine_backends(found: dict[str, Any]) -> None:
     kinds = sorted({name.split(":")[0] for name in found["devices"] if name != "cuda"})
     anywhere = ["eager", "sdpa", *(["flex_attention"] if there["flex"][0] else [])]
     for kind in kinds:
-        for implementation in [*anywhere, *(flash.implementations() if kind == "cuda" else [])]:
+        for implementation in [*anywhere, *(flash_implementations() if kind == "cuda" else [])]:
             found["choices"][f"{implementation} on {kind}"] = " or ".join(
                 taken_by_auto(implementation, kind)
             )

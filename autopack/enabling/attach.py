@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from autopack.proving.kept import own_class
 from autopack.proving.twin import NoTwin
 from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Neighbours, Options
-from autopack.runtime.scope import ArrivalHook, unbind_checkpointing
+from autopack.runtime.scope import ArrivalHook, bind_checkpointing
 from autopack.runtime.traits import Traits
 
 _HOOKS = (
@@ -63,8 +62,8 @@ def anatomy_and_traits(model: PreTrainedModel, family: Family) -> tuple[Anatomy,
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
-    traits = Traits.of(family, anatomy, numbering, media)
-    return anatomy, replace(traits, sounds_together=registry.sounds_together_of(anatomy.model_type))
+    sounds_together = registry.sounds_together_of(anatomy.model_type)
+    return anatomy, Traits(family, anatomy, numbering, media, sounds_together)
 
 
 def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> ModelCode:
@@ -163,7 +162,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
         remove_hooks(entry)
     for module in [*enabled.anatomy.mixing, *enabled.anatomy.indifferent]:
         module.__dict__.pop(MARK, None)
-    unbind_checkpointing(enabled.anatomy.checkpointed)
+    bind_checkpointing(enabled.anatomy.checkpointed, bound=False)
     accelerate.put_back(enabled.anatomy.mixers)
     strip_severed(model)
     try:
@@ -186,7 +185,7 @@ def strip_severed(part: nn.Module) -> bool:
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
     accelerate.put_back(parts)
-    unbind_checkpointing(parts)
+    bind_checkpointing(parts, bound=False)
     return True
 
 

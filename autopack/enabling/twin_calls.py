@@ -36,8 +36,7 @@ from autopack.enabling.by_twin import (
     parts_outside,
 )
 from autopack.errors import AutopackError
-from autopack.inspection.foreign import is_own, whose
-from autopack.inspection.put_on import hooks_of
+from autopack.inspection.foreign import hooks_of, is_own, whose
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
@@ -91,7 +90,7 @@ def _why_not_prefixes(enabled: EnabledModel, make: MakeTwin, dtype: torch.dtype)
     with enabled_like(make(), enabled, share=True, unpad=True) as twin_enabled:
         # Its weights lie elsewhere than those of the model, and its first batches are to be packed
         # too.
-        twin_enabled.traits = replace(twin_enabled.traits, mixing_weights=0.0)
+        twin_enabled.traits.mixing_weights = 0.0
         part = callable_part(twin_enabled)
         with left_as_found(part):
             report = Audit(

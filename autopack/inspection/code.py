@@ -14,19 +14,22 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import process, releases, sharding
+from autopack.inspection import releases, sharding
 from autopack.inspection.foreign import (
     Place,
+    functions_on,
+    hooks_of,
     is_from,
     is_in,
     is_of_library,
     is_own,
     is_own_file,
     layers,
+    looks_at_rows,
     original,
+    replaced_in_torch,
     whose,
 )
-from autopack.inspection.put_on import functions_on, hooks_of, looks_at_rows
 from autopack.inspection.source import class_of, names_in
 
 _RUN = ("forward", "__call__", "loss_function")
@@ -45,8 +48,8 @@ class ModelCode:
     may read or change what passes, and `onlooker` the first hook, of any origin, that may read rows
     and columns of a part that is no model.
 
-    `of_process` names torch's third-party parts. `places` are those where its functions stand,
-    `others` its third-party functions, and `words` the names, strings and numbers in all of it.
+    `places` are those where its functions stand, `others` its third-party functions, and `words`
+    the names, strings and numbers in all of it.
     Names are followed in modules of transformers, and in the Python module of third-party code;
     what stands there from elsewhere is not followed.
     """
@@ -65,9 +68,7 @@ class ModelCode:
         modules = list(model.named_modules())
         for _, module in modules:
             self._of_class(class_of(module))
-            for value in chain(
-                (value for *_, value in functions_on(module)), hooks_of(module).values()
-            ):
+            for value in [*(on for *_, on in functions_on(module)), *hooks_of(module).values()]:
                 self._follow(value)
             for losses, kind in _places_of_loss(module):
                 self._follow_place(losses, kind, losses[kind])
@@ -83,9 +84,19 @@ class ModelCode:
             said = name or "the model"
             for part, value in self._parts_of(module):
                 self._note(f"{said}: {part}", known=is_from(value, "trl"))
-            self._look_at_hooks(module, said)
-        self.of_process = process.foreign()
-        for part in self.of_process:
+            is_model = isinstance(module, PreTrainedModel)
+            for hook in hooks_of(module).values():
+                told = f"{said}: a hook on it is {whose(hook)}"
+                is_foreign, looks = not is_own(hook), looks_at_rows(hook)
+                # What is on a model itself gets the form that it knows there
+                # (`autopack.calls.entry`).
+                if is_foreign and (is_model or looks):
+                    self.hook = self.hook or told
+                if is_foreign and is_model:
+                    self.unknown = self.unknown or told
+                if looks and not is_model:
+                    self.onlooker = self.onlooker or told
+        for part in replaced_in_torch():
             self._note(part)
 
     def around(self, module: nn.Module) -> str | None:
@@ -123,20 +134,6 @@ class ModelCode:
         for losses, kind in _places_of_loss(module):
             if not is_own(losses[kind]):
                 yield f"the loss of the kind {kind!r} is {whose(losses[kind])}", losses[kind]
-
-    def _look_at_hooks(self, module: nn.Module, said: str) -> None:
-        """Set `hook`, `unknown` and `onlooker` from a module's hooks, where they are still None."""
-        for hook in hooks_of(module).values():
-            told = f"{said}: a hook on it is {whose(hook)}"
-            is_foreign, looks = not is_own(hook), looks_at_rows(hook)
-            # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
-            if isinstance(module, PreTrainedModel):
-                if is_foreign:
-                    self.hook, self.unknown = self.hook or told, self.unknown or told
-            elif looks:
-                self.onlooker = self.onlooker or told
-                if is_foreign:
-                    self.hook = self.hook or told
 
     def _of_class(self, cls: Any, within: Globals | None = None) -> str | None:
         """Return, in words, a class's or its bases' first third-party function, or None; cached."""

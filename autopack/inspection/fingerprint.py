@@ -14,11 +14,21 @@ import torch.utils.checkpoint
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection import process
 from autopack.inspection.code import ModelCode
-from autopack.inspection.foreign import Place, is_own, layers, original
+from autopack.inspection.foreign import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    SPACES,
+    Place,
+    functions_on,
+    hooks_of,
+    is_own,
+    layers,
+    looks_at_rows,
+    original,
+    replaced_in_torch,
+)
 from autopack.inspection.modules import modules_of
-from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, looks_at_rows
 
 _FOLLOWED = frozenset(
     "_attn_implementation_internal _attn_implementation _experts_implementation_internal "
@@ -29,6 +39,8 @@ _FOLLOWED = frozenset(
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 Reader = Callable[[], Any]
 _WRITTEN = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_OF_TORCH: list[Any] = [*GLOBAL_HOOKS, *map(vars, SPACES.values())]
+"""Torch's global hooks, and the members of its modules and classes that are watched."""
 
 
 class Fingerprint:
@@ -55,15 +67,18 @@ class Fingerprint:
                     [*map(len, map(vars, modules))],
                     [held.get(name) for held, name in places],
                 ),
-                lambda: _functions(places, modules),
-                _originals((held, name, held.get(name)) for held, name in places),
+                lambda: _originals(
+                    chain(
+                        ((held, name, held.get(name)) for held, name in places),
+                        *map(functions_on, modules),
+                    )
+                ),
             ),
             _Part("third-party code that it calls", lambda: list(map(_WRITTEN, code.others))),
             _Part(
                 "what stands in the place of torch's functions",
-                _values_of_torch,
-                process.foreign,
-                code.of_process,
+                lambda: [list(held.values()) for held in _OF_TORCH],
+                replaced_in_torch,
             ),
             *(
                 _Part(f"its {type(config).__name__}", partial(_fields, config))
@@ -85,13 +100,12 @@ class _Part:
     """One part of a model's state, named by `said`, to compare with its state at the proof.
 
     Every call compares what `read` returns with the last time, by identity as far as possible.
-    `facts` are what must stay the same, and are compared only where the former differs. They are
-    taken now unless they are `known`.
+    `facts` are what must stay the same, and are compared only where the former differs.
     """
 
-    def __init__(self, said: str, read: Reader, facts: Reader | None = None, known: Any = None):
+    def __init__(self, said: str, read: Reader, facts: Reader | None = None):
         self.said, self._read, self._facts = said, read, facts or read
-        self._last, self._kept = read(), self._facts() if known is None else known
+        self._last, self._kept = read(), self._facts()
 
     def changed(self) -> bool:
         """Return True if this part of the model's state has changed since it was proven."""
@@ -106,26 +120,12 @@ class _Part:
         return True
 
 
-def _values_of_torch() -> list[list[Any]]:
-    """Return torch's global hooks, and the members of its modules and classes that are watched."""
-    places: list[Any] = [*process.HOOKS, *map(vars, process.SPACES.values())]
-    return [list(held.values()) for held in places]
-
-
 def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:
     """Return the sizes of some dicts and the ids of their values, in one flat list.
 
     None is kept alive: a lost one has left its dict.
     """
     return [*map(len, dicts), *map(id, chain.from_iterable(map(dict.values, dicts)))]
-
-
-def _functions(
-    places: list[tuple[Any, str]], modules: list[nn.Module]
-) -> dict[tuple[int, str], Any]:
-    """Return the `_originals` at places, and of functions that are on modules now."""
-    held = ((mapping, name, mapping.get(name)) for mapping, name in places)
-    return _originals(chain(held, *map(functions_on, modules)))
 
 
 def _originals(held: Iterable[Place]) -> dict[tuple[int, str], Any]:

@@ -11,11 +11,13 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from types import FunctionType, MethodType
+from itertools import compress
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as nn_module
 
 _AUTOPACK = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
@@ -176,3 +178,89 @@ def found_by_name(cls: type) -> bool:
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is cls
+
+
+# --- What stands on single modules, and in torch
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Names of a module's dicts of hooks, by a number that torch gives once in a process."""
+_HOOK_OF_NOISE = "neftune_post_forward_hook"
+
+
+def hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return the forward and backward hooks of a module by number."""
+    held = filter(None, map(vars(module).__getitem__, HOOKS))
+    return {number: hook for hooks in held for number, hook in hooks.items()}
+
+
+def looks_at_rows(hook: Any) -> bool:
+    """Return True if a hook on a module may read rows and columns (third-party, PEFT's, NEFTune's).
+
+    NEFTune's noise shrinks with the row. PEFT's hooks (EVA, CorDA) collect a layer's inputs by the
+    mask. A hook that only asks for gradients (`output.requires_grad_(True)`, for adapters under
+    checkpointing) does not count.
+    """
+    of_peft = any(map(_collects_for_peft, layers(hook)))
+    if is_own(hook) and not of_peft:
+        return getattr(hook, "__name__", None) == _HOOK_OF_NOISE
+    code = getattr(hook, "__code__", None)
+    return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
+
+
+def _collects_for_peft(layer: Any) -> bool:
+    """Return True for a function of PEFT, except hooks that only pass on per-row arguments."""
+    name = getattr(layer, "__name__", "")
+    return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
+
+
+def functions_on(module: nn.Module) -> list[Place]:
+    """Return (its dict, name, value) of each callable that a module itself holds, not its class."""
+    held = vars(module)
+    return [(held, name, held[name]) for name in compress(held, map(callable, held.values()))]
+
+
+SPACES: dict[str, Any] = {
+    "torch": torch,
+    "torch.nn.functional": nn.functional,
+    "torch.Tensor": torch.Tensor,
+    "torch.nn.Module": nn.Module,
+}
+GLOBAL_HOOKS = (
+    nn_module._global_forward_pre_hooks,
+    nn_module._global_forward_hooks,
+    nn_module._global_backward_pre_hooks,
+    nn_module._global_backward_hooks,
+)
+_NEVER = frozenset(
+    "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled "
+    "requires_grad_ __init__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ "
+    "__setstate__ add_module register_module register_parameter register_buffer apply _apply train "
+    "eval zero_grad share_memory state_dict load_state_dict _load_from_state_dict "
+    "_save_to_state_dict".split()
+)
+"""Functions of torch whose results no forward uses: they make, load, show or compile.
+
+Packages replace these for the whole process (Lightning `torch.compile`, engines the making of
+modules).
+"""
+_own: dict[int, tuple[Any, Any]] = {}
+"""Functions that were found to be torch's own, and their code, by id.
+
+They are kept alive, so that no other has the id.
+"""
+
+
+def replaced_in_torch() -> list[str]:
+    """Return, in words, third-party hooks on all modules and replacements of torch's functions."""
+    hooks = (hook for held in GLOBAL_HOOKS for hook in held.values() if not is_own(hook))
+    told = [f"a hook on all modules of the process is {whose(hook)} ({id(hook)})" for hook in hooks]
+    for space, place in SPACES.items():
+        for name, value in vars(place).items():
+            known = value, getattr(value, "__code__", None)
+            if _own.get(id(value)) == known or name in _NEVER or not callable(value):
+                continue
+            if isinstance(value, type | ModuleType) or is_own(value):
+                _own[id(value)] = known
+            else:
+                told.append(f"{space}.{name} is {whose(value)} ({id(value)})")
+    return told

@@ -57,14 +57,10 @@ def row_head(model: Any) -> RowHead | None:
     A class derived from one of transformers counts as that one, whatever its name. A name counts
     only for a head that third-party code has written anew.
     """
-    classes = [
-        cls
-        for cls in type(model).__mro__
-        if "forward" in vars(cls) and hasattr(cls, "config_class")
-    ]
-    known = [cls for cls in type(model).__mro__ if is_of_library(cls)]
-    own = any(is_of_library(cls) for cls in classes)
-    names = [cls.__name__ for cls in (known if own else type(model).__mro__)]
+    bases = type(model).__mro__
+    known = [cls for cls in bases if is_of_library(cls)]
+    own = any("forward" in vars(cls) and hasattr(cls, "config_class") for cls in known)
+    names = [cls.__name__ for cls in (known if own else bases)]
     found = (head for name in names for ends, head in _HEADS.items() if name.endswith(ends))
     return next((head(type(model).__name__) for head in found), None)
 

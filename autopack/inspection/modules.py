@@ -95,12 +95,10 @@ class Anatomy:
 
     def in_decoder(self, module: nn.Module) -> bool | None:
         """Return True for a module in the decoder, False in the encoder, None in neither."""
-        found = (
-            bool(decodes)
-            for decodes, half in enumerate(self.halves or ())
-            if module in set(half.modules())
-        )
-        return next(found, None)
+        for decodes, half in enumerate(self.halves or ()):
+            if module in set(half.modules()):
+                return bool(decodes)
+        return None
 
 
 def modules_of(root: nn.Module) -> list[nn.Module]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.inspection.configs import text_config
 
@@ -52,9 +53,7 @@ class Numbering:
         A table of positions allows only the usual beginning; rotations know differences alone.
         """
         first = self.first_position(config)
-        if self.relative or not first:
-            return 0
-        return 0 if rotates(model, config) else first
+        return 0 if self.relative or not first or rotates(model, config) else first
 
     def is_known(self, adds_up_mask: bool) -> bool:
         """Return True if `in_padded_batch` is right for padding that is not on the right.
@@ -67,9 +66,9 @@ class Numbering:
     def in_padded_batch(
         self,
         config: Any,
-        mask: torch.Tensor,
-        input_ids: torch.Tensor | None,
-    ) -> torch.Tensor:
+        mask: Tensor,
+        input_ids: Tensor | None,
+    ) -> Tensor:
         """Return a padded batch's positions in models of this config: int64 (rows, columns).
 
         Most models use the column's number, whatever the mask.
@@ -84,8 +83,8 @@ class Numbering:
         ) + self.first_position(config)
 
     def of_counted(
-        self, config: Any, input_ids: torch.Tensor | None, starts: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+        self, config: Any, input_ids: Tensor | None, starts: Tensor | None = None
+    ) -> Tensor | None:
         """Return positions that skip one uncounted token: int64 (rows, columns), or None.
 
         `starts` (rows, columns) are the columns in which the documents of tokens begin, where rows

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autopack.inspection.foreign import is_of_library, is_own
-from autopack.inspection.put_on import functions_on, hooks_of
+from autopack.inspection.foreign import functions_on, hooks_of, is_of_library, is_own
 from autopack.inspection.source import class_of
 
 

@@ -6,7 +6,6 @@ is deleting a section.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,15 @@ import transformers
 from packaging.version import Version
 from torch import nn
 from transformers import modeling_utils
+
+try:
+    from transformers.loss import loss_utils
+except ImportError:  # up to 4.46
+    loss_utils = None  # type: ignore[assignment]
+try:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward as SDPA_FUNCTION
+except ImportError:  # up to 4.47
+    SDPA_FUNCTION = None  # type: ignore[assignment]
 
 VERSION = Version(Version(transformers.__version__).base_version)
 
@@ -100,14 +108,6 @@ def attention_function(implementation: str) -> Callable[..., Any] | None:
     )
 
 
-SDPA_FUNCTION: Callable[..., Any] | None = None
-"""transformers' own SDPA function, whatever is registered under that name."""
-if has_attention_interface():
-    SDPA_FUNCTION = importlib.import_module(
-        "transformers.integrations.sdpa_attention"
-    ).sdpa_attention_forward
-
-
 def flash_wants_positions() -> bool:
     """Return True if flash attention takes lengths only along with positions (4.48 to 4.52)."""
     return Version("4.53") > VERSION
@@ -117,10 +117,9 @@ LOSS_UTILS = "transformers.loss.loss_utils"
 """The Python module of the losses."""
 
 
-def losses() -> dict[str, Callable[..., Any]]:
+def losses() -> dict[str, Any]:
     """Return the losses by a model's kind; empty before 4.47, where forwards compute them."""
-    found = importlib.util.find_spec("transformers.loss")
-    return {} if found is None else importlib.import_module(LOSS_UTILS).LOSS_MAPPING
+    return {} if loss_utils is None else loss_utils.LOSS_MAPPING
 
 
 def kind_of_loss(model: Any) -> str:
@@ -131,7 +130,7 @@ def kind_of_loss(model: Any) -> str:
 
 def shifting_loss() -> Callable[..., Any] | None:
     """Return the loss of causal language models, which shifts labels; None before 4.47."""
-    return importlib.import_module(LOSS_UTILS).ForCausalLMLoss if losses() else None
+    return None if loss_utils is None else loss_utils.ForCausalLMLoss
 
 
 # --- 5.23: convolutions and scans are functions that stand for CUDA kernels

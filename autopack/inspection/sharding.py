@@ -40,11 +40,7 @@ def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
 
 def gathers_inside(module: nn.Module) -> bool:
     """Return True if parts of a module gather parameters in a run, not only the whole."""
-    return any(
-        next(iter(_groups_of(part)), None) is not None
-        for part in module.modules()
-        if part is not module
-    )
+    return any(part is not module and _groups_of(part) for part in module.modules())
 
 
 def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
@@ -92,17 +88,14 @@ def without_exchange(implementations: Iterable[str]) -> Iterator[None]:
 
     DeepSpeed's wrapper loses masks, so attention sites call the function that it wraps meanwhile.
     """
-    found = {
-        id(e): e
-        for e in (exchange_of(releases.attention_function(name)) for name in implementations)
-        if e
-    }
-    for exchange in found.values():
+    functions = map(releases.attention_function, implementations)
+    found = {*map(exchange_of, functions)} - {None}
+    for exchange in found:
         vars(exchange)["forward"] = exchange.attn
     try:
         yield
     finally:
-        for exchange in found.values():
+        for exchange in found:
             del vars(exchange)["forward"]
 
 
@@ -115,39 +108,31 @@ def exchanges_now(exchange: Any, training: bool) -> bool:
 
 def _communicates(function: FunctionType) -> bool:
     """Return True if a function calls torch.distributed, or is of a sequence-parallel package."""
-    if function.__module__.partition(".")[0] in _OF_SEQUENCES:
-        return True
     names = names_in(function.__code__)
-    values = [function.__globals__.get(name) for name in names]
+    values = [function, *map(function.__globals__.get, names)]
     origins = (str(getattr(value, "__module__", "")) for value in values)
-    communicates = any(
-        origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins
-    )
     return (
-        communicates
-        or "distributed" in names
+        "distributed" in names
         or any(value is torch.distributed for value in values)
+        or any(origin.startswith(("torch.distributed", *_OF_SEQUENCES)) for origin in origins)
     )
 
 
-def _groups_of(module: nn.Module) -> Iterator[Group]:
-    """Yield the process groups among which a module's parameters are sharded."""
+def _groups_of(module: nn.Module) -> list[Group]:
+    """Return the process groups among which a module's parameters are sharded."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    # of ZeRO-3
+    found = [getattr(each, "ds_process_group", None) for each in module._parameters.values()]
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        yield module.process_group
-        between = getattr(module, "_inter_node_pg", None)  # of hybrid sharding
-        if between is not None:
-            yield between
+        # the second of hybrid sharding
+        found += [module.process_group, getattr(module, "_inter_node_pg", None)]
     elif hasattr(module, "_get_fsdp_state"):  # fully_shard
         state: Any = module._get_fsdp_state()  # type: ignore[operator]
         sharded = getattr(state, "_fsdp_param_groups", None)
         # one group up to torch 2.10
         for part in [state._fsdp_param_group] if sharded is None else sharded:
-            for name in ("shard_process_group", "replicate_process_group"):
-                group = getattr(getattr(part, "mesh_info", None), name, None)
-                if group is not None:
-                    yield group
-    parameter: Any
-    for parameter in module._parameters.values():
-        if hasattr(parameter, "ds_id"):  # ZeRO-3
-            yield parameter.ds_process_group
+            mesh = getattr(part, "mesh_info", None)
+            found += [
+                getattr(mesh, f"{kind}_process_group", None) for kind in ("shard", "replicate")
+            ]
+    return [group for group in found if group is not None]

@@ -125,15 +125,13 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 
     The loss's code decides: several decoders (whisper, trocr, bart) compare within one column.
     """
-    code = _code_of(type(model))
-    names, variables = names_in(code), code.co_varnames
-    for name in sorted(names):
+    codes = [_code_of(type(model))]
+    for name in names_in(codes[0]):
         method = getattr(type(model), name, None)
         if name.startswith("_") and "loss" in name and isinstance(method, FunctionType):
-            names, variables = (
-                names | names_in(method.__code__),
-                variables + method.__code__.co_varnames,
-            )
+            codes.append(method.__code__)
+    names = frozenset().union(*map(names_in, codes))
+    variables = {variable for code in codes for variable in code.co_varnames}
     if "loss_function" in names:
         loss = getattr(inspect.unwrap(model.loss_function), "__name__", "")
         return loss == "ForCausalLMLoss" or (
@@ -163,23 +161,24 @@ def names_of(cls: type) -> tuple[str, ...]:
 
 def writes_to_weights(kind: Any) -> bool:
     """Return True if a class may write to weights in place, past autograd, once initialised."""
-    own = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.")]
-    functions = [
-        found for cls in own for found in vars(cls).values() if isinstance(found, FunctionType)
-    ]
-    names = (names_in(found.__code__) for found in functions if "init" not in found.__name__)
-    return any(bool(each & {"data", "no_grad"}) and bool(each & _WRITING) for each in names)
+    own = (cls for cls in kind.__mro__ if not cls.__module__.startswith("torch."))
+    names = (
+        names_in(found.__code__)
+        for cls in own
+        for found in vars(cls).values()
+        if isinstance(found, FunctionType) and "init" not in found.__name__
+    )
+    return any(each & {"data", "no_grad"} and each & _WRITING for each in names)
 
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
     """Return True if an entry's forward adds up a mask for positions, or a config names mrope."""
     summed = any("cumsum" in names_in(_code_of(type(entry))) for entry in entries)
-    settings = [
-        getattr(config, name, None)
+    return summed or any(
+        "mrope" in str(getattr(config, name, None))
         for config in configs
         for name in ("rope_scaling", "rope_parameters")
-    ]
-    return summed or any("mrope" in str(setting) for setting in settings)
+    )
 
 
 def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
@@ -199,12 +198,16 @@ def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
     """Return the Python module and name of each eager attention function of these modules."""
     found = {
         (function.__globals__["__name__"], name)
-        for cls in {class_of(module) for module in modules}
-        for function in dispatching_functions(cls)
+        for function in _dispatching_of(modules)
         for name in names_in(function.__code__)
         if "eager" in name and name in function.__globals__
     }
     return sorted(found)
+
+
+def _dispatching_of(modules: list[nn.Module]) -> list[FunctionType]:
+    """Return the `dispatching_functions` of some modules' classes."""
+    return [each for cls in {*map(class_of, modules)} for each in dispatching_functions(cls)]
 
 
 def dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
@@ -330,11 +333,7 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 def modules_with_own_function(modules: list[nn.Module], implementation: str) -> list[str]:
     """Return the Python modules whose interface object has its own entry for an implementation."""
-    names = [
-        f.__globals__
-        for cls in {class_of(module) for module in modules}
-        for f in dispatching_functions(cls)
-    ]
+    names = [function.__globals__ for function in _dispatching_of(modules)]
     own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
     # One object that several have is one place, and has to have one name.
     return list(

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dis
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
-from functools import cache
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from itertools import chain, islice
 from types import CellType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from autopack.inspection.foreign import is_own, is_own_file, layers
-from autopack.inspection.put_on import functions_on, hooks_of
+from autopack.inspection.foreign import functions_on, hooks_of, is_own, is_own_file, layers
 from autopack.inspection.source import class_of, names_in
 
-_HOLDERS = (torch.Tensor, list, dict, set, deque)
+_HOLDERS = (Tensor, list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MOST = 256
 """Size of a container above which only its length is compared."""
@@ -52,7 +51,7 @@ class Contents:
     """
 
     def __init__(self, model: nn.Module):
-        self._held: list[Any] = []
+        self._undo: list[Callable[[], Any]] = []
         self._seen = set(map(id, model.modules()))
         for module in model.modules():
             self._keep(vars(module).get(name) for name in _attributes_of(module))
@@ -64,16 +63,14 @@ class Contents:
             if id(value) in self._seen:
                 continue
             self._seen.add(id(value))
-            if isinstance(value, torch.Tensor) or type(value) in (*_HOLDERS, Counter, defaultdict):
-                self._held.append((value, _copied(value)))
-                parts = (
-                    list(value.values())
-                    if isinstance(value, dict)
-                    else value
-                    if isinstance(value, list)
-                    else []
-                )
-                self._keep(part for part in parts[:_MOST] if isinstance(part, list | dict | set))
+            if isinstance(value, Tensor):
+                version = None if value.is_inference() else value._version
+                self._undo.append(partial(_copy_back, value, value.detach().clone(), version))
+            elif type(value) in (*_HOLDERS, Counter, defaultdict):
+                self._undo.append(partial(_refill, value, value.copy()))
+                parts = value.values() if isinstance(value, dict) else value
+                inner = islice(parts, _MOST) if isinstance(value, dict | list) else ()
+                self._keep(part for part in [*inner] if isinstance(part, list | dict | set))
             elif isinstance(value, FunctionType):
                 self._keep_function(value)
             elif callable(value) and not isinstance(value, type):
@@ -91,14 +88,13 @@ class Contents:
     def _keep_function(self, function: FunctionType) -> None:
         """Copy a function's closure, and numbers and containers among the globals that it names."""
         filled = [cell for cell in function.__closure__ or () if cell != CellType()]
-        self._held += [(cell, cell.cell_contents) for cell in filled]
+        for cell in filled:
+            self._undo.append(partial(setattr, cell, "cell_contents", cell.cell_contents))
         known = function.__globals__
         named = {name: known[name] for name in names_in(function.__code__) & known.keys()}
-        self._held += [
-            ((known, name), value)
-            for name, value in named.items()
-            if isinstance(value, int | float)
-        ]
+        for name, value in named.items():
+            if isinstance(value, int | float):
+                self._undo.append(partial(known.__setitem__, name, value))
         self._keep(cell.cell_contents for cell in filled)
         self._keep(
             v
@@ -108,27 +104,21 @@ class Contents:
 
     def put_back(self) -> None:
         """Restore, in place, the contents of all values that were copied."""
-        for value, copied in self._held:
-            if isinstance(value, CellType):
-                value.cell_contents = copied
-            elif isinstance(value, tuple):
-                value[0][value[1]] = copied
-            elif isinstance(value, list | deque):
-                value.clear()
-                value.extend(copied)
-            elif isinstance(value, dict | set):
-                value.clear()
-                value.update(copied)
-            elif value.is_inference() or value._version != copied[1]:
-                with torch.no_grad():
-                    value.copy_(copied[0])
+        for undo in self._undo:
+            undo()
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of a value; of a tensor with its version."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone(), None if value.is_inference() else value._version
-    return value.copy()
+def _refill(container: Any, copied: Any) -> None:
+    """Give a container the contents of a copy, in place."""
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(copied)
+
+
+@torch.no_grad()
+def _copy_back(tensor: Tensor, copied: Tensor, version: int | None) -> None:
+    """Give a tensor its former values, in place, if it has been written to."""
+    if tensor.is_inference() or tensor._version != version:
+        tensor.copy_(copied)
 
 
 def _attributes_of(module: nn.Module) -> list[str]:
@@ -168,7 +158,7 @@ def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
 
 def _parts(value: Any) -> Iterator[Any]:
     """Yield a value's parts to compare; a tensor, whose identity no other gets, and its version."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         yield from (value, None if value.is_inference() else str(value._version))
     elif isinstance(value, list | tuple | set | dict | deque):
         parts = [*value.items()] if isinstance(value, dict) else [*value]

@@ -20,12 +20,10 @@ def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     forwards have had theirs. A forward without a backward would mix the next batch's gradients with
     its own.
     """
-    hooks = [hook for module in modules for hook in module._forward_hooks.values()]
-    owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]
-    theirs = [each for each in owners if type(each).__module__.startswith("opacus.")]
-    counting = {
-        id(each): each for each in theirs if getattr(each, "hooks_enabled", False) is True
-    }.values()
+    hooks = (hook for module in modules for hook in module._forward_hooks.values())
+    owners: Iterable[Any] = (getattr(hook, "__self__", None) for hook in hooks)
+    theirs = {each for each in owners if type(each).__module__.startswith("opacus.")}
+    counting = [each for each in theirs if getattr(each, "hooks_enabled", False) is True]
     for owner in counting:
         owner.hooks_enabled = False
     try:

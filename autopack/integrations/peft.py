@@ -20,6 +20,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection.foreign import is_from
 from autopack.runtime.marks import holds_marks
 
+Function = Callable[..., Any]
 PER_TOKEN = frozenset(
     (
         "ADALORA BEFT BOFT BONE C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 "
@@ -103,13 +104,13 @@ def _refusal(config: Any) -> str | None:
     )
 
 
-def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
+def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Function:
     """Return a replacement method that refuses adapters that cannot be packed on enabled models.
 
     It raises before such an adapter is attached or used.
     """
 
-    def guarded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         model, config = subject(self, *args, **kwargs)
         reason = _refusal(config)
         if reason is not None and holds_marks(model):
@@ -123,7 +124,7 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
     return guarded
 
 
-def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_the_model(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a tuner's forward so that it calls an enabled model through its hooks."""
     if before_tuner is not None:
         before_tuner(self.model)
@@ -135,7 +136,7 @@ def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwarg
     return original(seen, *args, **kwargs)
 
 
-def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _pass_positions_on(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Run PEFT's forward for question answering, and pass on the position_ids that it drops."""
     given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
     if given is None or not holds_marks(self.base_model):
@@ -154,7 +155,7 @@ class _View:
         return getattr(self._target, name)
 
 
-_Replacement = tuple[str, str, Callable[..., Any]]
+_Replacement = tuple[str, str, Function]
 _REPLACEMENTS: dict[str, list[_Replacement]] = {
     "peft.peft_model": [
         (
@@ -203,9 +204,7 @@ def _replace_methods(replacements: list[_Replacement], module: Any) -> None:
             wrapt.apply_patch(getattr(module, owner), name, _passing_original(original, instead))
 
 
-def _passing_original(
-    original: Callable[..., Any], instead: Callable[..., Any]
-) -> Callable[..., Any]:
+def _passing_original(original: Function, instead: Function) -> Function:
     """Return a method that calls `instead` with the original method as its first argument."""
 
     def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:

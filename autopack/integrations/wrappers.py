@@ -28,7 +28,7 @@ def unwrap(model: Any) -> PreTrainedModel:
     prompt and prefix tuning.
     """
     modules = [model] if isinstance(model, nn.Module) else _held_by(model)
-    found = list({id(inner): inner for module in modules for inner in _outermost(module)}.values())
+    found = list(dict.fromkeys(inner for module in modules for inner in _outermost(module)))
     if len(found) == 1:
         return found[0]
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -157,7 +157,7 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
         )
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
-    seen: set[int] = set()
+    seen: set[nn.Module] = set()
     # The policy first: it is what the trainer is asked about. `model_wrapped` is the same in
     # wrappers.
     attributes = {"model": trainer.model, **vars(trainer)}
@@ -165,9 +165,9 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
         listed = isinstance(value, list | tuple)
         for number, part in enumerate(value if listed else [value]):
             models = list(_outermost(part)) if isinstance(part, nn.Module) else []
-            if not models or id(models[0]) in seen or name == "model_wrapped":
+            if not models or models[0] in seen or name == "model_wrapped":
                 continue
-            seen.update(map(id, models))
+            seen.update(models)
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
     if "model" not in first:
         raise UnsupportedModel(

@@ -18,7 +18,7 @@ from torch import nn
 from autopack.calls.hooks import ForwardGuard
 from autopack.errors import UnsupportedModel
 from autopack.inspection.callers import FORWARDS, callers
-from autopack.inspection.put_on import looks_at_rows
+from autopack.inspection.foreign import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers
 from autopack.launch import session
 from autopack.launch.session import Session

@@ -50,8 +50,7 @@ class ProcessOutcome:
     processes: int = 1
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}: " if self.rank else ""
-        who = f"{self.processes} processes: " if self.processes > 1 else who
+        who = f"{self.processes} processes: " if self.processes > 1 else _of_rank(self.rank)
         if self.tally is None:
             return f"{who}{self.text}"
         said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
@@ -90,10 +89,8 @@ def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
         same = (each.text, each.pads)
         times[(each.process, same)] += 1
         key = (same, times[(each.process, same)])
-        if key in found:
-            found[key].add(each)
-        else:
-            found[key] = each
+        if (first := found.setdefault(key, each)) is not each:
+            first.add(each)
     return list(found.values())
 
 
@@ -242,8 +239,12 @@ def warn_not_started(error: Exception) -> None:
 
 def _say(text: str) -> None:
     """Write a line on stderr, after this process's rank if it has one."""
-    rank = os.environ.get("RANK", "")
-    _write(f"{f'rank {rank}: ' if rank else ''}{text}")
+    _write(f"{_of_rank(os.environ.get('RANK', ''))}{text}")
+
+
+def _of_rank(rank: str) -> str:
+    """Return the beginning of a line of a rank, or "" without ranks."""
+    return f"rank {rank}: " if rank else ""
 
 
 def _write(text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, prepared, ways
@@ -56,7 +57,7 @@ def read(
     first_position: int = 0,
     ignored_label: int = IGNORED_LABEL,
     continues: bool = False,
-    known: Mapping[str, torch.Tensor] | None = None,
+    known: Mapping[str, Tensor] | None = None,
     any_positions: bool = False,
     with_tokens: bool = False,
 ) -> Declared:
@@ -88,7 +89,7 @@ def read(
         return Declared(None)
     ids = host_side.get(_TOKENS, arguments.get(_TOKENS))
     on_device = with_tokens and device.type != "cpu"
-    if on_device and isinstance(ids, torch.Tensor) and ids.shape == shape:
+    if on_device and isinstance(ids, Tensor) and ids.shape == shape:
         copies = any(tensor.device.type != "cpu" for tensor in tensors.values())
         if copies or _TOKENS in host_side:
             tensors[_TOKENS] = ids
@@ -151,20 +152,18 @@ def read(
 
 def _tensors(
     arguments: Mapping[str, Any],
-    known: Mapping[str, torch.Tensor],
+    known: Mapping[str, Tensor],
     shape: tuple[int, int],
     device: torch.device,
     continues: bool,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the arguments that declare documents, by name, after checking their shapes."""
     rows, columns = shape
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
     if position_ids is not None:
         # Times of three sections may be fractions (Qwen3-Omni).
-        sections = isinstance(position_ids, torch.Tensor) and position_ids.dim() == 3 == len(
-            position_ids
-        )
+        sections = isinstance(position_ids, Tensor) and position_ids.dim() == 3 == len(position_ids)
         _check("position_ids", arguments["position_ids"], device, any_numbers=sections)
         if (
             position_ids.dim() == 3
@@ -186,20 +185,20 @@ def _tensors(
                 f"{tuple(position_ids.shape)}"
             )
     mask = given.get("attention_mask")
-    if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+    if continues and isinstance(mask, Tensor) and mask.dim() == 2:
         mask = mask[:, -columns:]
     # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
-    if isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
+    if isinstance(mask, Tensor) and prepared.is_readable(mask, shape):
         _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
         yield _PREPARED, prepared.sees_itself(mask).expand(shape)
-    elif isinstance(mask, torch.Tensor) and mask.shape == shape:
+    elif isinstance(mask, Tensor) and mask.shape == shape:
         _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
         for name in ("labels", "shift_labels"):
             labels = given.get(name)
-            if isinstance(labels, torch.Tensor) and labels.shape == shape:
+            if isinstance(labels, Tensor) and labels.shape == shape:
                 yield name, labels
     for way in ways.TABLE:
         value = given.get(way.name)
@@ -215,7 +214,7 @@ def _tensors(
 
 def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
     """Raise `InvalidPacking` unless a value is an integer tensor on `device` (None: on any)."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     if not (is_integer or any_numbers):
@@ -232,7 +231,12 @@ def _declarations(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name for messages, True where a document starts: (rows, columns)) per declaration."""
     if "position_ids" in host:
-        yield "position_ids", _position_starts(host["position_ids"], real)
+        values, starts = host["position_ids"][real], np.zeros_like(real)
+        if (values < 0).any():
+            raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
+        # Those whose position does not go on by one.
+        starts[real] = ~_counts_on(values, real)
+        yield "position_ids", starts
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
         yield "attention_mask (segment ids)", _segment_starts(mask)
@@ -243,16 +247,6 @@ def _declarations(
                 way.name,
                 way.starts(values) if way.starts else _cumulative_starts(way.name, values, real),
             )
-
-
-def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return True at tokens whose position does not go on by one, (rows, columns)."""
-    values = positions[real]
-    if (values < 0).any():
-        raise _invalid(f"position_ids must not be negative; found {int(values.min())}")
-    starts = np.zeros_like(real)
-    starts[real] = ~_counts_on(values, real)
-    return starts
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
@@ -283,7 +277,7 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
     return (starts & real) | edges
 
 
-def _in_one(positions: torch.Tensor) -> torch.Tensor:
+def _in_one(positions: Tensor) -> Tensor:
     """Return positions (3, rows, columns) with one number per token: int64 (rows, columns).
 
     The result is twice the time position, plus one if the sections differ, as in images, or are no

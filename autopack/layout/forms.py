@@ -6,12 +6,14 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from autopack.errors import UnsupportedModel
 from autopack.layout.ways import Of
 
 AXES: dict[str, tuple[int, ...]] = {
@@ -47,7 +49,7 @@ class Frame:
 
         The axis of the rows is the one before.
         """
-        if not isinstance(value, torch.Tensor) or name in self.labels:
+        if not isinstance(value, Tensor) or name in self.labels:
             return None
         positions = name.endswith("position_ids")
         axis = 2 if positions and value.dim() == 3 else 1
@@ -63,7 +65,7 @@ class Frame:
         """Return the unit of an argument's entries: token, document, call or unknown."""
         if self.axis_of(name, value) is not None:
             return Of.TOKEN
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             parts = (
                 value.values()
                 if isinstance(value, dict)
@@ -71,15 +73,13 @@ class Frame:
                 if isinstance(value, tuple | list)
                 else ()
             )
-            may_hold_tensors = any(
-                isinstance(part, torch.Tensor | tuple | list | dict) for part in parts
-            )
+            may_hold_tensors = any(isinstance(part, Tensor | tuple | list | dict) for part in parts)
             return Of.UNKNOWN if may_hold_tensors else Of.CALL
         if value.dim() and len(value) == self.documents:
             return Of.DOCUMENT
         return Of.CALL if value.numel() == 1 else Of.UNKNOWN
 
-    def changed(self, name: str, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def changed(self, name: str, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """Return `change` of an argument that is per token, and any other argument unchanged.
 
         `change` gets (R, C, ...), once for each of K kinds of (K, R, C).
@@ -89,7 +89,32 @@ class Frame:
             return torch.stack([change(part.expand(self.rows, -1)) for part in value])
         return value if axis is None else change(value.expand(self.rows, *value.shape[1:]))
 
-    def axis_of_output(self, name: str | None, value: torch.Tensor) -> int | None:
+    def all_changed(
+        self,
+        arguments: Mapping[str, Any],
+        change: Callable[[Tensor], Tensor],
+        of_document: Callable[[Tensor], Tensor] = lambda value: value,
+    ) -> dict[str, Any]:
+        """Return arguments with `change` of values per token, `of_document` of those per document.
+
+        Raises `UnsupportedModel` for a value whose unit is not known.
+        """
+        found: dict[str, Any] = {}
+        for name, value in arguments.items():
+            unit = self.unit_of(name, value)
+            if unit is Of.UNKNOWN:
+                raise UnsupportedModel(
+                    f"{name} was given with packed rows whose documents become rows of a batch, "
+                    "and autopack cannot tell whose document it is of: wanted one value per token, "
+                    f"{(self.rows, self.columns)}, or per document ({self.documents}), found "
+                    f"{described(value)}. Leave it out, or run the documents one per row.",
+                    code="argument-of-no-document",
+                )
+            by_token = unit is not Of.DOCUMENT
+            found[name] = self.changed(name, value, change) if by_token else of_document(value)
+        return found
+
+    def axis_of_output(self, name: str | None, value: Tensor) -> int | None:
         """Return the axis of the columns of a part of an output that is per token, or None.
 
         It is 0 for (R * C, ...), rows one after the other.
@@ -104,13 +129,20 @@ class Frame:
         return 0 if value.dim() == 2 and len(value) == self.rows * self.columns else None
 
 
-def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:
+def described(value: Any) -> str:
+    """Return the shape, dtype and device of a tensor, or the type of anything else, in words."""
+    if not isinstance(value, Tensor):
+        return "none" if value is None else type(value).__name__
+    return f"shape {tuple(value.shape)} of {value.dtype} on {value.device}"
+
+
+def stands_for_no_router(name: str | None, value: Tensor) -> bool:
     """Return True for the one number that a layer without a router returns (Switch before 5)."""
     return value.shape == (1,) and not value.is_floating_point() and "router_logits" in (name or "")
 
 
 def rows_first(value: Any, axis: int) -> Any:
     """Return a value with its rows and columns, at `axis - 1` and `axis`, as its first two axes."""
-    if axis == 1 or not isinstance(value, torch.Tensor) or value.dim() <= axis:
+    if axis == 1 or not isinstance(value, Tensor) or value.dim() <= axis:
         return value
     return value.movedim((axis - 1, axis), (0, 1))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autopack.errors import UnsupportedModel
@@ -20,7 +22,7 @@ _WITHOUT_VALUES = (
 )
 
 
-def host_values(tensor: torch.Tensor) -> np.ndarray:
+def host_values(tensor: Tensor) -> np.ndarray:
     """Return the values of an integer or boolean tensor: int64 or bool if it had to be unwrapped.
 
     They are copied from a device unless they are remembered (`HostBatch`).
@@ -35,13 +37,13 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
     except RuntimeError as error:
         # Tensors of torch.func's derivatives share no memory with numpy, and can be read.
         with suppress(RuntimeError):
-            if type(host) is torch.Tensor:
+            if type(host) is Tensor:
                 kind = bool if host.dtype == torch.bool else np.int64
                 return np.array(host.tolist(), dtype=kind).reshape(tuple(host.shape))
         raise UnsupportedModel(_WITHOUT_VALUES, code="recorded-call") from error
 
 
-def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     # From memory that is not pinned the copy would wait for what the device has to do before it.
@@ -57,7 +59,7 @@ _ASSERTING = ("cuda",)
 """Kinds of devices that can be told to stop if they meet other values."""
 
 
-def _state(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+def _state(tensor: Tensor) -> tuple[Any, ...] | None:
     """Return a tensor's version, address and shape, changed by writes, or None if unversioned."""
     if tensor.is_inference():
         return None
@@ -71,11 +73,11 @@ class _Known(NamedTuple):
     """Values of a tensor at the time when it was remembered."""
 
     state: tuple[Any, ...]
-    host: torch.Tensor
-    there: torch.Tensor | None
+    host: Tensor
+    there: Tensor | None
     """The same values on its device; None if no comparison there is needed, or possible."""
 
-    def is_still(self, tensor: torch.Tensor) -> bool:
+    def is_still(self, tensor: Tensor) -> bool:
         """Return True if the tensor still holds these values, as known without a device sync.
 
         Collectives, `tensor.data` and numpy write to a tensor without increasing its version. On a
@@ -94,7 +96,7 @@ class _Known(NamedTuple):
         return True
 
 
-def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
+def remember(tensor: Tensor, host: Tensor) -> None:
     """Keep `host`, CPU values of an integer or boolean tensor, while the tensor lives unchanged."""
     state = _state(tensor)
     if state is not None:
@@ -102,11 +104,11 @@ def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
         _known[tensor] = _Known(state, host.detach().clone(), there)
 
 
-def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def recall(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return, by name, the CPU values of arguments that were remembered and not written to."""
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Tensor] = {}
     for name, value in arguments.items() if _known else ():
-        if isinstance(value, torch.Tensor) and value in _known and _known[value].is_still(value):
+        if isinstance(value, Tensor) and value in _known and _known[value].is_still(value):
             found[name] = _known[value].host
     return found
 
@@ -114,7 +116,7 @@ def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 _padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
+def note_padding(tokens: Tensor, real: np.ndarray) -> None:
     """Keep `real`, False at a batch's padding (rows, columns), while `tokens` live unchanged."""
     state = _state(tokens)
     if state is not None and not real.all():
@@ -123,13 +125,13 @@ def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
 
 def noted_padding(tokens: Any) -> np.ndarray | None:
     """Return the array that `note_padding` kept for these tokens, or None if they have changed."""
-    if not _padding or not isinstance(tokens, torch.Tensor) or tokens not in _padding:
+    if not _padding or not isinstance(tokens, Tensor) or tokens not in _padding:
         return None
     state, real = _padding[tokens]
     return real if state == _state(tokens) else None
 
 
-def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return integer or boolean tensors copied to the CPU, all of a device at once."""
     found = dict(tensors)
     for device in {tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"}:
@@ -156,27 +158,14 @@ class HostBatch(dict[str, Any]):
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
         """Return the batch moved to a device, with all values in its lists, tuples and dicts."""
-        moved = HostBatch()
-        for name, value in self.items():
-            moved[name] = there = _moved(value, device, non_blocking)
-            is_moved = (
-                isinstance(value, torch.Tensor)
-                and there is not value
-                and value.device.type == "cpu"
-            )
-            if is_moved and not (value.is_floating_point() or value.is_complex()):
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value.to(device) if hasattr(value, "to") else value
+            there = value.to(device, non_blocking=non_blocking)
+            is_number = value.is_floating_point() or value.is_complex()
+            if there is not value and value.device.type == "cpu" and not is_number:
                 remember(there, value)
-        return moved
+            return there
 
-
-def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
-    """Return a value with all tensors in it moved to a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    if isinstance(value, dict):
-        return type(value)(
-            (name, _moved(part, device, non_blocking)) for name, part in value.items()
-        )
-    if type(value) in (list, tuple):
-        return type(value)(_moved(part, device, non_blocking) for part in value)
-    return value.to(device) if hasattr(value, "to") else value
+        return HostBatch({name: tree_map(moved, value) for name, value in self.items()})

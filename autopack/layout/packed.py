@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
@@ -44,14 +45,14 @@ class PackedLayout:
     device: torch.device
     sizes: np.ndarray = field(init=False)
     """Length of each document in tokens, on the host: int64 (documents,)."""
-    cu_seqlens: torch.Tensor = field(init=False)
+    cu_seqlens: Tensor = field(init=False)
     first_positions: np.ndarray | None = None
     is_padding: np.ndarray | None = None
     slots: np.ndarray | None = None
     largest_positions: np.ndarray | None = None
-    _slots: torch.Tensor = field(init=False)
-    slots_on_host: torch.Tensor = field(init=False)
-    extent: torch.Tensor = field(init=False)
+    _slots: Tensor = field(init=False)
+    slots_on_host: Tensor = field(init=False)
+    extent: Tensor = field(init=False)
     _derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,7 +126,7 @@ class PackedLayout:
         """Build from rows of one document each, True at its tokens; padding is documents too."""
         return cls.from_starts(changes(real), device, positions, real)
 
-    def upload(self, array: np.ndarray) -> torch.Tensor:
+    def upload(self, array: np.ndarray) -> Tensor:
         """Return a host array as a tensor on the layout's device."""
         return upload(array, self.device)
 
@@ -137,7 +138,7 @@ class PackedLayout:
         return self.rows, self.columns
 
     @property
-    def kernel_cu_seqlens(self) -> torch.Tensor:
+    def kernel_cu_seqlens(self) -> Tensor:
         """`cu_seqlens` for kernels; in compiled code, as many elements as the call declared."""
         return self._slots if torch.compiler.is_compiling() else self.cu_seqlens
 
@@ -172,17 +173,17 @@ class PackedLayout:
         return (first % self.columns).reshape(self.rows, self.columns)
 
     @cached_property
-    def start_columns(self) -> torch.Tensor:
+    def start_columns(self) -> Tensor:
         """`starts` as a tensor on the layout's device."""
         return self.upload(self.starts)
 
     @cached_property
-    def seq_idx(self) -> torch.Tensor:
+    def seq_idx(self) -> Tensor:
         """Number of each token's document within the flattened rows: int32 (rows, columns)."""
         numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), self.sizes)
         return self.upload(numbers.reshape(self.rows, self.columns))
 
-    def position_ids(self, first_position: int = 0) -> torch.Tensor:
+    def position_ids(self, first_position: int = 0) -> Tensor:
         """Return positions from `first_position` on in every document: int64 (rows, columns)."""
         return self.upload(np.arange(self.columns) - self.starts + first_position)
 
@@ -264,8 +265,8 @@ def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
 
 
 def without_boundaries(
-    labels: torch.Tensor, layout: PackedLayout, shifted: bool = False, ignored: int = IGNORED_LABEL
-) -> torch.Tensor:
+    labels: Tensor, layout: PackedLayout, shifted: bool = False, ignored: int = IGNORED_LABEL
+) -> Tensor:
     """Return packed rows' labels, for a loss that shifts, with each document's first one ignored.
 
     `labels` have one for each token: (rows, columns), (tokens,) or the like, or (rows, columns,
@@ -273,7 +274,7 @@ def without_boundaries(
     token that predicts them, the last. `ignored` is the label that the loss leaves out. Raises
     `InvalidPacking` for labels of a shape that does not show which belongs to which token.
     """
-    shape, tokens = (layout.rows, layout.columns), layout.rows * layout.columns
+    shape, tokens = layout.shape, layout.rows * layout.columns
     if tuple(labels.shape[:2]) == shape:
         flat = labels.reshape(tokens, *labels.shape[2:])
     elif labels.numel() == tokens and labels.shape[-1] in (tokens, layout.columns):

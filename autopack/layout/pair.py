@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
@@ -158,25 +159,25 @@ def declared_of(
     )
 
 
-def _first_tensor(*values: Any) -> torch.Tensor | None:
+def _first_tensor(*values: Any) -> Tensor | None:
     """Return the first value that is a tensor with rows and columns, or None."""
-    return next((v for v in values if isinstance(v, torch.Tensor) and v.dim() >= 2), None)
+    return next((v for v in values if isinstance(v, Tensor) and v.dim() >= 2), None)
 
 
-def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _on_host(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return, on the CPU, all arguments that declare where the documents of either half lie."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
     integers = {
-        n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()
+        n: v for n, v in given.items() if isinstance(v, Tensor) and not v.is_floating_point()
     }
     return on_host(integers | recall(integers))
 
 
 def _read(
     arguments: Mapping[str, Any],
-    host: Mapping[str, torch.Tensor],
+    host: Mapping[str, Tensor],
     prefix: str,
-    inputs: torch.Tensor,
+    inputs: Tensor,
 ) -> declarations.Declared:
     """Return the documents and padding that are declared for one half."""
     names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
@@ -187,8 +188,8 @@ def _read(
 
 def _before_last_label(
     arguments: Mapping[str, Any],
-    host: Mapping[str, torch.Tensor],
-    target: torch.Tensor,
+    host: Mapping[str, Tensor],
+    target: Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
     """Return True up to each row's last label, (rows, columns), for a decoder without a mask."""

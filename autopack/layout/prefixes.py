@@ -19,15 +19,14 @@ from autopack.layout.token_map import TokenMap
 class Stretch:
     """Consecutive tokens of a document, in columns `first` to `end` of the row that runs.
 
-    `depth` is the number of tokens before them in their document. Those tokens belong to the
-    stretch number `parent` and to its parents; `parent` is None for a stretch that begins a
-    document.
+    `depth` is the number of tokens before them in their document. `chain` holds the numbers of the
+    document's stretches up to its end, in order, its own the last.
     """
 
     first: int
     end: int
     depth: int
-    parent: int | None
+    chain: tuple[int, ...]
 
     @property
     def length(self) -> int:
@@ -67,14 +66,6 @@ class Prefixes:
         )
 
     @cached_property
-    def chains(self) -> tuple[tuple[int, ...], ...]:
-        """For each stretch, the numbers of its document's stretches up to its end, in order."""
-        found: list[tuple[int, ...]] = []
-        for number, stretch in enumerate(self.stretches):
-            found.append((*(() if stretch.parent is None else found[stretch.parent]), number))
-        return tuple(found)
-
-    @cached_property
     def lengths(self) -> list[int]:
         """Length of each stretch in tokens."""
         return [stretch.length for stretch in self.stretches]
@@ -94,7 +85,7 @@ class Prefixes:
         """Columns, in the row that runs, of the tokens of `keys`: int64 on the device."""
         spans = [
             np.arange(self.stretches[n].first, self.stretches[n].end)
-            for chain in self.chains
-            for n in chain
+            for stretch in self.stretches
+            for n in stretch.chain
         ]
         return self.documents.upload(np.concatenate(spans))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
@@ -25,7 +26,7 @@ def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
     """Return True for a mask (rows or 1, heads or 1, columns, columns), boolean or additive."""
     rows, columns = shape
     return (
-        isinstance(mask, torch.Tensor)
+        isinstance(mask, Tensor)
         and mask.dim() == 4
         and mask.shape[0] in (1, rows)
         and mask.shape[2:] == (columns, columns)
@@ -33,12 +34,12 @@ def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
     )
 
 
-def sees_itself(mask: torch.Tensor) -> torch.Tensor:
+def sees_itself(mask: Tensor) -> Tensor:
     """Return True at tokens that see themselves, bool (rows or 1, columns); others are padding."""
     return _seen(mask.diagonal(dim1=2, dim2=3)).any(1)
 
 
-def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apart", "crosses"]:
+def agreement(mask: Tensor, layout: PackedLayout) -> Literal["same", "apart", "crosses"]:
     """Return "same", "apart" or "crosses" for a readable mask; copies one number from the device.
 
     "same": it shows tokens what a causal model lets them see of their documents. "apart": it keeps
@@ -46,7 +47,7 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apar
     """
     seen, documents = _seen(mask), layout.seq_idx.to(mask.device)
     together = (documents[:, :, None] == documents[:, None, :])[:, None]
-    real = sees_itself(mask).expand(layout.rows, layout.columns)
+    real = sees_itself(mask).expand(layout.shape)
     tokens = (real[:, :, None] & real[:, None, :])[:, None]
     crosses = (seen & tokens & ~together).any()
     differs = ((seen != together.tril()) & tokens).any()
@@ -59,7 +60,7 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Literal["same", "apar
     return "crosses" if found > 1 else "apart" if found else "same"
 
 
-def _seen(mask: torch.Tensor) -> torch.Tensor:
+def _seen(mask: Tensor) -> Tensor:
     """Return True where a prepared mask shows a key, whether it is boolean or added to scores."""
     return mask if mask.dtype == torch.bool else mask > _HIDDEN
 
@@ -78,9 +79,9 @@ class SeenImages:
 
 
 def images_of_documents(
-    mask: torch.Tensor,
+    mask: Tensor,
     layout: PackedLayout,
-    real: torch.Tensor | None,
+    real: Tensor | None,
 ) -> SeenImages | str:
     """Return the `SeenImages` of a mask (rows, columns, images, ...), or the reason if unclear.
 
@@ -110,6 +111,6 @@ def images_of_documents(
     return SeenImages(layout.spans, tuple(found), count)
 
 
-def _seen_images(mask: torch.Tensor) -> np.ndarray:
+def _seen_images(mask: Tensor) -> np.ndarray:
     """Return True where a token sees any part of an image: (rows, columns, images)."""
     return host_values((mask != 0).flatten(3).any(dim=-1) if mask.dim() > 3 else mask != 0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from autopack.errors import InvalidPacking
@@ -57,89 +58,65 @@ def shard_rows(
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be one of {ranks} ranks, 0 to {ranks - 1}; found {rank}")
     ids = batch.get("input_ids")
-    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
         raise InvalidPacking(
             "a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)",
             code="parts-of-rows",
         )
-    rows, columns = ids.shape
+    rows, columns = shape = tuple(ids.shape)
     declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
-    real = declared.real_of((rows, columns))
+    real = declared.real_of(shape)
     layout = declared.layout or PackedLayout.of_padded(real, ids.device)
     more = -columns % ranks
-    whole: dict[str, Any] = {"input_ids": pad(ids, (0, more), value=pad_token_id)}
-    whole["position_ids"] = pad(_positions(batch, declared.layout, ids), (0, more))
-    if more:  # positions of padding count, so that it is no longer than any document has them
-        whole["position_ids"][:, columns:] = torch.arange(more, device=ids.device)
+    found = {name: value for name, value in batch.items() if not isinstance(value, Tensor)}
+    whole = {"input_ids": ids, "position_ids": _positions(batch, declared.layout, ids)}
     if batch.get("seq_idx") is not None:
-        number = layout.seq_idx.long()
-        whole["seq_idx"] = torch.cat([number, number[:, -1:].expand(rows, more) + 1], dim=1)
+        whole["seq_idx"] = layout.seq_idx.long()
     if more or declared.real is not None:
-        whole["attention_mask"] = pad(torch.from_numpy(real).to(ids), (0, more))
-    whole |= _labels(batch, layout, more, shift_labels, ignored_label)
+        whole["attention_mask"] = torch.from_numpy(real).to(ids)
+    labels, shifted = batch.get("labels"), batch.get("shift_labels")
+    if shifted is None and labels is not None:
+        shifted = pad(labels, (0, 1), value=ignored_label)[:, 1:]
+    if labels is not None and not shift_labels:
+        whole["labels"] = labels
+    if shifted is not None and shift_labels:
+        shifted = without_boundaries(shifted, layout, shifted=True, ignored=ignored_label)
+        whole |= {"labels": shifted, "shift_labels": shifted}
+        found["num_items_in_batch"] = int((shifted != ignored_label).sum())
     if batch.get("num_items_in_batch") is not None:  # of several batches that make one step
-        whole["num_items_in_batch"] = int(batch["num_items_in_batch"])
+        found["num_items_in_batch"] = int(batch["num_items_in_batch"])
     for name, value in batch.items():
-        if name in whole or name in _MADE_ANEW or not isinstance(value, torch.Tensor):
+        if name in {*whole, *found, *_MADE_ANEW} or not isinstance(value, Tensor):
             continue
-        if tuple(value.shape) != (rows, columns):
+        if value.shape != shape:
             raise InvalidPacking(
-                f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it "
-                f"can be cut like them; found {tuple(value.shape)}",
+                f"{name} must be a tensor of the shape of input_ids, {shape}, so that it can be "
+                f"cut like them; found {tuple(value.shape)}",
                 code="parts-of-rows",
             )
-        whole[name] = pad(value, (0, more))
+        whole[name] = value
+    fills = {"input_ids": pad_token_id, "seq_idx": len(layout.lengths)}
+    fills |= {"labels": ignored_label, "shift_labels": ignored_label}
     part = (columns + more) // ranks
-    cut = {
-        name: value[:, rank * part : (rank + 1) * part].contiguous()
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in whole.items()
-    }
-    return {
-        name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)
-    } | cut
+    for name, value in whole.items():
+        padded = pad(value, (0, more), value=fills.get(name, 0))
+        if name == "position_ids":  # padding is numbered too, as any document is
+            padded[:, columns:] = torch.arange(more, device=ids.device)
+        found[name] = padded[:, rank * part : (rank + 1) * part].contiguous()
+    return found
 
 
-def _positions(
-    batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor
-) -> torch.Tensor:
+def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: Tensor) -> Tensor:
     """Return the batch's positions, or positions by document, or by column for padded batches."""
     given = batch.get("position_ids")
+    if given is None and layout is not None:
+        given = layout.position_ids()
     if given is None:
-        given = (
-            torch.arange(ids.shape[1], device=ids.device)
-            if layout is None
-            else layout.position_ids()
-        )
+        given = torch.arange(ids.shape[1], device=ids.device)
     if given.dim() > 2:
         raise InvalidPacking(
             "position_ids must be (rows, columns) where ranks share rows, not of several "
             f"sections; found {tuple(given.shape)}",
             code="parts-of-rows",
         )
-    return torch.as_tensor(given).expand(ids.shape)
-
-
-def _labels(
-    batch: Mapping[str, Any], layout: PackedLayout, more: int, shifts: bool, ignored: int
-) -> dict[str, torch.Tensor | int]:
-    """Return whole rows' labels by name, padded by `more`; if `shifts`, shifted and counted."""
-    labels, shifted = batch.get("labels"), batch.get("shift_labels")
-    if labels is None and shifted is None:
-        return {}
-    if not shifts:
-        return {} if labels is None else {"labels": pad(labels, (0, more), value=ignored)}
-    if shifted is None:
-        assert labels is not None
-        shifted = pad(labels, (0, 1), value=ignored)[:, 1:]
-    targets = pad(
-        without_boundaries(shifted, layout, shifted=True, ignored=ignored),
-        (0, more),
-        value=ignored,
-    )
-    return {
-        "labels": targets,
-        "shift_labels": targets,
-        "num_items_in_batch": int((targets != ignored).sum()),
-    }
+    return given.expand(ids.shape)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.layout.forms import Frame
 from autopack.layout.host import upload
@@ -22,7 +23,7 @@ from autopack.layout.packed import PackedLayout, real_documents
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: at most a third is padding, and buckets are few."""
 
-Spread = Callable[[torch.Tensor], torch.Tensor]
+Spread = Callable[[Tensor], Tensor]
 """Function from (rows, columns, ...) to the (documents, tokens, ...) that a module runs on."""
 Grouping = Callable[[PackedLayout], list[np.ndarray]]
 """Function that groups documents, by number, into batches."""
@@ -109,11 +110,6 @@ class TokenMap:
         """Number of tokens of the other batch."""
         return int(self.filled.sum())
 
-    @property
-    def shares(self) -> bool:
-        """True if several tokens share a place of the other batch."""
-        return int(self.real.sum()) > self.tokens
-
     @cached_property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row of the other batch."""
@@ -125,12 +121,12 @@ class TokenMap:
         return self.sources[:, 0]
 
     @cached_property
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         """`filled` as a tensor on the device."""
         return upload(self.filled, self.device)
 
     @cached_property
-    def where(self) -> torch.Tensor:
+    def where(self) -> Tensor:
         """`sources` as a tensor on the device."""
         return upload(self.sources, self.device)
 
@@ -151,7 +147,7 @@ class TokenMap:
             np.pad(~self.real[:, :-1], ((0, 0), (1, 0)), constant_values=True)[self.real]
         )
 
-    def gather(self, value: torch.Tensor, axis: int = 1) -> torch.Tensor:
+    def gather(self, value: Tensor, axis: int = 1) -> Tensor:
         """Return a value of the first batch, (rows, columns, ...), rearranged for the other one.
 
         Differentiable. The columns lie at `axis`, behind the rows. With 0 the value is flat,
@@ -162,7 +158,7 @@ class TokenMap:
         found = flat.index_select(along, self.where.reshape(-1).to(value.device))
         return found.unflatten(along, self.into) if axis else found
 
-    def restore(self, value: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
+    def restore(self, value: Tensor, axis: int = 1, fill: bool = False) -> Tensor:
         """Return a value of the other batch rearranged for the first, zero where that has no token.
 
         Differentiable. With `fill`, the value of the first token stands there.
@@ -177,10 +173,10 @@ class TokenMap:
 
     def holds(self, part: Any) -> bool:
         """Return True if a part of an output has a value for every place of the other batch."""
-        return isinstance(part, torch.Tensor) and part.shape[:2] == self.into
+        return isinstance(part, Tensor) and part.shape[:2] == self.into
 
     @cached_property
-    def back(self) -> torch.Tensor:
+    def back(self) -> Tensor:
         """The flat `places` on the device; -1 is replaced by the place of the first token."""
         return upload(self.places.reshape(-1).clip(0), self.device)
 
@@ -197,12 +193,12 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
-def in_order(parts: list[Any], groups: list[np.ndarray]) -> torch.Tensor | None:
+def in_order(parts: list[Any], groups: list[np.ndarray]) -> Tensor | None:
     """Return results of groups, (documents of the group, ...) each, in the order of the documents.
 
     None stands for anything else, and for results of several shapes.
     """
-    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    tensors = [part for part in parts if isinstance(part, Tensor) and part.dim()]
     if [*map(len, tensors)] != [*map(len, groups)] or len({part.shape[1:] for part in tensors}) > 1:
         return None
     order = np.argsort(np.concatenate(groups), kind="stable")
@@ -246,7 +242,7 @@ class Batches:
 
     shape: tuple[int, int]
     maps: list[TokenMap]
-    back: torch.Tensor
+    back: Tensor
     """Place of every token of the flattened rows among the places of all batches, end to end.
 
     Tokens that no batch has get the place behind the last.
@@ -312,9 +308,7 @@ def spread_tokens(value: Any, shape: tuple[int, int], spread: Spread) -> Any:
     return Frame(*shape, shared=True).changed("", value, spread)
 
 
-def mean_loss(
-    losses: list[torch.Tensor | None], counts: list[int], device: torch.device
-) -> torch.Tensor:
+def mean_loss(losses: list[Tensor | None], counts: list[int], device: torch.device) -> Tensor:
     """Return the mean over all terms of losses that are means of `counts` terms each.
 
     None may stand for a loss without terms. Without any term the result is NaN, as a mean over

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
@@ -87,10 +87,7 @@ class AtOperations(Way):
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
-        names = [
-            *self.operations,
-            *([self.fused] if self.fused and hasattr(found, self.fused) else []),
-        ]
+        names = [n for n in (*self.operations, self.fused) if n and hasattr(found, n)]
         return [Site(module, name, operations.adapt_operation) for name in names]
 
 
@@ -106,19 +103,19 @@ class Restarting(Way):
     recurs = False
     counts = True
 
-    def run(self, call: MixerCall) -> torch.Tensor:
+    def run(self, call: MixerCall) -> Tensor:
         layout = call.layout
 
         def change(name: str, value: Any) -> Any:
             # columns, in one row or one for each
-            if name == "position_ids" and isinstance(value, torch.Tensor):
+            if name == "position_ids" and isinstance(value, Tensor):
                 columns = torch.arange(layout.max_seqlen, dtype=value.dtype, device=value.device)
                 if value.shape == (layout.columns, 1):  # Pegasus-X
                     return columns[:, None]
                 return columns if value.dim() == 1 else columns[None]
             if name != call.first or value is None:
                 return value
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 return value[:1, : layout.max_seqlen]
             # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin
             # `input`.
@@ -152,11 +149,11 @@ class RelativeBias(Way):
         return call.original(mixer, arguments.pop(call.first), **arguments)
 
 
-def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
+def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
     """Attend on documents alone with parts of `bias`; return outputs with the whole bias."""
     place: set[int] = set()
 
-    def original(mixer: nn.Module, states: torch.Tensor, **given: Any) -> tuple[Any, ...]:
+    def original(mixer: nn.Module, states: Tensor, **given: Any) -> tuple[Any, ...]:
         output = call.original(mixer, states, **given)
         place.update(number for number, part in enumerate(output) if part is given["position_bias"])
         return tuple(None if number in place else part for number, part in enumerate(output))
@@ -171,7 +168,7 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
     return tuple(bias if number in place else part for number, part in enumerate(output))
 
 
-def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
+def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> Tensor:
     """Return the relative bias for the longest document: (1, heads, tokens, tokens), or zeros."""
     states = arguments["hidden_states"]
     if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:

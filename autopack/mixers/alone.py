@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
@@ -71,7 +72,7 @@ class Alone(Way):
         """True if the mixer numbers tokens by columns."""
         return self.by_columns
 
-    def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
+    def run(self, call: MixerCall, bias: Tensor | None = None) -> Any:
         """Run an attention module on batches of documents alone; return its output for the rows.
 
         `bias` is the longest document's, (1, heads, tokens or 1, tokens or 1), for a module that
@@ -103,7 +104,7 @@ class Alone(Way):
     def _within(
         self,
         call: MixerCall,
-        bias: torch.Tensor | None,
+        bias: Tensor | None,
         batch: TokenMap,
         name: str,
         value: Any,
@@ -115,10 +116,10 @@ class Alone(Way):
         if bias is not None and name == "position_bias":
             mask = call.arguments.get("mask")
             own = bias[..., :length, :length]
-            return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
+            return own + _square(batch, mask) if isinstance(mask, Tensor) else own
         if isinstance(value, DocumentMask):
             return _mask_of_batch(value, batch)
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             return spread_tokens(value, batch.shape, batch.gather)
         if name == "cache_position":
             return value[:length]
@@ -147,8 +148,7 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
     def merged(whole: Any, *parts: Any) -> Any:
         pairs = list(zip(parts, found, strict=True))
         if not all(
-            isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.into
-            for t, b in pairs
+            isinstance(t, Tensor) and t.dim() == 4 and t.shape[::2] == b.into for t, b in pairs
         ):
             return whole
         blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
@@ -162,20 +162,18 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
     return each_part(merged, whole, *outputs)
 
 
-def _square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
+def _square(batch: TokenMap, mask: Tensor) -> Tensor:
     """Return each document's part of a mask of pairs (any axes), a bias, or a padding mask."""
     rows, columns = batch.shape
     if mask.dim() == 2 and len(mask) == columns > rows:  # one for all rows (CTRL)
         return mask[: batch.into[1], : batch.into[1]]
-    if mask.dim() == 2:
-        return batch.gather(mask)
     # queries before heads (GPT-BigCode)
     if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:
         return square(batch, mask.transpose(1, 2)).transpose(1, 2)
     return square(batch, mask)
 
 
-def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
+def square(batch: TokenMap, mask: Tensor) -> Tensor:
     """Return each document's part of a mask or bias (rows or 1, ..., columns or 1, columns).
 
     The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key too
@@ -197,9 +195,7 @@ def square(batch: TokenMap, mask: torch.Tensor) -> torch.Tensor:
     return _pairs(mask, row, column, column)
 
 
-def _pairs(
-    mask: torch.Tensor, row: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
-) -> torch.Tensor:
+def _pairs(mask: Tensor, row: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Return a mask's `queries` and `keys` columns in documents' rows: (documents, ..., q, k)."""
     if mask.dim() == 2:
         return mask[row[:, None], keys]
@@ -209,9 +205,7 @@ def _pairs(
     return mask[places].movedim((1, 2), (-2, -1))
 
 
-def _across(
-    bias: torch.Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any
-) -> Any:
+def _across(bias: Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any) -> Any:
     """Return one argument of a call as cross-attention from `ours` to states `theirs` needs it."""
     if name in CACHES or isinstance(value, DocumentMask):
         return None  # all that a document's encoder has made is seen
@@ -219,7 +213,7 @@ def _across(
         return bias if name == "position_bias" else None
     if name in _STATES:
         return theirs.gather(value)
-    if name in MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.shape[1]:
+    if name in MASKS and isinstance(value, Tensor) and value.shape[-1] == theirs.shape[1]:
         row = ours.where[:, 0] * 0
         return _pairs(value.expand(1, *value.shape[1:]), row, ours.where, theirs.where)
     return spread_tokens(value, ours.shape, ours.gather)
@@ -261,7 +255,7 @@ def _mask_of_batch(mask: DocumentMask, batch: TokenMap) -> Any:
     ]
     made = [each for each in masks if each is not None]
     # a BlockMask, the same for every document of one length
-    if made and not isinstance(made[0], torch.Tensor):
+    if made and not isinstance(made[0], Tensor):
         if mask.absolute:
             raise UnsupportedModel(
                 "a rule over tokens of the row cannot be cut into block masks; use sdpa or eager",
@@ -327,7 +321,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
 
 def count_from_zero(positions: Any) -> bool:
     """Return True for positions 0, 1, 2 and so on in every row."""
-    if not isinstance(positions, torch.Tensor):
+    if not isinstance(positions, Tensor):
         return False
     return torch.equal(
         positions,
@@ -335,7 +329,7 @@ def count_from_zero(positions: Any) -> bool:
     )
 
 
-def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
+def _compared(model: Any, labels: list[Tensor | None]) -> list[int]:
     """Return the number of labels that the loss uses in each batch; 0 if any has no labels."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):

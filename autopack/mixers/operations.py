@@ -27,6 +27,9 @@ from autopack.layout.token_map import Batches, Grouping, Run, Spread
 from autopack.patching import Site
 from autopack.runtime.scope import current
 
+Function = Callable[..., Any]
+Arguments = dict[str, Any]
+
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
@@ -40,7 +43,7 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
         activation.mixing = before
 
 
-def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+def adapt_operation(original: Function, site: Site) -> Function:
     """Return an operation that follows the calling mixer's documents, and is `original` else."""
     operation = OPERATIONS[site.path]
 
@@ -71,31 +74,29 @@ def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None 
 
 
 def _convolution(
-    original: Callable[..., Any],
+    original: Function,
     layout: PackedLayout,
     args: Any,
-    kwargs: dict[str, Any],
+    kwargs: Arguments,
 ) -> Any:
     """Run causal_conv1d_fn (x: (rows, channels, tokens), weight: (channels, width)) by documents.
 
     A kernel that is not told of documents, or torch, gets them in one row, with zeros between them,
     as there are before the start of a row.
     """
-    given = {**torches.by_name(("hidden_states", "weight"), args), **kwargs}
-    hidden, before = given["hidden_states"], given["weight"].shape[-1] - 1
+    rest = {**torches.by_name(("hidden_states", "weight"), args), **kwargs, "seq_idx": None}
+    hidden, weight, _ = map(rest.pop, ("hidden_states", "weight", "seq_idx"))
+    before = weight.shape[-1] - 1
     check_tokens(hidden.transpose(1, 2).shape, layout, "causal_conv1d_fn")
-    rest = {
-        name: value for name, value in kwargs.items() if name not in ("hidden_states", "seq_idx")
-    }
     if _takes(original, "seq_idx"):
         if hidden.stride(1) != 1:  # with seq_idx, the kernel wants channels last
             hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
-        return original(hidden, *args[1:], **rest, seq_idx=layout.seq_idx)
+        return original(hidden, weight, *args[2:], **rest, seq_idx=layout.seq_idx)
     tokens = hidden.transpose(1, 2).flatten(0, 1)
     places = layout.derived(("apart", before), lambda: _places(layout, before))
     row = tokens.new_zeros(len(tokens) + before * (len(layout.sizes) - 1), tokens.shape[1])
     row = row.index_copy(0, places, tokens).t()[None]
-    found = original(row, *args[1:], **rest)[0].t().index_select(0, places)
+    found = original(row, weight, *args[2:], **rest)[0].t().index_select(0, places)
     return found.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2)
 
 
@@ -107,49 +108,42 @@ def _places(layout: PackedLayout, before: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Scan:
-    """Adaptation of a scan: its arguments with tokens, their axis, its kernel's `bounds`."""
+    """Adaptation of a scan: its arguments with tokens, their axis, its kernel's `bounds`.
 
-    positional: tuple[int, ...]
-    named: tuple[str, ...]
+    Arguments go by their place or by their name, as they are passed.
+    """
+
+    tokens: tuple[int | str, ...]
     axis: int
     bounds: str | None
     chunk: Callable[[int], int] | None = None
     """Fastest chunk in torch, by the length of the longest document; any chunk gives the same
     result."""
 
-    def check(self, layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> None:
-        """Raise `UnsupportedModel` if an argument lacks the tokens of this layout."""
-        given = [*(args[i] for i in self.positional if i < len(args)), *map(kwargs.get, self.named)]
-        for value in given:
-            if value is not None:
-                check_tokens(value.movedim(self.axis, 1).shape, layout, "a scan")
-
     def __call__(
         self,
-        original: Callable[..., Any],
+        original: Function,
         layout: PackedLayout,
         args: Any,
-        kwargs: dict[str, Any],
+        kwargs: Arguments,
     ) -> Any:
-        self.check(layout, args, kwargs)
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        rows = {
+            key: given[key].movedim(self.axis, 1)
+            for key in self.tokens
+            if given.get(key) is not None
+        }
+        for value in rows.values():
+            check_tokens(value.shape, layout, "a scan")
         if self.chunk is not None and not releases.kernel_parameters(original):
-            kwargs = {
-                **kwargs,
-                "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen)),
-            }
+            size = self.chunk(layout.max_seqlen)
+            given["chunk_size"] = min(given.get("chunk_size", 64), size)
 
         def call(spread: Spread, **more: Any) -> Any:
-            def change(value: torch.Tensor) -> torch.Tensor:
-                return spread(value.movedim(self.axis, 1)).movedim(1, self.axis)
-
-            positional = [
-                change(value) if i in self.positional else value for i, value in enumerate(args)
-            ]
-            named = {
-                name: change(value) if name in self.named and value is not None else value
-                for name, value in kwargs.items()
-            }
-            output = original(*positional, **{**named, **more})
+            spreads = {key: spread(value).movedim(1, self.axis) for key, value in rows.items()}
+            named = {**given, **spreads, **more}
+            positional = [named.pop(place) for place in range(len(args))]
+            output = original(*positional, **named)
             return _change_first(output, lambda part: part.movedim(self.axis, 1))
 
         if self.bounds is None or not _takes(original, self.bounds):
@@ -180,9 +174,7 @@ def _change_first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
-def _fused(
-    original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _fused(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
     """Run a kernel for a whole mixer with `seq_idx`, or return None if it takes none."""
     return (
         original(*args, **{**kwargs, "seq_idx": layout.seq_idx})
@@ -194,9 +186,7 @@ def _fused(
 _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 
 
-def _inner(
-    original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _inner(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
     """Run mamba_inner_fn (states: (rows, 2 * channels, tokens)) by documents, or return None.
 
     It is a kernel for a whole mixer, and step by step a mixer gives the same, unless this kernel
@@ -218,14 +208,14 @@ def _inner(
     return run_per_document_row(run, layout)
 
 
-_DELTA_RULE = _Scan((0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens")
+_DELTA_RULE = _Scan((0, 1, 2, "query", "key", "value", "g", "beta"), 1, "cu_seqlens")
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Function] = {
     "causal_conv1d_fn": _convolution,
     "mamba2_split_conv1d_scan_combined": _fused,
-    "mamba2_chunk_scan": _Scan((0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
+    "mamba2_chunk_scan": _Scan((0, 1, 3, 4, "z"), 1, "seq_idx", _near_square_root),
     "mamba_inner_fn": _inner,
-    "mamba_selective_scan": _Scan((0, 1, 3, 4), ("z",), -1, None),
+    "mamba_selective_scan": _Scan((0, 1, 3, 4, "z"), -1, None),
     "torch_chunk_gated_delta_rule": _DELTA_RULE,
     "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=lambda longest: 32),
 }
@@ -236,6 +226,6 @@ Each takes the function, the layout, and the positional and named arguments of a
 """
 
 
-def _takes(operation: Callable[..., Any], name: str) -> bool:
+def _takes(operation: Function, name: str) -> bool:
     """Return True if a kernel takes an argument `name`; False if torch computes the operation."""
     return name in releases.kernel_parameters(operation)

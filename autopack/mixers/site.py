@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 import wrapt
+from torch import Tensor
 
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
@@ -30,11 +31,13 @@ from autopack.runtime.marks import mark_of
 from autopack.runtime.runs import RankRuns, from_the_same_buffers, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, changed, running_scope, site_scope
 
+Function = Callable[..., Any]
+Arguments = dict[str, Any]
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
 """Pattern of fields that limit how far attention looks."""
 
 
-def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+def adapt_mixer(original: Function, site: Site) -> Function:
     """Return a module's forward that gives every document of a packed row its result alone."""
     owner = wrapt.resolve_path(import_module(site.module), site.path)[0]
     names = parameters_of(owner).names
@@ -49,34 +52,29 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     @functools.wraps(original, updated=())
     def autopack_mixer(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get(names[0])
-        one_token = isinstance(first, torch.Tensor) and first.ndim > 1 and first.shape[1] == 1
+        one_token = isinstance(first, Tensor) and first.ndim > 1 and first.shape[1] == 1
         scope = site_scope(self, one_token)
-        if (
-            scope is not None
-            and scope.model.groups
-            and not (scope.stock or scope.in_step)
-            and gathers_inside(self)
-        ):
-            return in_step(self, scope, args, kwargs)
-        if scope is None or scope.layout is None:
-            return original(self, *args, **kwargs)
-        return mix(self, scope, {**torches.by_name(names, args), **kwargs}, original)
+        if scope is not None:
+            arguments = {**torches.by_name(names, args), **kwargs}
+            if scope.model.groups and not (scope.stock or scope.in_step) and gathers_inside(self):
+                return in_step(self, scope, arguments, args, kwargs)
+            if scope.layout is not None:
+                return mix(self, scope, arguments, original)
+        return original(self, *args, **kwargs)
 
     @torch._dynamo.disable
     def in_step(
-        mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]
+        mixer: torch.nn.Module, scope: Scope, arguments: Arguments, args: Any, kwargs: Any
     ) -> Any:
         """Run the module as often as the rank that runs it most, and return its output."""
         rank_runs = RankRuns(scope.model.groups, scope.agreed.get(id(mixer)))
-        arguments = {**torches.by_name(names, args), **kwargs}
-        runs: list[_RunOfMixer] = []
+        runs: list[tuple[tuple[bool, int], Arguments, Any]] = []
 
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             rank_runs.begin()
             given = {**torches.by_name(names, args), **kwargs}
-            runs.append(
-                _RunOfMixer({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope())
-            )
+            repeated = {**given, **dict.fromkeys(given.keys() & CACHES)}
+            runs.append((_rank(repeated), repeated, running_scope()))
             return original(mixer, *args, **kwargs)
 
         packs = scope.layout is not None
@@ -89,12 +87,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             )
             idle = []
             for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
-                run = max(runs, key=_RunOfMixer.rank)
-                with (
-                    leaving_nothing(mixer),
-                    changed(layout=run.scope.layout, memory=run.scope.memory),
-                ):
-                    idle.append(original(mixer, **run.arguments))
+                _, repeated, ran = max(runs, key=itemgetter(0))
+                with leaving_nothing(mixer), changed(layout=ran.layout, memory=ran.memory):
+                    idle.append(original(mixer, **repeated))
         scope.agreed[id(mixer)] = rank_runs.count
         output = with_idle(output, idle)
         return output.to_tuple() if wants_tuple else output
@@ -103,18 +98,16 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def mix(
         mixer: torch.nn.Module,
         scope: Scope,
-        arguments: dict[str, Any],
-        original: Callable[..., Any],
+        arguments: Arguments,
+        original: Function,
     ) -> Any:
-        mark = mark_of(mixer)
+        mark: Any = mark_of(mixer)
         assert scope.layout is not None
-        assert mark is not None
-        way = mark.way
-        assert way is not None
+        way: Way = mark.way
         if "use_cache" in names:
             arguments["use_cache"] = False
         first = arguments.get(names[0])
-        layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
+        layout = scope.layout.to(first.device) if isinstance(first, Tensor) else scope.layout
         memory = (
             scope.memory.to(layout.device)
             if scope.memory is not None and mark.reads_encoder
@@ -124,7 +117,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             arguments, memory = _with_own_images(mixer, arguments, layout)
         original = from_the_same_buffers(original, mixer)
 
-        def run(arguments: dict[str, Any], memory: PackedLayout | None = None) -> Any:
+        def run(arguments: Arguments, memory: PackedLayout | None = None) -> Any:
             return way.run(
                 MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory),
             )
@@ -134,7 +127,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             return run(arguments, memory)
 
         def kept(part: Any) -> Any:
-            if isinstance(part, torch.Tensor) and part.shape[:2] == layout.shape:
+            if isinstance(part, Tensor) and part.shape[:2] == layout.shape:
                 if rows is not None:
                     return rows.part(part, 1)
                 if prefixes is not None:
@@ -152,15 +145,15 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def _with_own_images(
-    mixer: torch.nn.Module, arguments: dict[str, Any], layout: PackedLayout
-) -> tuple[dict[str, Any], PackedLayout]:
+    mixer: torch.nn.Module, arguments: Arguments, layout: PackedLayout
+) -> tuple[Arguments, PackedLayout]:
     """Return a mixer's arguments with one image's states per document, and the states' layout.
 
     The states of images are (images, n, channels), one image for every document and every run of
     padding.
     """
     states, real = arguments.get("encoder_hidden_states"), real_documents(layout)
-    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
+    if not isinstance(states, Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
             f"{type(mixer).__name__} attends from text to images in code of its own, and not to "
             f"one for each of the {real.sum()} documents of packed rows. Run the documents one per "
@@ -179,7 +172,7 @@ def _with_own_images(
 
 def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, value: Any) -> Any:
     """Return a mixer's argument for whole rows of documents, made from a part or shared row."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return value
     assert scope.layout is not None
     (rows, columns), wide = scope.ran, scope.layout.columns
@@ -209,34 +202,25 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, va
     return value
 
 
-def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
+def _hides_nothing(mask: Tensor, scope: Scope) -> bool:
     """Return True if a mask is one value for all pairs, and no config limits attention's reach."""
     fields = (item for config in scope.model.anatomy.configs for item in vars(config).items())
     near = any(value and _OF_REACH.search(name) for name, value in fields)
     return not near and bool((mask == mask[..., :1, :1]).all())
 
 
-@dataclass(frozen=True, eq=False)
-class _RunOfMixer:
-    """Arguments and scope of one run of a module, to repeat it on ranks with fewer runs."""
+def _rank(arguments: Arguments) -> tuple[bool, int]:
+    """Return (True if a run has labels, the length of its documents), to choose one to repeat.
 
-    arguments: dict[str, Any]
-    scope: Any
-
-    def rank(self) -> tuple[bool, int]:
-        """Return (True if the run has labels, the length of its documents), to choose a run.
-
-        Parts that short documents do not reach (compressed windows, experts) get no gradient, and
-        FSDP2 reduces only the gradients that exist.
-        """
-        tokens = next(
-            (each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None
-        )
-        length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
-        return self.arguments.get("labels") is not None, length
+    Parts that short documents do not reach (compressed windows, experts) get no gradient, and FSDP2
+    reduces only the gradients that exist.
+    """
+    tokens = next((each for each in arguments.values() if isinstance(each, Tensor)), None)
+    length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
+    return arguments.get("labels") is not None, length
 
 
-def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
+def _obstacle(mixer: torch.nn.Module, arguments: Arguments) -> str | None:
     """Return the reason why a call that packs nothing cannot be repeated (a cache), or None."""
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:

@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
 from autopack.runtime.padding_read import Look
 
-Join = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+Join = Callable[[Sequence[Tensor]], Tensor]
 Merge = Callable[[str, list[Any]], Any]
 
 
@@ -35,25 +36,25 @@ Merge = Callable[[str, list[Any]], Any]
 class Joint:
     """Result tensors of a model, with the functions that join them to one output."""
 
-    parts: Sequence[torch.Tensor]
+    parts: Sequence[Tensor]
     join: Join | None = None
     """A linear map of the parts to the output; None if the only part is the output."""
-    split: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+    split: Callable[[Tensor], Sequence[Tensor]] | None = None
     """Its transpose, if that is cheaper than differentiating it."""
     values: Join | None = None
     """The same as `join`, but with the values that fill places without a part."""
-    check: Callable[[torch.Tensor], None] | None = None
+    check: Callable[[Tensor], None] | None = None
     """A function that sees the gradient that comes back to the output, and may raise."""
     refuse: Callable[[], None] | None = None
     """A function that raises, called if later outputs have a gradient for this one."""
     shape: tuple[int, ...] | None = None
     """The shape of an output that is joined at its first use."""
 
-    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the output that `parts` are joined to."""
         return parts[0] if self.join is None else self.join(parts)
 
-    def output(self) -> torch.Tensor:
+    def output(self) -> Tensor:
         """Return the output, detached from any graph; without values if it has a `shape`."""
         parts, join = [part.detach() for part in self.parts], self.values or self.joined
         if self.shape is not None:
@@ -64,67 +65,70 @@ class Joint:
         return join(parts)
 
 
-def each_leaf(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with its parts of type `kind` changed, in tuples and lists too."""
-    return tree_map_only(
-        kind, change, value, is_leaf=lambda part: not isinstance(part, tuple | list)
-    )
+def joined(
+    parts: Mapping[Any, Sequence[Any]], make: Callable[[Any, Sequence[Any]], Any]
+) -> dict[Any, Any]:
+    """Return the parts of an output, made of those of several runs, each in the graph of all later.
 
-
-def joined(parts: Mapping[Any, Any], results: Collection[Joint]) -> dict[Any, Any]:
-    """Return the parts of an output, with each `Joint` replaced by its output tensor.
-
-    Each of these outputs is in the graph of all later ones.
+    `make` returns a part's `Joint` from its key and those of the runs, or what is no tensor as it
+    is to be; once for what stands in several places.
     """
+    results: dict[tuple[int, ...], Any] = {}
+
+    def made(key: Any, each: Sequence[Any]) -> Any:
+        if isinstance(each[0], tuple | list):
+            return type(each[0])(made(key, own) for own in zip(*each, strict=True))
+        known = tuple(map(id, each))
+        if known not in results:
+            results[known] = make(key, each)
+        return results[known]
+
+    whole = {key: made(key, each) for key, each in parts.items()}
+    joints = [each for each in results.values() if isinstance(each, Joint)]
     found = (
-        _in_graph_of_later(results)
+        _in_graph_of_later(joints)
         if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         else {}
     )
-    for result in results:
+    for result in joints:
         waits = result.shape is not None
         if result not in found:
             waits = waits and not any(part.requires_grad for part in result.parts)
             found[result] = result.output() if waits else result.joined(result.parts)
         if waits:
             _delay_values(found[result], result)
-    return {key: each_leaf(Joint, found.__getitem__, value) for key, value in parts.items()}
+    return {key: _each_joint(found, value) for key, value in whole.items()}
 
 
-def merged(outputs: Sequence[Any], merge: Merge, loss: torch.Tensor | None, as_tuple: bool) -> Any:
+def _each_joint(found: Mapping[Joint, Tensor], value: Any) -> Any:
+    """Return a value, or the parts of a tuple or list, with the tensor that is `found` for each."""
+    if isinstance(value, tuple | list):
+        return type(value)(_each_joint(found, part) for part in value)
+    return found[value] if isinstance(value, Joint) else value
+
+
+def merged(outputs: Sequence[Any], merge: Merge, loss: Tensor | None, as_tuple: bool) -> Any:
     """Return the outputs of several runs as one; `merge` gives each field, from its name and parts.
 
     `merge` is linear in the parts. `loss` takes the place of the runs' losses.
     """
-    results: dict[tuple[int, ...], Joint] = {}
-    parts = {
-        name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"
-    }
-    found = {name: _merged(name, each, merge, results) for name, each in parts.items()}
-    if loss is not None:
-        found["loss"] = results.setdefault((id(loss),), Joint([loss]))
-    found = joined(found, results.values())
+
+    def made(name: str, each: Sequence[Any]) -> Any:
+        if name == "loss":
+            return None if loss is None else Joint(each)
+        with torch.no_grad():
+            whole = merge(name, list(each))
+        if not isinstance(whole, Tensor):
+            return whole
+        return Joint(each, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
+
+    fields = {name: [output.get(name) for output in outputs] for name in outputs[0]}
+    found = joined(fields | {"loss": [loss]}, made)
     whole = type(outputs[0])(**{name: value for name, value in found.items() if value is not None})
     return whole.to_tuple() if as_tuple else whole
 
 
-def _merged(
-    name: str, parts: Sequence[Any], merge: Merge, results: dict[tuple[int, ...], Joint]
-) -> Any:
-    """Return one field of several runs as a `Joint`, and add it to `results`."""
-    if isinstance(parts[0], tuple | list):
-        return tuple(_merged(name, each, merge, results) for each in zip(*parts, strict=True))
-    if (known := results.get(tuple(map(id, parts)))) is not None:
-        return known
-    with torch.no_grad():
-        whole = merge(name, list(parts))
-    if not isinstance(whole, torch.Tensor):
-        return whole
-    result = Joint(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
-    return results.setdefault(tuple(map(id, parts)), result)
-
-
-def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
+def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, Tensor]:
     """Return the outputs of results, each in the graph of all outputs after it."""
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_graph_number, result.parts)))
@@ -133,7 +137,7 @@ def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
         (number for number, result in enumerate(tied) if result.join is not None), len(tied)
     )
     tied = tied[first:]
-    found: dict[Joint, torch.Tensor] = {}
+    found: dict[Joint, Tensor] = {}
     if len(tied) < 2:
         return {}
     # Whether a backward pass goes to every leaf is seen by one that nobody can ask for.
@@ -155,23 +159,23 @@ def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, torch.Tensor]:
 class _SentGradients:
     """Gradients that later outputs send to an earlier one, which is held weakly."""
 
-    def __init__(self, way: Joint, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
+    def __init__(self, way: Joint, stands: Sequence[Tensor], parts: Sequence[Tensor]):
         self.edges = [get_gradient_edge(part) for part in parts]
         self.zeros, self.joined, self.refuse = stands, way.joined, way.refuse
-        self.output: weakref.ref[torch.Tensor] | None = None
+        self.output: weakref.ref[Tensor] | None = None
         self.hooks: Any = None
         self._task = -1
-        self._parts: list[torch.Tensor] = []
+        self._parts: list[Tensor] = []
 
     def is_wanted(self, node: Any, to_every_leaf: bool) -> bool:
         """Return True if this backward pass wants the gradient of the output that `node` makes."""
         output = None if self.output is None else self.output()
         if to_every_leaf:  # of one that waits nothing was asked for
             is_asked = any(not isinstance(hook, Look) for hook in self.hooks.values())
-            return is_asked or (type(output) is torch.Tensor and output.retains_grad)
+            return is_asked or (type(output) is Tensor and output.retains_grad)
         return torch._C._will_engine_execute_node(node)
 
-    def add(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    def add(self, parts: Sequence[Tensor | None]) -> Tensor | None:
         """Add gradients of the result's parts; return the gradient of the output, or None."""
         if all(part is None for part in parts):
             return None
@@ -187,7 +191,7 @@ class _SentGradients:
         )
         return self.joined(given)
 
-    def taken(self) -> list[torch.Tensor] | None:
+    def taken(self) -> list[Tensor] | None:
         """Return the gradients that this backward pass has sent, or None, and forget them."""
         found = self._parts if self._task == torch._C._current_graph_task_id() else None
         self._task, self._parts = -1, []
@@ -198,12 +202,12 @@ class _StandIn(torch.autograd.Function):
     """Autograd function that returns a tensor's stand-in without memory, to differentiate by it."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, part: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         return _placeholder(part, tuple(part.shape))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
         return gradient
 
 
@@ -214,15 +218,15 @@ class _Place(torch.autograd.Function):
     def forward(
         ctx: Any,
         place: tuple[Any, ...],
-        output: list[torch.Tensor],
-        *others: torch.Tensor,
-    ) -> torch.Tensor:
+        output: list[Tensor],
+        *others: Tensor,
+    ) -> Tensor:
         ctx.place = place
         ctx.set_materialize_grads(False)
         return output.pop()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         way, sent, stands, earlier, probe = ctx.place
         if gradient is None:
             return (None,) * (3 + len(stands) + len(earlier))
@@ -233,7 +237,7 @@ class _Place(torch.autograd.Function):
             found = [part - other for part, other in zip(found, before, strict=True)]
         to_every_leaf = torch._C._will_engine_execute_node(probe)
         wanted = [other for other, node in earlier if other.is_wanted(node, to_every_leaf)]
-        gradients: dict[_SentGradients, torch.Tensor | None] = {}
+        gradients: dict[_SentGradients, Tensor | None] = {}
         if wanted and (before is None or any(bool(part.any()) for part in found)):
             edges = [edge for other in wanted for edge in other.edges]
             options = {
@@ -247,9 +251,7 @@ class _Place(torch.autograd.Function):
         return None, None, None, *found, *(gradients.get(other) for other, _ in earlier)
 
 
-def _gradients_of_parts(
-    way: Joint, stands: Sequence[torch.Tensor], gradient: torch.Tensor
-) -> list[torch.Tensor]:
+def _gradients_of_parts(way: Joint, stands: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
     """Return the gradients of a result's parts for a gradient of its output."""
     if way.join is None:
         return [gradient]
@@ -264,7 +266,7 @@ def _gradients_of_parts(
         )
 
 
-class _Waiting(torch.Tensor):
+class _Waiting(Tensor):
     """An output that computes its values when a function of torch first uses it.
 
     Code that bypasses torch's functions finds no numbers in it (NaN).
@@ -283,7 +285,7 @@ def _delay_values(output: Any, result: Joint) -> None:
     parts, join = [part.detach() for part in result.parts], result.values or result.joined
     inference = torch.is_inference_mode_enabled()
 
-    def values() -> torch.Tensor:
+    def values() -> Tensor:
         with torch.inference_mode(inference), torch.no_grad():
             return join(parts)
 
@@ -295,17 +297,17 @@ def _fill_waiting(output: Any) -> None:
     """Compute the values of a `_Waiting` tensor, which becomes a plain one in place."""
     if type(output) is _Waiting:  # and was not met twice in one call
         values = output.__dict__.pop("values_to_come")
-        output.__class__ = torch.Tensor  # type: ignore[assignment]
+        output.__class__ = Tensor  # type: ignore[assignment]
         output.data = values()
 
 
-def _placeholder(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _placeholder(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor of a shape in the memory of one number: NaN, or 0 for integers."""
     number = like.new_full((), float("nan")) if like.is_floating_point() else like.new_zeros(())
     return like.new_empty(0).set_(number.untyped_storage(), 0, shape, (0,) * len(shape))
 
 
-def _is_in_graph(tensor: torch.Tensor) -> bool:
+def _is_in_graph(tensor: Tensor) -> bool:
     """Return True if a gradient can go to a tensor.
 
     It cannot go to a view that a `Function` made in its forward, though that view requires
@@ -317,6 +319,6 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
     return leaf is not None and leaf.next_functions[0][0] is not None
 
 
-def _graph_number(tensor: torch.Tensor) -> int:
+def _graph_number(tensor: Tensor) -> int:
     """Return a number that grows along the graph: -1 for a leaf, else its node's number."""
     return -1 if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()

@@ -271,8 +271,8 @@ class EnabledModel:
     @property
     def chunk_sizes(self) -> set[int]:
         """Numbers of tokens that its layers process at a time; empty for all at once."""
-        sizes = {vars(module)["chunk_size_feed_forward"] for module in self.anatomy.chunked}
-        return {size for size in sizes if size}
+        held = (vars(module)["chunk_size_feed_forward"] for module in self.anatomy.chunked)
+        return set(filter(None, held))
 
     def is_called_from(self, place: str, function: str = ".*") -> bool:
         """Return True if an object with a running method of module `place` holds this model."""

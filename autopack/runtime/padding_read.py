@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.state import State
@@ -48,13 +48,13 @@ class PaddingRead:
         self.writes: str | None = None
         # the part of its output that is read at padding, where one is
         self.where: str | None = None
-        self._looked_at: list[weakref.ref[torch.Tensor]] = []
+        self._looked_at: list[weakref.ref[Tensor]] = []
         """The tokens of batches that ran as they came: checkpoints repeat them in backward."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_looked_at": []}
 
-    def why_to_keep(self, tokens: torch.Tensor, has_labels: bool, trained: bool) -> str | None:
+    def why_to_keep(self, tokens: Tensor, has_labels: bool, trained: bool) -> str | None:
         """Return the reason why a batch, `tokens` (rows, columns, ...), keeps its padding, or None.
 
         A loss that the model makes of labels does not read padding; others are outside of it. No
@@ -93,7 +93,7 @@ class PaddingRead:
         self,
         output: Any,
         sides: list[tuple[str, np.ndarray]],
-        tokens: torch.Tensor | None = None,
+        tokens: Tensor | None = None,
         refuses: bool = False,
     ) -> None:
         """Put hooks on an output's tensors that note gradients at padding.
@@ -122,13 +122,13 @@ class PaddingRead:
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 
-    def note(self, tokens: torch.Tensor | None) -> None:
+    def note(self, tokens: Tensor | None) -> None:
         """Count a batch that runs without its padding now, and forget its tokens."""
         if not _is_in_backward():
             self.ran += 1
             self._forget(tokens)
 
-    def _forget(self, tokens: torch.Tensor | None) -> None:
+    def _forget(self, tokens: Tensor | None) -> None:
         """Forget the tokens of a batch whose gradients have come, and of batches that are gone."""
         self._looked_at = [
             ref for ref in self._looked_at if ref() is not None and ref() is not tokens
@@ -148,10 +148,10 @@ class PaddingRead:
     def _check(
         self,
         name: str,
-        padding: torch.Tensor,
+        padding: Tensor,
         axis: int,
         refuses: bool,
-        gradient: torch.Tensor | None,
+        gradient: Tensor | None,
     ) -> None:
         """Note, or refuse, an output whose gradient is not zero at padding: it is read there."""
         # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
@@ -179,9 +179,9 @@ def _is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors in nested mappings and sequences."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
         for key, part in value.items():

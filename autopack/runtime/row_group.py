@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 
 from autopack.errors import UnsupportedModel
@@ -82,24 +83,24 @@ class RowGroup:
         """Number of this process's part of a row, from 0."""
         return torch.distributed.get_rank(self.group)
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """Return integers (...) of all ranks, as (ranks, ...) on each; no gradients."""
         found = [torch.empty_like(values) for _ in range(self.ranks)]
         torch.distributed.all_gather(found, values.contiguous(), group=self.group)
         return torch.stack(found)
 
-    def swap(self, parts: torch.Tensor) -> torch.Tensor:
+    def swap(self, parts: Tensor) -> Tensor:
         """Send part i of (ranks, ...) to rank i; return the received parts, without gradients."""
         found = torch.empty_like(parts, memory_format=torch.contiguous_format)
         torch.distributed.all_to_all_single(found, parts.contiguous(), group=self.group)
         return found
 
-    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+    def exchange(self, parts: Tensor) -> Tensor:
         """Send part i of (ranks, ...) to rank i; return the received parts, with gradients."""
-        found: torch.Tensor = _AllToAll.apply(parts, self)
+        found: Tensor = _AllToAll.apply(parts, self)
         return found
 
-    def whole(self, part: torch.Tensor, columns: int) -> torch.Tensor:
+    def whole(self, part: Tensor, columns: int) -> Tensor:
         """Return all ranks' parts joined along axis `columns` to whole rows; gradients add up.
 
         All ranks compute the results of whole rows; each keeps its `part` of them.
@@ -110,7 +111,7 @@ class RowGroup:
             found = self.gather(part.long()).to(part.dtype)
         return torch.cat(found.unbind(0), dim=columns)
 
-    def part(self, whole: torch.Tensor, columns: int) -> torch.Tensor:
+    def part(self, whole: Tensor, columns: int) -> Tensor:
         """Return this rank's part of whole rows, cut along axis `columns`."""
         size = whole.shape[columns] // self.ranks
         return whole.narrow(columns, self.rank * size, size)
@@ -120,10 +121,10 @@ class _AllToAll(Function):
     """Autograd function of `RowGroup.swap`: its own transpose, so gradients are swapped back."""
 
     @staticmethod
-    def forward(ctx: Any, parts: torch.Tensor, rows: RowGroup) -> torch.Tensor:
+    def forward(ctx: Any, parts: Tensor, rows: RowGroup) -> Tensor:
         ctx.rows = rows
         return rows.swap(parts)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return _AllToAll.apply(gradients[0], ctx.rows), None

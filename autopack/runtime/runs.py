@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection.randomness import drawing_nothing, put_into
@@ -40,17 +40,14 @@ class Buffers:
         ]
         self._versions = [buffer._version for _, _, buffer, _ in self._held]
 
-    def put_back(self) -> bool:
-        """Restore the buffers' contents; return True if any buffer had been written to."""
-        written = False
+    def put_back(self) -> None:
+        """Restore the buffers' contents."""
         for number, (owner, name, buffer, held) in enumerate(self._held):
-            if dict(owner._buffers).get(name) is not buffer:
-                owner._buffers[name], written = buffer, True
+            owner._buffers[name] = buffer
             if buffer._version != self._versions[number]:
                 with torch.no_grad():
                     buffer.copy_(held)
-                self._versions[number], written = buffer._version, True
-        return written
+                self._versions[number] = buffer._version
 
 
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -137,34 +134,32 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
 
     The graph of such a run keeps copies of the buffers.
     """
-    held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
-    numbers: list[tuple[nn.Module, dict[str, Any]]] = []  # or None: some routers keep counts there
+    held: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
     for part in module.modules():
-        own = ((n, v) for n, v in vars(part).items() if v is None or isinstance(v, int | float))
-        numbers.append(
-            (part, {name: value for name, value in own if not name.startswith(_OF_ZERO)})
-        )
+        numbers = {  # or None: some routers keep counts there
+            name: value
+            for name, value in vars(part).items()
+            if (value is None or isinstance(value, int | float)) and not name.startswith(_OF_ZERO)
+        }
+        held.append((part, dict(part._buffers), numbers))
     with drawing_nothing(module):
         try:
-            for part, buffers in held:
-                copies = {
-                    name: None if b is None else b.detach().clone() for name, b in buffers.items()
-                }
+            for part, buffers, _ in held:
+                copies = {n: b if b is None else b.detach().clone() for n, b in buffers.items()}
                 put_into(part._buffers, copies)
             yield
         finally:
-            for part, buffers in held:
+            for part, buffers, numbers in held:
                 put_into(part._buffers, buffers)
-            for part, before in numbers:
-                vars(part).update(before)
+                vars(part).update(numbers)
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
     """Return output `kept` with the results of idle runs added to its graph, part by part."""
     if not idle:
         return kept
-    if isinstance(kept, torch.Tensor):
-        parts = [part for part in idle if isinstance(part, torch.Tensor) and part.requires_grad]
+    if isinstance(kept, Tensor):
+        parts = [part for part in idle if isinstance(part, Tensor) and part.requires_grad]
         return _Idle.apply(kept, *parts) if parts else kept
     if isinstance(kept, dict):
         alike = [each for each in idle if isinstance(each, dict)]
@@ -187,12 +182,12 @@ class _Idle(torch.autograd.Function):
     """Autograd function that returns its first input; the others get gradients of zero."""
 
     @staticmethod
-    def forward(ctx: Any, kept: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, kept: Tensor, *idle: Tensor) -> Tensor:
         ctx.idle = [(part.shape, part.dtype, part.device) for part in idle]
         return kept.clone()  # a view could not be changed in place, as Trainer changes a loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         zeros = (
             torch.zeros((), dtype=dtype, device=device).expand(shape)
             for shape, dtype, device in ctx.idle

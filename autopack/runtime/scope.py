@@ -374,24 +374,11 @@ class BoundCheckpoint:
         return self.autopack_original(bound, *args, **kwargs)
 
 
-def bind_checkpointing(modules: list[nn.Module]) -> None:
-    """Wrap every checkpoint function of `modules` that is not wrapped yet."""
-    for held, name, function in _checkpoint_functions(modules):
-        if not isinstance(function, BoundCheckpoint):
-            held[name] = BoundCheckpoint(function)
-
-
-def unbind_checkpointing(modules: list[nn.Module]) -> None:
-    """Put back every checkpoint function that `bind_checkpointing` wrapped."""
-    for held, name, function in _checkpoint_functions(modules):
-        if isinstance(function, BoundCheckpoint):
-            held[name] = function.autopack_original
-
-
-def _checkpoint_functions(
-    modules: list[nn.Module],
-) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
-    for module in modules:
+def bind_checkpointing(modules: list[nn.Module], bound: bool = True) -> None:
+    """Wrap every checkpoint function of `modules` once, or put back the wrapped ones."""
+    for held in map(vars, modules):
         for name in _FUNCTIONS:
-            if (function := module.__dict__.get(name)) is not None:
-                yield module.__dict__, name, function
+            function = held.get(name)
+            is_bound = isinstance(function, BoundCheckpoint)
+            if function is not None and is_bound is not bound:
+                held[name] = BoundCheckpoint(function) if bound else function.autopack_original

@@ -3,6 +3,7 @@ checks."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -41,12 +42,15 @@ class Volume(NamedTuple):
         0 for each).
         """
         columns, lengths = int(layout.bounds[-1]), layout.sizes
-        if layout.is_padding is None:
-            padding = others = _single_at_the_end(
-                lengths == 1, layout.bounds[1:] % layout.columns == 0
-            )
-        else:
-            padding, others = int(lengths[layout.is_padding].sum()), int(layout.is_padding.sum())
+        single, others = lengths == 1, 0
+        if layout.is_padding is not None:
+            others = int(layout.is_padding.sum())
+        elif (single[1:] & single[:-1]).any():
+            ends = np.flatnonzero(layout.bounds[1:] % layout.columns == 0) + 1
+            rows = (row for row in np.split(single, ends) if len(row))
+            counts = [len(row) if row.all() else int(row[::-1].argmin()) for row in rows]
+            others = sum(count for count in counts if count > 1)
+        padding = others if layout.is_padding is None else int(lengths[layout.is_padding].sum())
         return cls(1, layout.rows, columns, columns - padding, len(lengths) - others)
 
     @classmethod
@@ -202,10 +206,7 @@ class Tally:
 
     def counted(self) -> dict[str, Any]:
         """Return a copy of the counts so far, by attribute."""
-        return {
-            name: value.copy() if isinstance(value, Counter) else value
-            for name, value in vars(self).items()
-        }
+        return copy.deepcopy(vars(self))
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -315,18 +316,6 @@ class Checked:
                 *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common()),
             ],
         )
-
-
-def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:
-    """Return the number of one-token documents in runs of two or more at the end of a row.
-
-    `single` is True for documents of one token, `ends` for the last of a row, (documents,) both.
-    """
-    if not (single[1:] & single[:-1]).any():
-        return 0
-    rows = np.split(single, np.flatnonzero(ends) + 1)
-    counts = [len(row) if row.all() else int(row[::-1].argmin()) for row in rows if len(row)]
-    return sum(count for count in counts if count > 1)
 
 
 def number_of(count: int, what: str) -> str:

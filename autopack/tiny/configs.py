@@ -19,6 +19,9 @@ from autopack.options import TASKS as TASKS
 from autopack.registry import families
 from autopack.tiny import rules
 
+Fields = dict[str, Any]
+"""Fields of a configuration, by name; those of a part are a dictionary of their own."""
+
 
 class CannotBuild(ValueError):
     """Error of a model type that the installed transformers cannot build tiny, with the reason."""
@@ -62,7 +65,7 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 
 def of_class(
     config_class: type[PretrainedConfig],
-    overrides: dict[str, Any],
+    overrides: Fields,
     parts: dict[str, str],
     task: str = "",
 ) -> PretrainedConfig:
@@ -75,7 +78,7 @@ def of_class(
     own = known("configs", model_type) | (
         known("causal", model_type) if task == "causal-lm" else {}
     )
-    typed: dict[str, Any] = {name: {"model_type": part_type} for name, part_type in parts.items()}
+    typed: Fields = {name: {"model_type": part_type} for name, part_type in parts.items()}
     try:
         tiny = config_class(**_arguments(config_class(**typed), own, overrides))
         if task == "seq2seq" or (
@@ -94,15 +97,13 @@ def of_class(
     return tiny
 
 
-def known(what: str, model_type: str) -> dict[str, Any]:
+def known(what: str, model_type: str) -> Fields:
     """Return a copy of the families' entry for a type in field `what` of `Tiny`, or {}."""
     found = (getattr(family.tiny, what).get(model_type) for family in families())
     return copy.deepcopy(dict(next(filter(None, found), {})))
 
 
-def _arguments(
-    default: PretrainedConfig, own: dict[str, Any], overrides: dict[str, Any]
-) -> dict[str, Any]:
+def _arguments(default: PretrainedConfig, own: Fields, overrides: Fields) -> Fields:
     """Return the keyword arguments that make a tiny configuration of the class of `default`.
 
     `own` are the fields of its type beyond the general rules; the caller's overrides win over them.
@@ -122,12 +123,10 @@ def _arguments(
     return {name: value for name, value in arguments.items() if value != DERIVED}
 
 
-def _routed(
-    default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]
-) -> dict[str, Any]:
+def _routed(default: PretrainedConfig, parts: Fields, overrides: Fields) -> Fields:
     """Return overrides by stored field names, with fields of the text part in a dict of its own."""
     text = next((name for name in ("text_config", "decoder") if name in parts), None)
-    given: dict[str, Any] = {}
+    given: Fields = {}
     for name, value in overrides.items():
         stored = getattr(default, "attribute_map", {}).get(name, name)
         if stored in parts:
@@ -139,7 +138,7 @@ def _routed(
     return given
 
 
-def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
+def _shrunk(default: PretrainedConfig) -> Fields:
     """Return the rules' values, and 0 for dropout and noise, for the fields that a class takes."""
     if dataclasses.is_dataclass(default):
         taken = {field.name for field in dataclasses.fields(default)}
@@ -147,7 +146,7 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
         taken = set(inspect.signature(type(default).__init__).parameters)
     stored = getattr(default, "attribute_map", {})
     taken |= {stored[name] for name in taken if name in stored}
-    arguments: dict[str, Any] = {}
+    arguments: Fields = {}
     for name, value in vars(default).items():
         if name not in taken:
             continue  # the class derives it
@@ -158,7 +157,7 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
     return arguments
 
 
-def _latent(present: dict[str, Any]) -> dict[str, Any]:
+def _latent(present: Fields) -> Fields:
     """Return fields for latent attention (no grouped heads, rotated width as `head_dim`), or {}."""
     if "kv_lora_rank" not in present:
         return {}
@@ -166,7 +165,7 @@ def _latent(present: dict[str, Any]) -> dict[str, Any]:
     return found | ({"head_dim": rules.FIELDS["qk_rope_head_dim"]} if "head_dim" in present else {})
 
 
-def _kinds(present: dict[str, Any]) -> dict[str, Any]:
+def _kinds(present: Fields) -> Fields:
     """Return the per-layer lists of the default, cut down to the first layer of each kind."""
     depth = present.get(_depth_name(present) or "")
     lists = {name: value for name, value in _per_layer(present).items() if len(value) == depth}
@@ -178,7 +177,7 @@ def _kinds(present: dict[str, Any]) -> dict[str, Any]:
     return {name: [value[index] for index in chosen] for name, value in lists.items()}
 
 
-def _per_layer(fields: dict[str, Any]) -> dict[str, Sequence[Any]]:
+def _per_layer(fields: Fields) -> dict[str, Sequence[Any]]:
     """Return the fields that list one value per layer."""
     return {
         name: fields[name]
@@ -187,16 +186,16 @@ def _per_layer(fields: dict[str, Any]) -> dict[str, Sequence[Any]]:
     }
 
 
-def _depth_name(present: dict[str, Any]) -> str | None:
+def _depth_name(present: Fields) -> str | None:
     """Return the name of the field with the number of layers, or None."""
     return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
 
 
 def _fit_depth(
-    present: dict[str, Any],
-    own: dict[str, Any],
-    given: dict[str, Any],
-    arguments: dict[str, Any],
+    present: Fields,
+    own: Fields,
+    given: Fields,
+    arguments: Fields,
 ) -> None:
     """Set one number of layers, and lists as long, in `arguments`; the caller's choice wins."""
     name = _depth_name(present)
@@ -215,28 +214,21 @@ def _fit_depth(
             arguments[key] = [values[index % len(values)] for index in range(depth)]
 
 
-def _token_ids(present: dict[str, Any]) -> dict[str, Any]:
+def _token_ids(present: Fields) -> Fields:
     """Return special token ids inside the vocabulary, placeholders of media at its upper end."""
-    ids: dict[str, Any] = {}
+    ids: Fields = {}
     free = rules.VOCAB - 1
-    for name in sorted(present):
-        value = present[name]
-        low = type(value) is int and 0 <= value < rules.ORDINARY.start
-        if name in (
-            "bos_token_id",
-            "eos_token_id",
-            "decoder_start_token_id",
-            "forced_eos_token_id",
-        ):
-            if value is not None and not low:
-                ids[name] = 1 if name == "bos_token_id" else 2
-        elif name == "pad_token_id" or low or type(value) is not int:
+    low = range(rules.ORDINARY.start)
+    for name, value in sorted(present.items()):
+        if value is None or (type(value) is int and value in low):
             continue
-        elif re.search("_token_(id|index)$", name):
+        if name in rules.ENDS:
+            ids[name] = rules.ENDS[name]
+        elif type(value) is int and re.search("(?<!^pad)_token_(id|index)$", name):
             ids[name] = free
             free -= 1
     pad = present.get("pad_token_id")
     # 5.0 dropped the attribute from the base class, but some models still read it
     if pad is not None or "vocab_size" in present:
-        ids["pad_token_id"] = pad if type(pad) is int and 0 <= pad < rules.ORDINARY.start else 0
+        ids["pad_token_id"] = pad if type(pad) is int and pad in low else 0
     return ids

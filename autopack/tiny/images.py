@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from autopack.registry import families
 from autopack.tiny import rules
-from autopack.tiny.media_rows import NUMBERS, SEEN, Document, features_of, form_of, runs
+from autopack.tiny.media_rows import NUMBERS, SEEN, Arguments, Document, features_of, form_of, runs
 from autopack.tiny.models import tokens
 
 IMAGE = "image"
@@ -47,7 +47,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     """
     generator = torch.Generator().manual_seed(seed)
     config, form = model.config, form_of(model) or ""
-    pictures: list[dict[str, Any]] = []
+    pictures: list[Arguments] = []
     if form == _BESIDE:
         pictures, parts = (
             [_picture(model, seed, generator)],
@@ -65,26 +65,15 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
             return Document(decoded, (_picture(model, seed, generator),))
     fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
     around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
-    found, placeholder = runs(config, parts, seed, fields, around, add)
-    whole = torch.cat(found, dim=1)
-    named = inspect.signature(type(model).forward).parameters
-    names = [
-        name
-        for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask")
-        if name in named
-    ]
-    per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
-    if "token_type_ids" in named and form == "square after a prefix":
-        per_token["token_type_ids"] = (
-            torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]
-        ).long()[None]
-    return Document(
-        {**per_token, **decoded}, tuple(pictures), _seen(form, whole[0] == placeholder, pictures)
-    )
+    kinds = dict.fromkeys("mm_token_type_ids token_type_ids image_embeds_position_mask".split(), 1)
+    per_token, places = runs(model, parts, seed, fields, around, kinds, add)
+    if "token_type_ids" in per_token and form == "square after a prefix":
+        per_token["token_type_ids"] = (places.flip(1).cumsum(1) == 0).flip(1).long()
+    return Document({**per_token, **decoded}, tuple(pictures), _seen(form, places[0], pictures))
 
 
 def _seen(
-    form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]
+    form: str, places: torch.Tensor, pictures: Sequence[Arguments]
 ) -> dict[str, torch.Tensor]:
     """Return {argument: mask} in which a token sees the last image before it, or {}."""
     if form not in SEEN or not pictures:
@@ -99,7 +88,7 @@ def _seen(
     return {SEEN[form]: seen}
 
 
-def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
+def _placeholders(model: PreTrainedModel, picture: Arguments) -> int:
     """Return the number of placeholder tokens of a picture."""
     if form_of(model) in SEEN:  # it marks the place
         return 1
@@ -156,7 +145,7 @@ mask (of ones and zeros, or boolean) with so many that are not padding. Axes and
 products of the sizes in `_picture`."""
 
 
-def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
+def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> Arguments:
     """Return one image's arguments; sizes differ by odd or even `number` if the type allows it."""
     form, vision, odd = form_of(model), _vision(model), number % 2
 
@@ -203,7 +192,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
 
     lines = (line.split(" | ") for line in _FORMS.strip().splitlines())
     wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
-    found: dict[str, Any] = {name: made(*how) for name, *how in wanted}
+    found: Arguments = {name: made(*how) for name, *how in wanted}
     pixels: Any = found.get("pixel_values")
     if "image_merge_sizes" not in inspect.signature(type(model).forward).parameters:
         found.pop("image_merge_sizes", None)
@@ -281,7 +270,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
     return Document({"input_ids": whole, **types}, videos)
 
 
-def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
+def _video(model: PreTrainedModel, picture: Arguments) -> Arguments:
     """Return the arguments of a video made of a picture's arguments."""
     config: Any = model.config
     pixels = picture["pixel_values"]

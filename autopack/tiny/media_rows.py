@@ -9,12 +9,15 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from autopack.registry import families, first_position
 from autopack.tiny import rules
 from autopack.tiny.models import tokens
 
+Arguments = dict[str, Any]
+"""Arguments of a call, by name."""
 _ALONG = {"row of patches": -1, "flat patches": 1}
 """Dimension along which pixels of several images are joined, if it is not the first."""
 NUMBERS = "image_token_pooling"
@@ -31,16 +34,16 @@ class Document:
     tokens.
     """
 
-    tokens: dict[str, torch.Tensor]
-    images: tuple[dict[str, Any], ...]
-    seen: dict[str, torch.Tensor] = field(default_factory=dict)
+    tokens: dict[str, Tensor]
+    images: tuple[Arguments, ...]
+    seen: dict[str, Tensor] = field(default_factory=dict)
     """Images that each token sees, (1, tokens, images, ...), if text attends to them across."""
 
     def __len__(self) -> int:
         return self.predicted.shape[1]
 
     @property
-    def predicted(self) -> torch.Tensor:
+    def predicted(self) -> Tensor:
         """The decoder's input tokens if there are any, or else the model's, (1, tokens)."""
         return self.tokens[
             "decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"
@@ -61,19 +64,21 @@ def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
 
 
 def runs(
-    config: Any,
+    model: PreTrainedModel,
     parts: Sequence[int | str],
     seed: int,
     fields: Sequence[str],
     around: Sequence[tuple[str, str]],
+    kinds: dict[str, int],
     count_of_next: Callable[[], int],
-) -> tuple[list[torch.Tensor], int]:
-    """Return the tokens (1, tokens) of each part of a document, and the placeholder among them.
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a document's values per token, (1, tokens) each, and True at placeholders of media.
 
     A part is text, or placeholders of the next medium. The first of `fields` of a configuration
     names the placeholder, and those `around` the tokens that begin and end a medium, if it has such
-    fields.
+    fields. `kinds` are the values at placeholders of arguments that a model may take beside tokens.
     """
+    config: Any = model.config
     owners = (config, getattr(config, "audio_config", None))
     known = (getattr(owner, name, None) for owner in owners for name in fields)
     placeholder = next((value for value in known if isinstance(value, int)), rules.VOCAB - 1)
@@ -88,10 +93,13 @@ def runs(
             if isinstance(start, int) and isinstance(end, int):
                 ids = [start, *ids, end]
         found.append(torch.tensor([ids]))
-    return found, placeholder
+    whole = torch.cat(found, dim=1)
+    places, taken = whole == placeholder, inspect.signature(type(model).forward).parameters
+    others = {name: kind * places.long() for name, kind in kinds.items() if name in taken}
+    return {"input_ids": whole, **others}, places
 
 
-def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, int]:
+def features_of(model: Any, medium: str, given: Arguments) -> tuple[Any, int]:
     """Return a model's features of an image, a video or a sound by itself, and their number."""
     holders = (getattr(model, "model", None), model)
     function: Any = next(
@@ -117,9 +125,9 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
     )
 
 
-def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
+def row(model: PreTrainedModel, documents: Sequence[Document]) -> Arguments:
     """Return the arguments of one row of documents, with nothing that declares their ends."""
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
         name: torch.cat([document.tokens[name] for document in documents], dim=1)
         for name in documents[0].tokens
     }
@@ -136,7 +144,7 @@ def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]
     return arguments
 
 
-def _renumbered_patches(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
+def _renumbered_patches(pictures: Sequence[Arguments]) -> Tensor:
     """Return the pictures' patch numbers end to end, counted over all pictures."""
     before, found = 0, []
     for picture in pictures:
@@ -160,7 +168,7 @@ def _joined(values: list[Any], along: int) -> Any:
     return found
 
 
-def _along_diagonal(name: str, documents: Sequence[Document]) -> torch.Tensor:
+def _along_diagonal(name: str, documents: Sequence[Document]) -> Tensor:
     """Return the mask `name` of a row, in which every document sees its own images alone."""
     like = next(document.seen[name] for document in documents if document.seen)
     images = sum(len(document.images) for document in documents)
@@ -174,7 +182,7 @@ def _along_diagonal(name: str, documents: Sequence[Document]) -> torch.Tensor:
     return found
 
 
-def packed(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
+def packed(model: PreTrainedModel, documents: Sequence[Document]) -> Arguments:
     """Return the arguments of a packed row of documents, with position_ids as collators write them.
 
     The halves of an encoder-decoder come with masks that number their documents.
@@ -191,7 +199,7 @@ def packed(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, A
     return {**arguments, "position_ids": where[None]}
 
 
-def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
+def numbered(found: Sequence[Document], name: str) -> Tensor:
     """Return the number of its document, from 1, for each token under `name`: (1, tokens)."""
     lengths = [d.tokens[name].shape[1] for d in found]
     return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
@@ -199,7 +207,7 @@ def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
 
 def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
     """Return the model's output for one document by itself, with positions of the model's own."""
-    arguments: dict[str, Any] = row(model, [document])
+    arguments: Arguments = row(model, [document])
     # Every processor gives a mask, and some models compute positions only beside one.
     if "input_ids" in arguments:
         arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
@@ -54,7 +54,7 @@ def build(
     return model.to(device).eval()
 
 
-def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> torch.Tensor:
+def tokens(config: PretrainedConfig | None, *shape: int, seed: int = 0) -> Tensor:
     """Return random token ids of this shape, int64 on the CPU, none of them special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
@@ -112,17 +112,17 @@ def randomize(model: nn.Module, seed: int) -> None:
     Everything else keeps its initial value (a norm's one or zero, a decay), with noise added.
     """
     generator = torch.Generator().manual_seed(seed)
-    seen: set[int] = set()
+    seen: set[Tensor] = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if id(parameter) in seen or not parameter.is_floating_point() or not parameter.numel():
+            if parameter in seen or not parameter.is_floating_point() or not parameter.numel():
                 continue
-            seen.add(id(parameter))
+            seen.add(parameter)
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(_fresh(module, parameter.detach().float().cpu(), noise))
 
 
-def _fresh(module: nn.Module, present: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def _fresh(module: nn.Module, present: Tensor, noise: Tensor) -> Tensor:
     """Return a new value for a parameter, from noise of a scale that suits its module."""
     if hasattr(module, "make_weight"):  # a table of sines, which grows with the calls (FSMT)
         return present

@@ -96,5 +96,10 @@ layer_types layers_block_type mlp_layer_types indexer_types no_rope_layers
 num_attention_heads_per_layer activation_sparsity_pattern layer_rope_theta attn_type_list
 """.split()
 
+ENDS = {"bos_token_id": 1} | dict.fromkeys(
+    "eos_token_id decoder_start_token_id forced_eos_token_id".split(), 2
+)
+"""Token ids of beginnings and ends."""
+
 # The names of the number of layers, as configurations store it.
 DEPTH = "num_hidden_layers num_layers n_layer n_layers decoder_layers num_decoder_layers".split()

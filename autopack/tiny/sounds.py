@@ -42,7 +42,6 @@ def document(
     lengths.
     """
     generator = torch.Generator().manual_seed(seed)
-    config: Any = model.config
     made: list[dict[str, Any]] = []
 
     def add() -> int:
@@ -54,12 +53,8 @@ def document(
         ("audio_bos_token_id", "audio_eos_token_id"),
     ]
     fields = ("audio_token_id", "audio_token_index")
-    found, placeholder = runs(config, parts, seed, fields, around, add)
-    whole = torch.cat(found, dim=1)
-    named = inspect.signature(type(model).forward).parameters
-    types = {"mm_token_type_ids": 3, "token_type_ids": 0}
-    per_token = {n: kind * (whole == placeholder).long() for n, kind in types.items() if n in named}
-    return Document({"input_ids": whole, **per_token}, tuple(made))
+    kinds = {"mm_token_type_ids": 3, "token_type_ids": 0}
+    return Document(runs(model, parts, seed, fields, around, kinds, add)[0], tuple(made))
 
 
 def _placeholders(model: Any, sound: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ class Spec:
     dtype: str = "float64"
     backend: str = "auto"
     unpad: bool = True
+    checked: bool = False
+    """Whether every call is checked: an alarm is a crash, as all documents are compared here."""
     experts: str = ""
     """How experts are computed; by the default of the dtype where empty."""
     changes: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -32,6 +35,9 @@ class Spec:
     lengths: tuple[int, ...] = (5, 3)
     """Tokens of the documents, which are drawn by `seed`."""
     seed: int = 0
+    alike: int = 0
+    """With how many tokens all documents begin, and the first two once more: rows that begin alike
+    are computed once."""
     outputs: bool = False
     """Whether hidden states, and router logits where there are some, are asked for and compared."""
     ignored: bool = False
@@ -96,11 +102,15 @@ class Case:
     spec: Spec
     call: Arranged
     before: tuple[Arranged, ...] = ()
-    name: str = ""
 
     def to_json(self) -> str:
         """The case in one line, from which `of_json` makes it again."""
         return json.dumps({key: _sparse(value) for key, value in vars(self).items() if value})
+
+
+def width(row: Iterable[int], lengths: Sequence[int]) -> int:
+    """Columns of a row."""
+    return sum(lengths[number] if number >= 0 else -number for number in row)
 
 
 def of_json(text: str) -> Case:
@@ -109,9 +119,7 @@ def of_json(text: str) -> Case:
     try:
         found = json.loads(text)
         calls = [Arranged(**_tuples(call)) for call in (*found.get("before", ()), found["call"])]
-        return Case(
-            Spec(**_tuples(found["spec"])), calls[-1], tuple(calls[:-1]), found.get("name", "")
-        )
+        return Case(Spec(**_tuples(found["spec"])), calls[-1], tuple(calls[:-1]))
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"wanted the JSON of a case, as a failure prints it; found {text[:80]!r} ({error})"

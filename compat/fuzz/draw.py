@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from autopack import tiny
 from autopack.attention import choose
 from autopack.inspection.modules import is_pair
+from autopack.layout import LEAST_SHARED
 from compat.exactness import BACKENDS
-from compat.fuzz.case import CHECKPOINTING, FORMS, Arranged, Spec
+from compat.fuzz.case import CHECKPOINTING, FORMS, Arranged, Spec, width
 from compat.fuzz.packing import COLLATOR
 from compat.standins import supported_implementations
 from compat.variants import Variant, variants
@@ -33,6 +34,8 @@ _DOCUMENTS = 6
 _LONGEST = 14
 """Fewer tokens than the least number of positions that a variant sets, whatever position is the
 first."""
+_ALIKE = LEAST_SHARED + 2
+"""Tokens of a beginning that is computed once."""
 OF_ROWS = ("sequence-classification", "question-answering", "next-sentence-prediction", "seq2seq")
 """Tasks in which padding that is not masked would be documents with results, or with a half, of
 their own."""
@@ -69,7 +72,8 @@ def specs(draw: Any, types: frozenset[str] = frozenset()) -> Spec:
     about = _about(model_type, task)
     implementation = draw(st.sampled_from([*about.backends]))
     dtype = draw(_often(float64=8, float32=2, **({} if about.discrete else {"bfloat16": 1})))
-    kernels = ("", "eager", "batched_mm", "grouped_mm")
+    kernels, alike = ("", "eager", "batched_mm", "grouped_mm"), _ALIKE * draw(_rarely(6))
+    lengths = draw(st.lists(_lengths, min_size=_DOCUMENTS, max_size=_DOCUMENTS))
     return Spec(
         model_type,
         task,
@@ -77,10 +81,12 @@ def specs(draw: Any, types: frozenset[str] = frozenset()) -> Spec:
         dtype,
         draw(st.sampled_from(["auto"] * 3 + about.backends[implementation])),
         unpad=not draw(_rarely(12)),
+        checked=draw(_rarely(6)),
         experts=draw(st.sampled_from(kernels)) if about.experts and dtype == "float32" else "",
         changes=_changes(draw, about.variants),
-        lengths=tuple(draw(st.lists(_lengths, min_size=_DOCUMENTS, max_size=_DOCUMENTS))),
+        lengths=tuple(2 * alike + length for length in lengths),
         seed=draw(st.integers(0, 999)),
+        alike=alike,
         outputs=draw(_rarely(3)),
         ignored=draw(_rarely(3)),
     )
@@ -236,8 +242,3 @@ def filled(rows: Iterable[Iterable[int]], lengths: tuple[int, ...]) -> tuple[tup
         (*row, *([-spare] if (spare := max(widths) - own) else []))
         for row, own in zip(found, widths, strict=True)
     )
-
-
-def width(row: Iterable[int], lengths: tuple[int, ...]) -> int:
-    """Columns of a row."""
-    return sum(lengths[number] if number >= 0 else -number for number in row)

@@ -64,7 +64,7 @@ class Model:
         for module, name, _ in noise_of(self.stock):
             setattr(module, name, 0.0)
         try:
-            self.pool = Case(self.stock, spec.lengths, spec.seed)
+            self.pool = Case(self.stock, spec.lengths, spec.seed, spec.alike)
         except Exception as error:
             raise NoStock(
                 upstream_error(self.stock, None) or f"no documents can be drawn: {said(error)}"
@@ -88,7 +88,11 @@ class Model:
         self.labels = self._find_labels()
         if enabled:
             handle = autopack.enable(
-                self.model, backend=spec.backend, unpad=spec.unpad, verify=verify
+                self.model,
+                backend=spec.backend,
+                unpad=spec.unpad,
+                verify=verify,
+                check_every=1 if spec.checked else None,
             )
             self._masks_without_cache = handle.enabled.traits.masks_without_cache
 

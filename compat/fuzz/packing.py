@@ -13,7 +13,7 @@ from autopack.auditing.asking import Labels
 from autopack.auditing.cases import Case, DrawnHalf, Input
 from autopack.auditing.fields import Side, Sides
 from autopack.layout import IGNORED_LABEL
-from compat.fuzz.case import Arranged
+from compat.fuzz.case import Arranged, width
 
 COLLATOR: dict[str, Any] = {"flash": "cu_seq_lens", "seq_idx": "seq_idx", "multiple": 8}
 """What the collator declares beside positions, and the multiple of its rows, by the names that a
@@ -47,40 +47,30 @@ def _side(
     """The arguments of one half, the document of each of its tokens, and the positions at which
     documents begin."""
     lengths = half.lengths
-    shape = (
-        len(arranged.rows),
-        max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows),
-    )
-    ids = torch.full(shape, pool.filler)
-    positions, mask, segments = (
-        torch.full(shape, pool.base),
-        torch.zeros(shape, dtype=torch.long),
-        torch.zeros(shape),
-    )
-    numbers, bounds = torch.zeros(shape, dtype=torch.int32), [0]
-    owner = np.full(shape, -1)
+    shape = len(arranged.rows), max(width(row, lengths) for row in arranged.rows)
+    ids, positions = torch.full(shape, pool.filler), torch.full(shape, pool.base)
+    numbers, owner = torch.zeros(shape, dtype=torch.int32), np.full(shape, -1)
     first: list[int] = []
+    bounds = [0]
     for row, entries in enumerate(arranged.rows):
         column = 0
         for place, number in enumerate(entries):
-            end = column + (lengths[number] if number >= 0 else -number)
+            end = column + width([number], lengths)
             if number >= 0:
-                end = column + lengths[number]
                 begin = pool.base + arranged.each[len(first)][1]
-                ids[row, column:end] = half.documents[number]
-                positions[row, column:end] = torch.arange(begin, begin + end - column)
-                mask[row, column:end] = 1
-                segments[row, column:end] = len(first) + 1
-                owner[row, column:end] = len(first)
+                here = row, slice(column, end)
+                ids[here] = half.documents[number]
+                positions[here] = torch.arange(begin, begin + end - column)
+                numbers[here], owner[here] = place + 1, len(first)
                 first.append(begin)
-                numbers[row, column:end] = place + 1
                 bounds += [row * shape[1] + column, row * shape[1] + end]
             column = end
+    real = torch.from_numpy(owner >= 0)
     # Padding that is not masked is documents of one token, which any model has positions for.
     starts = torch.cat(
-        [mask.flatten().logical_not().nonzero().flatten(), torch.tensor([*bounds, ids.numel()])]
+        [real.flatten().logical_not().nonzero().flatten(), torch.tensor([*bounds, ids.numel()])]
     ).unique()
-    numbers = torch.where(mask.bool(), numbers, -torch.arange(shape[1], dtype=torch.int32))
+    numbers = torch.where(real, numbers, -torch.arange(shape[1], dtype=torch.int32))
     arguments: dict[str, Any] = {"input_ids": ids}
     if arranged.form == "positions":
         arguments["position_ids"] = positions
@@ -92,9 +82,9 @@ def _side(
     elif arranged.form == "seq_idx":
         arguments["seq_idx"] = numbers
     elif arranged.form == "segments":
-        arguments["attention_mask"] = segments.long()
+        arguments["attention_mask"] = torch.from_numpy(owner + 1)
     if arranged.form == "mask" or arranged.mask:
-        arguments["attention_mask"] = mask
+        arguments["attention_mask"] = real.long()
     return arguments, owner, first
 
 

@@ -1,19 +1,26 @@
 """The form of an exhibit, and the search for all of them.
 
-An exhibit is one file in `models/` or `data/`, and its name is the file's. `mistaken` and `sound`
-there make a model, or a trainer, that makes the mistake, and the same without it; seeds are set
-before they are called. Its docstring has a title; a kind, of `KINDS`, and reports of it by project
-and number, as in "masks: axolotl#1234"; and a sentence or two of our own on what went wrong. Files
-whose names begin with `_` hold what several exhibits share. Beside imports, the docstring and these
-two names, a file has at most `MOST_STATEMENTS` statements."""
+An exhibit is one file in `models/` or `data/`, and its name is the file's. `mistaken` there makes the
+mistake, and `sound` is the same without it: a class of `Plain`, or the part of one, or what makes a
+model; arguments by which a trainer of `data/_trainer.py` differs, or what makes one. Where `sound`
+is not there it is `Plain`, or that trainer. `stock` is a type of transformers, whose twin is
+enabled. Seeds are set before anything is made. Its docstring has a title; a kind, of `KINDS`, and
+reports of it by project and number, as in "masks: axolotl#1234"; and a sentence or two of our own on
+what went wrong. Files whose names begin with `_` hold what several exhibits share. Beside imports,
+the docstring and these names, a file has at most `MOST_STATEMENTS` statements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import autopack
+from autopack import tiny
+from compat.museum.models._plain import Plain, of
 
 FOLDERS = ("models", "data")
 MOST_STATEMENTS = 16
@@ -32,8 +39,6 @@ class Exhibit:
     says: str
     mistaken: Callable[[], Any]
     sound: Callable[[], Any]
-    unfound: str
-    """The reason why the auditor cannot find it; empty for all that it has to find."""
 
 
 def names() -> list[str]:
@@ -46,9 +51,30 @@ def names() -> list[str]:
 def load(name: str) -> Exhibit:
     """Return the exhibit of a name."""
     module: Any = import_module(f"compat.museum.{name}")
-    kind, reported, says = parsed(module.__doc__)
-    unfound = getattr(module, "unfound", "")
-    return Exhibit(kind, reported, says, module.mistaken, module.sound, unfound)
+    if hasattr(module, "stock"):
+        mistaken, sound = (
+            partial(_of_transformers, *module.stock, enabled=e) for e in (False, True)
+        )
+    else:
+        plain: Any = {} if name.startswith("data.") else Plain
+        mistaken, sound = _maker(module.mistaken), _maker(getattr(module, "sound", plain))
+    return Exhibit(*parsed(module.__doc__), mistaken, sound)
+
+
+def _of_transformers(kind: str, task: str = "causal-lm", *, enabled: bool) -> Any:
+    model = tiny.build(kind, task=task, attn_implementation="eager")
+    if enabled:
+        autopack.enable(model)
+    return model
+
+
+def _maker(found: Any) -> Any:
+    if isinstance(found, dict):
+        from compat.museum.data import _trainer
+
+        return partial(_trainer.differing, found)
+    is_part = isinstance(found, type) and not issubclass(found, Plain)
+    return of(found) if is_part else found
 
 
 def parsed(docstring: str) -> tuple[str, list[str], str]:

@@ -38,12 +38,8 @@ def measured(name: str) -> Outcome:
 
 def objection(name: str, outcome: Outcome) -> str | None:
     """Return what is wrong with an outcome, in words; None if it is as it has to be."""
-    unfound = load(name).unfound
-    is_found = outcome["found"] not in (None, NOT_MEASURED)
-    if not (is_found or unfound):
+    if outcome["found"] in (None, NOT_MEASURED):
         return "the auditor does not find it"
-    if is_found and unfound:
-        return f"it is found ({outcome['found']}), and said to be unfound"
     if outcome["sound"] is not None:
         return f"an alarm on the sound twin: {outcome['sound']}"
     enabled = outcome.get("enabled") or EXACT

@@ -15,11 +15,11 @@ from typing import Any
 
 from compat import study
 from compat.neighbours import adapters, liger, others, quantised, table
-from compat.neighbours.measure import BAD, CannotRun, Door, Scenario, measure, measure_door
+from compat.neighbours.measure import BAD, CannotRun, Scenario, measure
 from compat.study import Study, Verdict
 
 
-def scenarios() -> dict[str, Scenario | Door]:
+def scenarios() -> dict[str, Scenario]:
     """Everything that is measured, in the order of the table."""
     every = *liger.scenarios(), *adapters.scenarios(), *quantised.scenarios(), *others.scenarios()
     return {f"{each.neighbour}: {each.what}": each for each in every}
@@ -30,11 +30,9 @@ def _measured(names: list[str], _: Any) -> Iterator[tuple[str, Verdict]]:
     for name in names:
         each = known[name]
         found: Verdict = {}
-        for order in each.orders if isinstance(each, Scenario) else ("",):
+        for order in each.orders:
             try:
-                found[order] = (
-                    measure_door(each) if isinstance(each, Door) else measure(each, order)
-                )
+                found[order] = measure(each, order)
             except CannotRun as error:
                 found[order] = {"cannot": str(error)}
         yield name, found
@@ -43,7 +41,7 @@ def _measured(names: list[str], _: Any) -> Iterator[tuple[str, Verdict]]:
 def wrong(_: str, cell: Verdict) -> str | None:
     """What breaks autopack's promise."""
     said = [
-        f"enabled {order or 'as it is used'}: {form} {verdict['status']}"
+        f"enabled {order}: {form} {verdict['status']}"
         for order, verdicts in cell.items()
         for form in ("packed", "padded")
         if (verdict := verdicts.get(form)) and verdict["status"] in BAD

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from compat.neighbours.measure import BEFORE, Enable, Make, Scenario, llama
+from compat.neighbours.measure import BEFORE, Enable, Make, Scenario, llama, wrapping
 
 NOTE = "its Triton kernels need a GPU: torch code stands in for them, all the rest of it is its own"
 
@@ -122,16 +122,11 @@ def _classes(**options: Any) -> Make:
     return make
 
 
-def _instance(order: str, enable: Enable) -> Any:
+def _instance(model: Any) -> Any:
     """One model, as a Trainer with `use_liger_kernel=True` patches it."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-    model = llama()
-    if order == BEFORE:
-        enable(model)
     apply_liger_kernel_to_llama(model=model)
-    if order != BEFORE:
-        enable(model)
     return model
 
 
@@ -142,7 +137,9 @@ def scenarios() -> list[Scenario]:
         "the same, `cross_entropy=True` instead of the fused loss": _classes(
             cross_entropy=True, fused_linear_cross_entropy=False
         ),
-        "`apply_liger_kernel_to_llama(model=model)`, as `use_liger_kernel=True` of a Trainer": _instance,
+        "`apply_liger_kernel_to_llama(model=model)`, as `use_liger_kernel=True` of a Trainer": wrapping(
+            _instance
+        ),
     }
     return [
         Scenario("liger-kernel", what, make, around=patched, note=NOTE)

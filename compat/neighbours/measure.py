@@ -71,17 +71,6 @@ class Scenario:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Door:
-    """A neighbour that makes padded batches of texts by itself: what it gives has to be what it
-    gave."""
-
-    neighbour: str
-    what: str
-    run: Callable[[Enable], torch.Tensor]
-    note: str = ""
-
-
 @dataclass
 class Answers:
     """What a model gave: logits of the real tokens, the loss, gradients by the names of
@@ -169,22 +158,6 @@ def measure(scenario: Scenario, order: str) -> dict[str, Any]:
             handle.enabled.tally = Tally()
         found["padded"] = _verdict(model, scenario, "padded", padded, "other numbers", handles)
     return {**found, "stock": control}
-
-
-def measure_door(door: Door) -> dict[str, Any]:
-    """The same of a neighbour that makes its batches by itself, which are padded ones. Raises
-    `CannotRun`."""
-    try:
-        wanted = door.run(lambda model: None)
-    except Exception as error:
-        raise CannotRun(short(said(error))) from error
-    handles: list[Any] = []
-    try:
-        found = door.run(lambda model: handles.append(autopack.enable(model)))
-    except Exception as error:
-        return {"padded": _raised(error)}
-    largest = float(f"{((found - wanted).abs().max() / wanted.std()).item():.1e}")
-    return {"padded": _judged({"results": largest}, TOLERANCE, "other numbers", handles)}
 
 
 def _verdict(

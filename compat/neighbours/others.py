@@ -1,5 +1,4 @@
-"""Trainers, per-sample gradients, kernels from the hub, and libraries that make batches of texts by
-themselves."""
+"""Trainers, per-sample gradients, and kernels from the hub."""
 
 from __future__ import annotations
 
@@ -11,10 +10,7 @@ from typing import Any
 import torch
 
 from autopack import tiny
-from compat.neighbours.measure import Call, Door, Enable, Scenario, llama, wrapping
-from compat.programs._words import WORDS, tokenizer_of
-
-_WORDS = WORDS[:40]
+from compat.neighbours.measure import Call, Scenario, wrapping
 
 
 def _per_sample(model: Any) -> Any:
@@ -109,64 +105,7 @@ def _kernelized(model: Any) -> Any:
     return model
 
 
-@contextlib.contextmanager
-def _folder(model: Any) -> Iterator[str]:
-    """A tiny model and a tokenizer of words, as a folder to load."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer_of(_WORDS, 48).save_pretrained(folder)
-        model.save_pretrained(folder)
-        yield folder
-
-
-def _texts() -> list[str]:
-    return [
-        " ".join(_WORDS[start : start + length])
-        for start, length in ((0, 9), (3, 2), (12, 17), (30, 5))
-    ]
-
-
-def _sentence_vectors(enable: Enable) -> torch.Tensor:
-    from sentence_transformers import SentenceTransformer
-
-    with _folder(tiny.build("bert", task="masked-lm", pad_token_id=0).base_model) as folder:
-        model = SentenceTransformer(folder, device="cpu")
-        enable(model)
-        return model.encode(_texts(), convert_to_tensor=True, show_progress_bar=False)
-
-
-def _setfit_probabilities(enable: Enable) -> torch.Tensor:
-    from sentence_transformers import SentenceTransformer
-    from setfit import SetFitModel
-    from sklearn.linear_model import LogisticRegression
-
-    with _folder(tiny.build("bert", task="masked-lm", pad_token_id=0).base_model) as folder:
-        model = SetFitModel(SentenceTransformer(folder, device="cpu"), LogisticRegression())
-        enable(model)
-        model.fit(_texts(), [0, 1, 0, 1], num_epochs=1)
-        return model.predict_proba(_texts(), as_numpy=False).float()
-
-
-def _log_likelihoods(enable: Enable) -> torch.Tensor:
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    with _folder(llama(pad_token_id=0)) as folder:
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
-        enable(model)
-        harness = HFLM(
-            pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=4
-        )
-        requests = [
-            Instance("loglikelihood", {}, ("w1 w2", f" {text}"), number)
-            for number, text in enumerate(_texts())
-        ]
-        return torch.tensor(
-            [value for value, _ in harness.loglikelihood(requests, disable_tqdm=True)]
-        )
-
-
-def scenarios() -> list[Scenario | Door]:
+def scenarios() -> list[Scenario]:
     """All of them."""
     return [
         Scenario(
@@ -185,13 +124,5 @@ def scenarios() -> list[Scenario | Door]:
             wrapping(_kernelized),
             around=_replaceable,
             note="without a network: torch code stands in for a layer of the hub",
-        ),
-        Door("sentence-transformers", "`SentenceTransformer.encode`", _sentence_vectors),
-        Door("setfit", "`SetFitModel.fit`, `predict_proba`", _setfit_probabilities),
-        Door(
-            "lm-eval",
-            "`HFLM.loglikelihood`",
-            _log_likelihoods,
-            note="it gives no mask, so nothing says what padding is",
         ),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from compat import study
 from compat.matrix import ROOT
-from compat.neighbours.measure import LENGTHS, TOLERANCE, Door, Scenario
+from compat.neighbours.measure import LENGTHS, TOLERANCE, Scenario
 from compat.study import Cells
 from compat.tables import markdown_table
 
@@ -29,7 +29,7 @@ the packed row's logits without autopack, of their standard deviation: what leak
 """
 
 
-def page(cells: Cells, scenarios: Mapping[str, Scenario | Door]) -> str:
+def page(cells: Cells, scenarios: Mapping[str, Scenario]) -> str:
     """The whole page: a table, and below it reasons and notes by their numbers."""
     versions = study.recorded("neighbours")["with"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -44,8 +44,8 @@ def page(cells: Cells, scenarios: Mapping[str, Scenario | Door]) -> str:
                 why = f"It does not run on this CPU without autopack either: {found['cannot']}"
                 rows.append([*head, f"does not run here{_note(why, notes)}", "", ""])
             else:
-                said = [_cell(found.get(form), notes) for form in ("packed", "padded")]
-                rows.append([*head, *said, f"{found['stock']:.1g}" if "stock" in found else ""])
+                said = [_cell(found[form], notes) for form in ("packed", "padded")]
+                rows.append([*head, *said, f"{found['stock']:.1g}"])
     listed = [f"{number}. {text}" for text, number in notes.items()]
     lines = [_ABOUT, *markdown_table(rows), "", *listed, "", f"Measured with {packages}.", ""]
     return "\n".join(lines)
@@ -80,9 +80,7 @@ def _note(text: str, notes: dict[str, int]) -> str:
     return f" [{notes.setdefault(text, len(notes) + 1)}]"
 
 
-def _cell(verdict: dict[str, Any] | None, notes: dict[str, int]) -> str:
-    if verdict is None:
-        return "makes none"
+def _cell(verdict: dict[str, Any], notes: dict[str, int]) -> str:
     said = (
         verdict["status"]
         if verdict["status"] in ("exact", "refused", "left as it came")

@@ -112,28 +112,6 @@ def batches(tokenizer: Any, classes: int = 0, count: int = 9) -> Iterator[dict[s
         yield {**batch, "labels": torch.tensor(drawn) if classes else labels}
 
 
-def loaded(where: Path, shuffle: bool = False, together: bool = False) -> Any:
-    """A loader of 32 random texts in padded batches of 8, with a class for each: beside the batch,
-    or `together`."""
-    import torch
-    from transformers import AutoTokenizer
-
-    draw, tokenizer = random.Random(0), AutoTokenizer.from_pretrained(where)
-    rows: Any = [(text(draw, 60), number % 2) for number in range(32)]
-
-    def collated(batch: list[tuple[str, int]]) -> Any:
-        found = tokenizer(
-            [one for one, _ in batch],
-            padding=True,
-            return_tensors="pt",
-            return_token_type_ids=False,
-        )
-        labels = torch.tensor([label for _, label in batch])
-        return {**found, "labels": labels} if together else (dict(found), labels)
-
-    return torch.utils.data.DataLoader(rows, batch_size=8, shuffle=shuffle, collate_fn=collated)
-
-
 def adapted(model: Any, method: Any) -> Any:
     """A model with LoRA, or with a method of PEFT by the name of its `config` and its options."""
     import peft

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.architectures import quirks, recurrent, whole_model
+from autopack.architectures import own_attention, recurrent, whole_model
 from autopack.mixers import OneByOne
 from tests.engine import Call, must_be_exact
 from tests.subjects import build
@@ -105,7 +105,7 @@ def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(
     call = Masked(shifts=False, lengths=(7, 12, 5, 9))
     must_be_exact(make, call.both, verify=False)
     if token_dropout:
-        leaks_without(monkeypatch, quirks.ESM, make, call.row, mixers={})
+        leaks_without(monkeypatch, own_attention.ESM, make, call.row, mixers={})
 
 
 def test_a_model_whose_own_cache_is_broken_is_audited_without_it():

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 import autopack
 from autopack import tiny
-from autopack.attention.backends import varlen
+from autopack.attention import choose
 from autopack.inspection import torches
 from compat import torch_flash
 from tests.conftest import FLOAT32, LEAK, error, positions
@@ -98,13 +98,13 @@ def test_no_bit_of_another_document_arrives(compiled):
 @pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])
 def test_torchs_own_kernels_are_taken_for_weights_in_float32(model_type, lowered, monkeypatch):
-    real, calls = varlen.attend_varlen, []
+    real, calls = choose.attend_varlen, []
 
     def spy(layout, *states_and_settings):
         calls.append({states.dtype for states in states_and_settings[:3]})
         return real(layout, *states_and_settings)
 
-    monkeypatch.setattr(varlen, "attend_varlen", spy)
+    monkeypatch.setattr(choose, "attend_varlen", spy)
     stock, model, call = _build(model_type), _build(model_type), Lowered(dtype=lowered)
     wanted = call.alone(stock)
     rounding = _distance(wanted, Lowered().alone(stock))

@@ -5,8 +5,7 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from autopack.inspection.mask_rules import pattern_of
-from autopack.inspection.masks import Pattern, describe_mask
+from autopack.inspection.masks import Pattern, describe_mask, pattern_of
 
 SIZE = 12
 

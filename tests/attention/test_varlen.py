@@ -4,7 +4,7 @@ out in torch."""
 import pytest
 import torch
 
-from autopack.attention.backends import varlen
+from autopack.attention import choose
 from autopack.attention.call import AttentionCall
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
@@ -60,7 +60,7 @@ def test_equals_each_document_alone(monkeypatch, pattern, sizes, release):
     given = states(*sizes)
     scale = sizes[0] ** -0.5  # that of heads before they are padded
     for asked in (scale, None):
-        found = varlen.attend_varlen(LAYOUT, *given, pattern, asked)
+        found = choose.attend_varlen(LAYOUT, *given, pattern, asked)
         torch.testing.assert_close(found, attended(*given, pattern, scale), atol=1e-12, rtol=1e-10)
 
 
@@ -68,8 +68,8 @@ def test_says_why_it_cannot_serve():
     function = torch.nn.functional.scaled_dot_product_attention
     call = AttentionCall(function, "sdpa", torch.nn.Module(), *states(), None, LAYOUT)
     assert call.pattern == Pattern(causal=True)
-    assert "CUDA tensors" in varlen.refusal(call)
-    usable, reason = varlen.availability()
+    assert "CUDA tensors" in choose.refused_by_varlen(call)
+    usable, reason = choose.varlen_here()
     assert usable or reason
 
 

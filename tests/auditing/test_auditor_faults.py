@@ -15,7 +15,7 @@ from transformers import BertModel, LlamaForCausalLM
 import autopack
 from autopack import tiny
 from autopack.auditing.cases import FORMS, ROUTER
-from autopack.calls.unpadded import Unpadded
+from autopack.calls.rows import Unpadded
 from autopack.enabling import by_twin
 from autopack.layout import IGNORED_LABEL
 from autopack.proving.twin import NoTwin

@@ -11,7 +11,7 @@ import torch
 import autopack
 from autopack.bench import predicted
 from autopack.bench.race import Batch
-from autopack.calls import unpadded
+from autopack.calls import rows
 from autopack.inspection import torches
 from autopack.packing import HostBatch
 from benchmarks import counted
@@ -84,13 +84,11 @@ def _padded(moved):
 
 def test_a_copy_that_waits_is_counted_and_its_place_named(monkeypatch):
     assert _padded(lambda batch: HostBatch(batch).to("cuda"))[0].waits == 0
-    monkeypatch.setattr(
-        unpadded, "upload", lambda array, device: torch.from_numpy(array).to(device)
-    )
+    monkeypatch.setattr(rows, "upload", lambda array, device: torch.from_numpy(array).to(device))
     found, counting = _padded(lambda batch: HostBatch(batch).to("cuda"))
     assert found.waits == 2
     assert all(
-        each.startswith("copy from memory that is not pinned, autopack/calls/unpadded.py:")
+        each.startswith("copy from memory that is not pinned, autopack/calls/rows.py:")
         for each in counting.waits
     )
 

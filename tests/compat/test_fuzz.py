@@ -17,9 +17,10 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.calls import rows as packed
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
+from autopack.watching import replaced, schedule
 from compat.fuzz import __main__ as fuzz
 from compat.fuzz import draw, session
-from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json
+from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json, width
 from compat.fuzz.judge import judge
 from compat.fuzz.model import Model
 
@@ -111,7 +112,24 @@ def without_gradients(monkeypatch):
     monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=attend))
 
 
+def with_other_beginnings(monkeypatch):
+    eager = choose.BACKENDS["eager"]
+    fault = lambda *of_rows: eager.over_prefixes(*of_rows) * 1.01  # noqa: E731
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, over_prefixes=fault))
+
+
+def with_alarms(monkeypatch):
+    how_far = replaced.how_far
+    monkeypatch.setattr(
+        replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
+    )
+    monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
+
+
+ALIKE = Spec("llama", lengths=(41, 39, 40, 37), alike=18)
 FAULTS = {
+    "alarms": (replace(LLAMA, checked=True), with_alarms, "positions", "crash", "LeakDetected"),
+    "beginnings": (ALIKE, with_other_beginnings, "positions", "silent", "logits of document"),
     "gradients alone": (LLAMA, without_gradients, "positions", "silent", "gradients are off"),
     "no mask": (LLAMA, without_mask, "positions", "silent", "logits of document"),
     "labels at boundaries": (LLAMA, with_first_labels, "positions", "silent", "the loss is"),
@@ -185,7 +203,7 @@ def test_cases_are_what_they_say(data):
         return
     case = Case(spec, data.draw(draw.calls(spec)), (Arranged(),))
     assert of_json(case.to_json()) == case
-    widths = {draw.width(row, case.spec.lengths) for row in case.call.rows}
+    widths = {width(row, case.spec.lengths) for row in case.call.rows}
     assert len(widths) == 1
     if case.call.form == "mask":
         assert all(sum(number >= 0 for number in row) == 1 for row in case.call.rows)

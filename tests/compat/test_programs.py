@@ -14,7 +14,6 @@ CUT = {name: found for name, found in _ALL.items() if name.endswith(".max_tokens
 RECORDED = {name: found for name, found in _ALL.items() if name not in CUT}
 KEEPS_ITS_PADDING = {
     "adapters_": "its models take the padded form, and hooks on their embeddings see it",
-    "opacus_": "its hooks on layers take the gradient of every row",
     "pylate_": "its texts are filled up with mask tokens, which losses may read",
     "span_marker_": "its model is called by other arguments than those of transformers",
 }
@@ -24,7 +23,6 @@ KEEPS_PADDING = {
     # They put virtual tokens before each row, or ask where in the row a prompt ends.
     "peft_methods": {"prompt tuning", "prefix tuning", "P-tuning", "activated LoRA"},
     "simpletransformers_": {"question answering"},
-    "textbrewer_": {"attention"},  # whose weights are wanted
     # padding is read, or may be
     "torch_loop": {"own head, mean of all columns", "own head, frozen backbone"},
     # whose noise is that of the padded row

@@ -8,12 +8,12 @@ import pytest
 
 from compat import readme, reliability, soak, study
 
-UP_TO_DATE = ("engines", "kernels", "museum", "neighbours", "prefixes", "shared_rows", "soak")
+UP_TO_DATE = ("engines", "kernels", "museum", "neighbours", "shared_rows", "soak", "upstream")
 
 
 @pytest.mark.parametrize("name", UP_TO_DATE)
 def test_a_record_and_its_pages_are_up_to_date(name):
-    place = name if name in ("prefixes", "shared_rows", "soak") else f"{name}.__main__"
+    place = name if name in ("shared_rows", "soak", "upstream") else f"{name}.__main__"
     assert import_module(f"compat.{place}").STUDY.stale() == []
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autopack.attention.backends.varlen import attend_varlen
+from autopack.attention.choose import attend_varlen
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from tests.attention.written_out import PATTERNS, reference

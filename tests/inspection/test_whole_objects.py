@@ -15,7 +15,7 @@ from torch import nn
 
 import autopack
 from autopack import tiny
-from autopack.inspection import process
+from autopack.inspection.foreign import replaced_in_torch
 from tests.engine import Call, check, leaks
 from tests.support.refusals import refused, refused_by_its_first_call
 
@@ -224,7 +224,7 @@ def test_tensors_of_a_type_that_goes_on_to_others_are_not_taken_for_plain_ones()
 
 
 def test_looking_at_torch_again_finds_nothing_where_nothing_changed(monkeypatch):
-    assert not process.foreign()
+    assert not replaced_in_torch()
     compiling = torch.compile
     # as packages for looking at them do
     monkeypatch.setattr(torch.Tensor, "__repr__", lambda self, **_: "a tensor")
@@ -232,7 +232,7 @@ def test_looking_at_torch_again_finds_nothing_where_nothing_changed(monkeypatch)
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compiling(*args, **kwargs))
     # which compares as tensors do
     monkeypatch.setattr(torch, "somebodys_constant", torch.arange(3), raising=False)
-    assert not process.foreign()
+    assert not replaced_in_torch()
     # a function keeps its identity when its code is exchanged
     monkeypatch.setattr(torch.nn.functional.silu, "__code__", (lambda x, *_: x).__code__)
-    assert process.foreign()
+    assert replaced_in_torch()

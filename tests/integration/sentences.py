@@ -1,19 +1,20 @@
 """Sentences of random words, and tiny models with a tokenizer that knows the words."""
 
 import random
-import shutil
 
 from autopack import tiny
-from compat.neighbours.others import _WORDS as WORDS
-from compat.neighbours.others import _folder as saved
+from compat.programs._words import WORDS, tokenizer_of
+
+WORDS = WORDS[:40]
 
 
 def folder(path, model_type, task, backbone=False, **overrides):
     """A tiny model, or its backbone, and a tokenizer of words, as a folder that
     sentence-transformers loads."""
     model = tiny.build(model_type, task=task, pad_token_id=0, **overrides)
-    with saved(model.base_model if backbone else model) as made:
-        return shutil.copytree(made, str(path), dirs_exist_ok=True)
+    (model.base_model if backbone else model).save_pretrained(path)
+    tokenizer_of(WORDS, 48).save_pretrained(path)
+    return str(path)
 
 
 def words(draw, known, least, most):

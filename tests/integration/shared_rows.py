@@ -188,7 +188,7 @@ def _refused_by_one_rank(rank):
     try:
         _called("llama", _on_one_rank(lambda part: part.update(use_cache=True)))(rank)
     except autopack.AutopackError as error:
-        return ("rank 1 of those that share them refused", "use_cache=True")[rank] in str(error)
+        return ("rank 1 of those that share them refused", "a cache is wanted")[rank] in str(error)
     return False
 
 

@@ -220,9 +220,12 @@ def test_packed_rows_that_ask_for_a_cache_run_as_without_autopack_and_are_counte
         record.message for record in caplog.records if "as it would have without" in record.message
     ]
     assert len(said) == 1
-    assert "use_cache=True was given with packed rows" in said[0]
+    assert "cannot run packed rows: a cache is wanted" in said[0]
     (outcome,) = map(str, session._outcomes)
-    assert "2 calls ran as without autopack: use_cache=True was given with packed rows" in outcome
+    assert (
+        "2 calls ran as without autopack: LlamaForCausalLM cannot run packed rows: a cache"
+        in outcome
+    )
     session.settings = replace(session.settings, strict=True)
     strict = waiting()
     strict(**batch())

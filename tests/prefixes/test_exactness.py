@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack.attention import prefixes
+from autopack.attention.call import by_stretches
 from autopack.attention.choose import BACKENDS
 from autopack.proving import kept
 from compat.exactness import built, stand_in
@@ -160,7 +160,6 @@ class TestLeaks:
             assert report.exact
             assert tried.influence is not None
             assert tried.gradient < GRADIENT
-        by_stretches = prefixes.by_stretches
         for name in ("eager", "sdpa"):
             monkeypatch.setitem(
                 BACKENDS,

@@ -2,9 +2,10 @@
 
 import pytest
 
+import autopack
 from autopack.proving import twin
 from autopack.proving.apart import apart
-from compat.published.measure import absent, build
+from compat.published import PUBLISHED, absent, build
 
 # What each of them has that a tiny model of its type has not by itself.
 SIZED = {
@@ -28,3 +29,11 @@ def test_they_have_one_of_the_same_words_and_modules(name):
     assert not found.others
     if name in SIZED:
         assert vars(found.model.config)[SIZED[name]] < vars(model.config)[SIZED[name]]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_each_is_enabled_by_the_default_call(name):
+    if absent(name):
+        pytest.skip("not in this release")
+    assert autopack.enable(build(name)).enabled.proof.source in ("twin", "part")

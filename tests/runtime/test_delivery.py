@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import autopack
 from autopack import UnsupportedModel
 from autopack.errors import OutsideForward
-from autopack.runtime.scope import BoundCheckpoint, ambient, current, unbind_checkpointing
+from autopack.runtime.scope import BoundCheckpoint, ambient, bind_checkpointing, current
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -122,7 +122,7 @@ def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(mode
 def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch):
     monkeypatch.setattr("autopack.calls.hooks.bind_checkpointing", lambda modules: None)
     model.train().gradient_checkpointing_enable(kind)
-    unbind_checkpointing(list(model.modules()))
+    bind_checkpointing(list(model.modules()), bound=False)
     with refused("past-the-entry"):
         _two_forwards_one_backward(model)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autopack.calls import rows, unpadded
+from autopack.calls import rows
 
 
 def shift_boundaries(monkeypatch):
@@ -14,5 +14,4 @@ def shift_boundaries(monkeypatch):
         return scope(model, replace(layout, bounds=bounds, _derived={}), **others)
 
     scope = rows.Scope
-    for module in (rows, unpadded):
-        monkeypatch.setattr(module, "Scope", shifted)
+    monkeypatch.setattr(rows, "Scope", shifted)

@@ -7,7 +7,7 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.calls.unpadded import Unpadded
+from autopack.calls.rows import Unpadded
 from autopack.tiny.models import randomize
 from tests.engine import Limits, Result, check, next_token_loss
 from tests.subjects import without_dropout

@@ -10,31 +10,25 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
+
+from autopack import tiny
 
 PAD, BOS, EOS = 0, 1, 2
-VOCABULARY = 64
+VOCABULARY, COUNT = 64, 24
 
 
-def model(**settings: Any) -> LlamaForCausalLM:
-    """Return a tiny Llama."""
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-    }
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128}
-    special = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **special, **settings}))
+def model(kind: str = "llama", task: str = "causal-lm", **settings: Any) -> Any:
+    """Return a tiny model."""
+    special: Any = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    return tiny.build(kind, task=task, vocab_size=VOCABULARY, **special, **settings)
 
 
-def documents(count: int = 24, least: int = 5, most: int = 20) -> list[list[int]]:
+def documents(count: int = COUNT) -> list[list[int]]:
     """Return documents of random tokens, each between its special tokens."""
     draw = random.Random(0)
     bodies = [
-        [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(least, most) - 2)]
-        for _ in range(count)
+        [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(3, 18))] for _ in range(count)
     ]
     return [[BOS, *body, EOS] for body in bodies]
 
@@ -47,6 +41,11 @@ def examples(**columns: Callable[[list[int]], Any]) -> Dataset:
     )
 
 
+def answers() -> Dataset:
+    """Return a data set whose documents are answers from their fourth token on."""
+    return examples(completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3))
+
+
 def padded(rows: Sequence[Sequence[int]], fill: int, left: bool = False) -> torch.Tensor:
     """Return rows of one length."""
     longest = max(map(len, rows))
@@ -56,10 +55,10 @@ def padded(rows: Sequence[Sequence[int]], fill: int, left: bool = False) -> torc
     )
 
 
-def collate(features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return a padded batch: labels are the tokens, or those that the examples have."""
+def collate(features: Sequence[dict[str, Any]], labels: Any = None) -> dict[str, torch.Tensor]:
+    """Return a padded batch: labels are these, those of the examples, or the tokens."""
     rows = [each["input_ids"] for each in features]
-    labels = [each.get("labels", each["input_ids"]) for each in features]
+    labels = labels or [each.get("labels", each["input_ids"]) for each in features]
     mask = padded([[1] * len(row) for row in rows], 0)
     return {"input_ids": padded(rows, PAD), "attention_mask": mask, "labels": padded(labels, -100)}
 
@@ -84,17 +83,16 @@ def trainer(
     data: Any = None,
     net: Any = None,
     evaluated: Any = None,
+    loss: Any = None,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer with two micro-batches of four documents in a step."""
     arguments = {
         "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "use_cpu": True,
         "report_to": [],
-    }
-    arguments |= {
-        "per_device_eval_batch_size": 4,
         "remove_unused_columns": False,
         "disable_tqdm": True,
     }
@@ -104,4 +102,13 @@ def trainer(
         data_collator=collator,
         train_dataset=examples() if data is None else data,
         eval_dataset=evaluated,
+        compute_loss_func=loss,
     )
+
+
+def differing(arguments: dict[str, Any]) -> Trainer:
+    """Return a trainer that differs by arguments: its `model` by those of one, and data sets that
+    are made now."""
+    made = {n: value() if n in ("data", "evaluated") else value for n, value in arguments.items()}
+    net = model(**made.pop("model")) if "model" in made else None
+    return trainer(net=net, **made)

@@ -6,39 +6,31 @@ Answers are looked up by a column that numbers the examples as they were before 
 Each prompt is followed by the answer to another one.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
 def data(shuffles):
-    rows = _trainer.examples(
-        completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3), place=lambda row: 0
-    )
-    rows = rows.remove_columns("place").add_column("place", list(range(len(rows))))
+    rows = _trainer.answers().add_column("place", list(range(_trainer.COUNT)))
     return rows.shuffle(seed=0) if shuffles else rows
 
 
-def collator(rows):
+def trainer(shuffles):
+    rows = data(shuffles)
+
     def collate(features):
         answers = [rows[each["place"]]["input_ids"][3:] for each in features]
         texts = [
             each["input_ids"][:3] + answer for each, answer in zip(features, answers, strict=True)
         ]
-        return _trainer.collate(
-            [{"input_ids": row, "labels": [-100] * 3 + row[3:]} for row in texts]
-        )
+        labels = [[-100] * 3 + text[3:] for text in texts]
+        return _trainer.collate([{"input_ids": text} for text in texts], labels)
 
-    return collate
-
-
-def trainer(rows):
-    return _trainer.trainer(collator=collator(rows), data=rows)
+    return _trainer.trainer(collator=collate, data=rows)
 
 
 def mistaken():
-    return trainer(data(True))
+    return trainer(True)
 
 
 def sound():
-    return trainer(data(False))
+    return trainer(False)

@@ -6,14 +6,7 @@ The labels of a packed row are its tokens. The first token of each document coun
 token of the document before it has to predict it.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
-
-def mistaken():
-    return _trainer.trainer(collator=lambda features: _trainer.packed(features, first_label=None))
-
-
-def sound():
-    return _trainer.trainer(collator=_trainer.packed)
+mistaken = {"collator": lambda features: _trainer.packed(features, first_label=None)}
+sound = {"collator": _trainer.packed}

@@ -7,8 +7,6 @@ way. The rows of the evaluation are several documents that nothing tells apart, 
 of other text.
 """
 
-from __future__ import annotations
-
 from transformers import Trainer
 
 from compat.museum.data import _trainer
@@ -28,9 +26,5 @@ class Evaluating(Trainer):
             self.data_collator = before
 
 
-def mistaken():
-    return _trainer.trainer(Evaluating, evaluated=_trainer.examples())
-
-
-def sound():
-    return _trainer.trainer(evaluated=_trainer.examples())
+mistaken = {"kind": Evaluating, "evaluated": _trainer.examples}
+sound = {"evaluated": _trainer.examples}

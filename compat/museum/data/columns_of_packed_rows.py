@@ -6,8 +6,6 @@ The trainer drops the column with the lengths of a row's documents, which the mo
 not name, before the collator can make positions of it. Every row comes as one document.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 import torch
@@ -16,7 +14,7 @@ from datasets import Dataset
 from compat.museum.data import _trainer
 
 
-def rows() -> Dataset:
+def rows():
     found = _trainer.documents()
     parts = [found[start : start + 3] for start in range(0, len(found), 3)]
     lengths = [list(map(len, part)) for part in parts]
@@ -32,9 +30,5 @@ def collate(features):
     return _trainer.packed([{"input_ids": part} for part in parts])
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate, data=rows(), remove_unused_columns=True)
-
-
-def sound():
-    return _trainer.trainer(collator=collate, data=rows())
+sound = {"collator": collate, "data": rows}
+mistaken = {**sound, "remove_unused_columns": True}

@@ -6,8 +6,6 @@ The data set is checked for targets, and the collator cuts its examples to the l
 afterwards. Ends of documents are lost without a word, and some have no target left.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
@@ -15,9 +13,4 @@ def collate(features):
     return _trainer.collate([{"input_ids": each["input_ids"][:12]} for each in features])
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"collator": collate}

@@ -6,11 +6,7 @@ Targets are counted by the signature of the forward, and the division among micr
 another flag. Where the two disagree, losses and gradients shrink by the number of micro-batches.
 """
 
-from __future__ import annotations
-
 from transformers import Trainer
-
-from compat.museum.data import _trainer
 
 
 class Counting(Trainer):
@@ -31,9 +27,5 @@ class Once(Counting):
     accepts = True
 
 
-def mistaken():
-    return _trainer.trainer(Counting)
-
-
-def sound():
-    return _trainer.trainer(Once)
+mistaken = {"kind": Counting}
+sound = {"kind": Once}

@@ -6,8 +6,6 @@ A tokenizer without padding pads with its end token, and the collator ignores la
 The end of a document is never a target, so the model never learns to stop.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
@@ -18,9 +16,4 @@ def collate(features):
     return batch
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"collator": collate}

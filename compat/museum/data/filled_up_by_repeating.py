@@ -6,8 +6,6 @@ A sampler for several ranks adds the first examples again until all ranks have e
 are trained on twice, or counted twice in an evaluation.
 """
 
-from __future__ import annotations
-
 from transformers import Trainer
 
 from compat.museum.data import _trainer
@@ -17,17 +15,13 @@ class Filling(Trainer):
     ranks = 5
 
     def _get_train_sampler(self, *args):
-        numbers = list(range(len(_trainer.documents())))
-        return numbers + numbers[: -len(numbers) % self.ranks]
+        numbers = list(range(_trainer.COUNT))
+        return numbers + numbers[: -_trainer.COUNT % self.ranks]
 
 
 class Whole(Filling):
     ranks = 1
 
 
-def mistaken():
-    return _trainer.trainer(Filling)
-
-
-def sound():
-    return _trainer.trainer(Whole)
+mistaken = {"kind": Filling}
+sound = {"kind": Whole}

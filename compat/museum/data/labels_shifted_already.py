@@ -6,20 +6,11 @@ The collator gives each token the next one as its label, and the model's loss sh
 It learns to predict the token after the next one.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
 def collate(features):
-    return _trainer.collate(
-        [{**each, "labels": [*each["input_ids"][1:], -100]} for each in features]
-    )
+    return _trainer.collate(features, [[*each["input_ids"][1:], -100] for each in features])
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"collator": collate}

@@ -6,8 +6,6 @@ Long sequences are filtered before anything could trim them. The longest documen
 on.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
@@ -17,9 +15,4 @@ def collate(features):
     )
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"collator": collate}

@@ -6,22 +6,14 @@ Examples above the longest length have all their labels masked. Nothing is learn
 micro-batch of one such example has a loss of nothing.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
 def collate(features):
     rows = [each["input_ids"] for each in features]
-    labels = [row if len(row) <= 15 else [-100] * len(row) for row in rows]
     return _trainer.collate(
-        [{"input_ids": row, "labels": own} for row, own in zip(rows, labels, strict=True)]
+        features, [row if len(row) <= 15 else [-100] * len(row) for row in rows]
     )
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"collator": collate}

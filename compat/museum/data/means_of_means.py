@@ -6,20 +6,10 @@ Each micro-batch divides by its own targets, and a step averages the results. Ac
 weighs tokens by the micro-batch that they are in.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
-def trainer(counts):
-    made = _trainer.trainer()
-    made.model_accepts_loss_kwargs = counts
-    return made
-
-
 def mistaken():
-    return trainer(False)
-
-
-def sound():
-    return trainer(True)
+    made = _trainer.trainer()
+    made.model_accepts_loss_kwargs = False
+    return made

@@ -6,35 +6,18 @@ Each micro-batch gives the mean of its own targets, and a step adds these means 
 gradients grow with the number of micro-batches.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch.nn.functional import cross_entropy
 
-from compat.museum.data import _trainer
-
 
 def loss(outputs, labels, num_items_in_batch=None, counts=True):
     targets = labels[:, 1:]
-    divisor = (
-        num_items_in_batch if counts and num_items_in_batch is not None else (targets != -100).sum()
-    )
-    return (
-        cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="sum")
-        / divisor
-    )
+    losses = cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="sum")
+    if counts and num_items_in_batch is not None:
+        return losses / num_items_in_batch
+    return losses / (targets != -100).sum()
 
 
-def trainer(function):
-    made = _trainer.trainer()
-    made.compute_loss_func = function
-    return made
-
-
-def mistaken():
-    return trainer(partial(loss, counts=False))
-
-
-def sound():
-    return trainer(loss)
+mistaken = {"loss": partial(loss, counts=False)}
+sound = {"loss": loss}

@@ -5,8 +5,6 @@ padding: OpenJarvis#521, gpt-neo#45
 The tokens of a padded batch are given as its labels as they are. Most of the loss is about padding.
 """
 
-from __future__ import annotations
-
 from compat.museum.data import _trainer
 
 
@@ -15,9 +13,4 @@ def collate(features):
     return {**batch, "labels": batch["input_ids"].clone()}
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"collator": collate}

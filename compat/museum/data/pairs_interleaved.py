@@ -6,11 +6,9 @@ One program lays chosen and rejected answers side by side, another one expects a
 first. Taken from one to the other, answers are compared with those to other prompts.
 """
 
-from __future__ import annotations
-
 import torch
 
-from compat.museum.data import _pairs
+from compat.museum.data._pairs import trainer
 
 
 def side_by_side(collate):
@@ -22,11 +20,10 @@ def side_by_side(collate):
     return collate_pairs
 
 
-def interleaved():
-    made = _pairs.trainer()
+def mistaken():
+    made = trainer()
     made.data_collator = side_by_side(made.data_collator)
     return made
 
 
-mistaken = interleaved
-sound = _pairs.trainer
+sound = trainer

@@ -6,8 +6,6 @@ Documents are laid end to end, and positions are numbered along the row. No docu
 begins at 0, and nothing tells them apart.
 """
 
-from __future__ import annotations
-
 import torch
 
 from compat.museum.data import _trainer
@@ -18,9 +16,5 @@ def collate(features):
     return {**batch, "position_ids": torch.arange(batch["input_ids"].numel())[None]}
 
 
-def mistaken():
-    return _trainer.trainer(collator=collate)
-
-
-def sound():
-    return _trainer.trainer(collator=_trainer.packed)
+mistaken = {"collator": collate}
+sound = {"collator": _trainer.packed}

@@ -6,14 +6,4 @@ The order of an epoch is drawn from torch's global generator when the epoch begi
 begins it in another state, and skips the first batches of another order.
 """
 
-from __future__ import annotations
-
-from compat.museum.data import _trainer
-
-
-def mistaken():
-    return _trainer.trainer(accelerator_config={"use_seedable_sampler": False})
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"accelerator_config": {"use_seedable_sampler": False}}

@@ -7,8 +7,6 @@ run is new, so the batches that are skipped are those of another order: some doc
 and some never.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
@@ -17,30 +15,31 @@ from compat.museum.data import _trainer
 
 
 class Shuffled(Sampler):
-    def __init__(self, size, heeds):
-        self.size, self.heeds, self.epoch = size, heeds, 0
+    def __init__(self, heeds):
+        self.heeds, self.epoch = heeds, 0
 
     def __len__(self):
-        return self.size
+        return _trainer.COUNT
 
     def set_epoch(self, epoch):
         self.epoch = epoch if self.heeds else self.epoch
 
     def __iter__(self):
-        yield from torch.randperm(
-            self.size, generator=torch.Generator().manual_seed(self.epoch)
-        ).tolist()
+        drawn = torch.Generator().manual_seed(self.epoch)
+        yield from torch.randperm(_trainer.COUNT, generator=drawn).tolist()
         self.epoch += not self.heeds
 
 
 class Resuming(Trainer):
+    heeds = False
+
     def _get_train_sampler(self, *args):
-        return Shuffled(len(_trainer.documents()), self.args.run_name == "sound")
+        return Shuffled(self.heeds)
 
 
-def mistaken():
-    return _trainer.trainer(Resuming, run_name="mistaken")
+class Heeding(Resuming):
+    heeds = True
 
 
-def sound():
-    return _trainer.trainer(Resuming, run_name="sound")
+mistaken = {"kind": Resuming}
+sound = {"kind": Heeding}

@@ -6,8 +6,6 @@ The size of the data set is rounded down to a multiple of the ranks before it is
 last examples are left out in every epoch.
 """
 
-from __future__ import annotations
-
 from transformers import Trainer
 
 from compat.museum.data import _trainer
@@ -17,17 +15,12 @@ class Floored(Trainer):
     ranks = 5
 
     def _get_train_sampler(self, *args):
-        count = len(_trainer.documents()) // self.ranks * self.ranks
-        return range(count)
+        return range(_trainer.COUNT // self.ranks * self.ranks)
 
 
 class Whole(Floored):
     ranks = 1
 
 
-def mistaken():
-    return _trainer.trainer(Floored)
-
-
-def sound():
-    return _trainer.trainer(Whole)
+mistaken = {"kind": Floored}
+sound = {"kind": Whole}

@@ -6,8 +6,6 @@ All documents make one stream of tokens, which is cut into rows of one length. D
 row ends, and those that share a row see each other.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 from datasets import Dataset
@@ -22,9 +20,4 @@ def rows():
     )
 
 
-def mistaken():
-    return _trainer.trainer(data=rows())
-
-
-def sound():
-    return _trainer.trainer()
+mistaken = {"data": rows}

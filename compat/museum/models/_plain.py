@@ -7,7 +7,9 @@ tokens belong to (rows, columns). Weights are random: nothing is trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -205,15 +207,28 @@ class Router(nn.Module):
         return torch.einsum("rce,rcs,est->rct", weights, hidden_states, self.experts)
 
 
+@dataclass
+class Call:
+    """The arguments of a call, and what a model makes of them: the number of each token's document
+    in its row, and its position (rows, columns)."""
+
+    input_ids: Tensor
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+    documents: Tensor = field(init=False)
+    positions: Tensor = field(init=False)
+
+
 class Plain(PreTrainedModel):
     """A language model of one layer."""
 
     config_class = PlainConfig
+    make_config: Callable[[], PlainConfig] = PlainConfig
     part: type[nn.Module] = Attention
     mixer: Any
 
     def __init__(self, config: PlainConfig | None = None):
-        config = config or PlainConfig()
+        config = config or self.make_config()
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.mixer = self.part(config)
@@ -231,42 +246,40 @@ class Plain(PreTrainedModel):
         """Return the head."""
         return self.head
 
-    def documents(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
+    def documents(self, call: Call) -> Tensor:
         """Return the number of each token's document in its row (rows, columns).
 
         One begins where positions do not go on by one, and where the mask has another number: a
         segment's, or that of padding.
         """
-        new = torch.zeros_like(input_ids, dtype=torch.bool)
-        if position_ids is not None:
-            new[:, 1:] |= position_ids.diff() != 1
-        if attention_mask is not None:
-            new[:, 1:] |= attention_mask.diff() != 0
+        new = torch.zeros_like(call.input_ids, dtype=torch.bool)
+        if call.position_ids is not None:
+            new[:, 1:] |= call.position_ids.diff() != 1
+        if call.attention_mask is not None:
+            new[:, 1:] |= call.attention_mask.diff() != 0
         return new.cumsum(1)
 
-    def positions(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        documents: Tensor,
-    ) -> Tensor:
+    def positions(self, call: Call) -> Tensor:
         """Return the position of each token (rows, columns)."""
-        return places(documents) if position_ids is None else position_ids
+        return places(call.documents) if call.position_ids is None else call.position_ids
 
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def mask(self, call: Call) -> Tensor:
         """Return True where a token (rows, 1, columns, 1) sees another (rows, 1, 1, columns)."""
-        return together(documents)[:, None].tril()
+        return together(call.documents)[:, None].tril()
 
-    def embed(self, input_ids: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
+    def embed(self, call: Call) -> Tensor:
         """Return the first states: of the token, and of its position."""
-        tokens = self.embedding(input_ids)
-        angles = positions[..., None] * 0.7 ** torch.arange(
-            tokens.shape[-1], device=positions.device
-        )
+        tokens = self.embedding(call.input_ids)
+        columns = torch.arange(tokens.shape[-1], device=tokens.device)
+        angles = call.positions[..., None] * 0.7**columns
         return tokens + angles.to(tokens.dtype).sin()
+
+    def read(self, *given: Any) -> Call:
+        """Return what a call says."""
+        call = Call(*given)
+        call.documents = self.documents(call)
+        call.positions = self.positions(call)
+        return call
 
     def forward(
         self,
@@ -277,11 +290,14 @@ class Plain(PreTrainedModel):
         use_cache: bool | None = None,
     ) -> Any:
         """Return logits, and the loss of labels."""
-        documents = self.documents(input_ids, attention_mask, position_ids)
-        positions = self.positions(input_ids, attention_mask, position_ids, documents)
-        states = self.embed(input_ids, positions, documents)
-        mask = self.mask(documents, positions, attention_mask)
-        mixed = self.mixer(states, attention_mask=mask, position_ids=positions, documents=documents)
+        call = self.read(input_ids, attention_mask, position_ids)
+        states = self.embed(call)
+        mixed = self.mixer(
+            states,
+            attention_mask=self.mask(call),
+            position_ids=call.positions,
+            documents=call.documents,
+        )
         logits = self.head((states + mixed).tanh())
         loss = None
         if labels is not None:
@@ -298,6 +314,7 @@ class Routed(Plain):
     """A language model with experts, and a loss that is least where they share tokens evenly."""
 
     part = Router
+    make_config = partial(PlainConfig, output_router_logits=False)
 
     def balance(self, scores: Tensor, documents: Tensor, real: Tensor) -> Tensor:
         """Return how unevenly the real tokens are shared (rows, columns); 1 for evenly."""
@@ -317,11 +334,10 @@ class Routed(Plain):
         output = super().forward(input_ids, attention_mask, position_ids, labels)
         if not output_router_logits:
             return output
-        documents = self.documents(input_ids, attention_mask, position_ids)
-        positions = self.positions(input_ids, attention_mask, position_ids, documents)
-        scores = self.mixer.gate(self.embed(input_ids, positions, documents))
+        call = self.read(input_ids, attention_mask, position_ids)
+        scores = self.mixer.gate(self.embed(call))
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        uneven = self.balance(scores, documents, self.counted(real.bool(), position_ids))
+        uneven = self.balance(scores, call.documents, self.counted(real.bool(), position_ids))
         loss = None if output.loss is None else output.loss + 0.1 * uneven
         return MoeCausalLMOutputWithPast(
             loss=loss, aux_loss=uneven, logits=output.logits, router_logits=(scores,)
@@ -330,8 +346,3 @@ class Routed(Plain):
     def counted(self, real: Tensor, position_ids: Tensor | None) -> Tensor:
         """Return True for the tokens that are counted (rows, columns)."""
         return real
-
-
-def made(model: type[Plain], **settings: Any) -> Plain:
-    """Return a model of a class."""
-    return model(PlainConfig(**settings))

@@ -6,33 +6,25 @@ A loss balances experts within each sequence. A packed row came to it as one seq
 balanced as a whole.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 import torch
-from torch import Tensor
 
-from compat.museum.models._plain import Routed, begins, made
+from compat.museum.models._plain import Routed, begins
 
 
 class BalancesRows(Routed):
-    def balance(self, scores: Tensor, documents: Tensor, real: Tensor) -> Tensor:
-        number = self.sequences(documents)
-        found = [
-            super(BalancesRows, self).balance(scores, documents, real & (number == n))
-            for n in number[real].unique()
-        ]
+    def balance(self, scores, documents, real):
+        number, one = self.sequences(documents), super().balance
+        found = [one(scores, documents, real & (number == n)) for n in number[real].unique()]
         return torch.stack(found).mean()
 
-    def sequences(self, documents: Tensor) -> Tensor:
+    def sequences(self, documents):
         return torch.arange(len(documents))[:, None].expand_as(documents)
 
 
 class BalancesDocuments(BalancesRows):
-    def sequences(self, documents: Tensor) -> Tensor:
+    def sequences(self, documents):
         return begins(documents).flatten().cumsum(0).view_as(documents)
 
 
-mistaken = partial(made, BalancesRows, output_router_logits=False)
-sound = partial(made, BalancesDocuments, output_router_logits=False)
+mistaken = BalancesRows
+sound = BalancesDocuments

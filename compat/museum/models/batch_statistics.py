@@ -6,32 +6,26 @@ Batch normalisation takes its statistics over all tokens of the batch in trainin
 scaled by those that happen to be beside it.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-from torch import Tensor, nn
-
-from compat.museum.models._plain import PlainConfig, of
+from torch import nn
 
 
 class OverTheBatch(nn.Module):
-    def __init__(self, config: PlainConfig):
+    def __init__(self, config):
         super().__init__()
         self.norm = nn.BatchNorm1d(config.hidden_size)
 
-    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+    def forward(self, hidden_states, **others):
         return self.norm(hidden_states.transpose(1, 2)).transpose(1, 2)
 
 
-class OverTheToken(OverTheBatch):
-    def __init__(self, config: PlainConfig):
-        super().__init__(config)
-        self.norm = nn.LayerNorm(config.hidden_size)  # type: ignore[assignment]
+class OverTheToken(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size)
 
-    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+    def forward(self, hidden_states, **others):
         return self.norm(hidden_states)
 
 
-mistaken = of(OverTheBatch)
-sound = of(OverTheToken)
+mistaken = OverTheBatch
+sound = OverTheToken

@@ -6,23 +6,19 @@ Documents were told apart by the end token in the inputs. The inputs had lost it
 shifted against the labels, so that all documents of a row were one.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
-from torch import Tensor
-
-from compat.museum.models._plain import Plain, made
-
-END = 60
+from compat.museum.models._plain import Plain, PlainConfig
 
 
-class SplitsAtEndTokens(Plain):
-    def documents(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        return (input_ids == END).roll(1, 1).cumsum(1)
+class SplitsByPositions(Plain):
+    make_config = partial(PlainConfig, eos_token_id=60)
 
 
-mistaken = partial(made, SplitsAtEndTokens, eos_token_id=60)
-sound = partial(made, Plain, eos_token_id=60)
+class SplitsAtEndTokens(SplitsByPositions):
+    def documents(self, call):
+        return (call.input_ids == self.config.eos_token_id).roll(1, 1).cumsum(1)
+
+
+mistaken = SplitsAtEndTokens
+sound = SplitsByPositions

@@ -6,18 +6,14 @@ Documents were taken to begin where a position is the least of all. In a row tha
 document, what comes before the first of these belongs to no document, and is not computed.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
-from compat.museum.models._plain import Varlen, of
+from compat.museum.models._plain import Varlen
 
 
 class BoundsAtLeast(Varlen):
-    def bounds(self, documents: Tensor, position_ids: Tensor) -> list[int]:
+    def bounds(self, documents, position_ids):
         starts = (position_ids == position_ids.min()).flatten().nonzero()[:, 0]
         return [*starts.tolist(), documents.numel()]
 
 
-mistaken = of(BoundsAtLeast)
-sound = of(Varlen)
+mistaken = BoundsAtLeast
+sound = Varlen

@@ -6,27 +6,16 @@ Bounds were kept for as long as the same tensor of lengths came. A program that 
 into that tensor got the bounds of the batch before.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
 from compat.museum.models._plain import Plain
 
 
 class KeepsBounds(Plain):
-    given: Tensor | None = None
-    kept: Tensor | None = None
+    given = kept = None
 
-    def documents(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        if self.kept is None or position_ids is None or self.given is not position_ids:
-            self.given, self.kept = (
-                position_ids,
-                super().documents(input_ids, attention_mask, position_ids),
-            )
+    def documents(self, call):
+        if self.kept is None or call.position_ids is None or self.given is not call.position_ids:
+            self.given, self.kept = call.position_ids, super().documents(call)
         return self.kept
 
 
 mistaken = KeepsBounds
-sound = Plain

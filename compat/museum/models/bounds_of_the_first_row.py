@@ -6,17 +6,13 @@ A kernel that takes one row and the bounds in it got a batch of rows as it was. 
 row were taken for those of all.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
-from compat.museum.models._plain import Varlen, of
+from compat.museum.models._plain import Varlen
 
 
 class BoundsOfFirstRow(Varlen):
-    def bounds(self, documents: Tensor, position_ids: Tensor) -> list[int]:
+    def bounds(self, documents, position_ids):
         return super().bounds(documents[:1].expand_as(documents), position_ids)
 
 
-mistaken = of(BoundsOfFirstRow)
-sound = of(Varlen)
+mistaken = BoundsOfFirstRow
+sound = Varlen

@@ -6,9 +6,7 @@ A layer made bounds from the attention mask whenever there was one, in place of 
 caller gave. A mask of ones left one sequence.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
+from dataclasses import replace
 
 from compat.museum.models._plain import Plain, Varlen
 
@@ -16,17 +14,10 @@ from compat.museum.models._plain import Plain, Varlen
 class BoundsOfMask(Plain):
     part = Varlen
 
-    def documents(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        return super().documents(
-            input_ids, attention_mask, position_ids if attention_mask is None else None
-        )
-
-
-class BoundsOfCaller(Plain):
-    part = Varlen
+    def documents(self, call):
+        given = call.position_ids if call.attention_mask is None else None
+        return super().documents(replace(call, position_ids=given))
 
 
 mistaken = BoundsOfMask
-sound = BoundsOfCaller
+sound = Varlen

@@ -6,18 +6,13 @@ Ranks that share a row put it together again for one causal convolution, and lef
 The last token of a document reached the first ones of the next.
 """
 
-from __future__ import annotations
-
-import torch
-from torch import Tensor
-
-from compat.museum.models._plain import Convolution, of
+from compat.museum.models._plain import Convolution
 
 
 class SlidesOverRow(Convolution):
-    def reads(self, documents: Tensor, back: int) -> Tensor:
-        return super().reads(torch.zeros_like(documents), back)
+    def reads(self, documents, back):
+        return super().reads(documents * 0, back)
 
 
-mistaken = of(SlidesOverRow)
-sound = of(Convolution)
+mistaken = SlidesOverRow
+sound = Convolution

@@ -6,24 +6,20 @@ Experts choose the tokens that score highest in a row, here those above its mean
 document are chosen depends on all other documents, and on later tokens.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
-from compat.museum.models._plain import Router, means, of
+from compat.museum.models._plain import Router, means
 
 
 class ChoosesOfRow(Router):
     """Gives a token to the experts by which it scores above the mean of its row."""
 
-    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+    def chosen(self, scores, documents):
         return scores >= scores.mean(1, keepdim=True)
 
 
 class ChoosesOfDocument(Router):
-    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+    def chosen(self, scores, documents):
         return scores >= means(scores, documents) - 1e-9
 
 
-mistaken = of(ChoosesOfRow)
-sound = of(ChoosesOfDocument)
+mistaken = ChoosesOfRow
+sound = ChoosesOfDocument

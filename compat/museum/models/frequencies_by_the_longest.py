@@ -6,17 +6,12 @@ Rotary frequencies were scaled by the longest sequence of the batch. One long do
 short ones beside it.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
-from compat.museum.models._plain import Attention, Plain, of
+from compat.museum.models._plain import Attention
 
 
 class ScalesByLongest(Attention):
-    def angles(self, position_ids: Tensor) -> Tensor:
+    def angles(self, position_ids):
         return super().angles(position_ids) / (position_ids.max() / 8).clamp(min=1)
 
 
-mistaken = of(ScalesByLongest)
-sound = Plain
+mistaken = ScalesByLongest

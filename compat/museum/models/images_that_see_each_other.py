@@ -6,30 +6,21 @@ Tokens of an image see each other in both directions. The mask was opened betwee
 images in the row, whichever document they are of.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-from torch import Tensor
-
 from compat.museum.models._plain import Plain, together
 
 
 class OpensAllImages(Plain):
-    def forward(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.is_image = input_ids % 3 == 0
-        return super().forward(input_ids, *args, **kwargs)
+    def mask(self, call):
+        return super().mask(call) | self.opened(call)[:, None]
 
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return super().mask(documents, positions, attention_mask) | self.opened(documents)[:, None]
-
-    def opened(self, documents: Tensor) -> Tensor:
-        return self.is_image[:, :, None] & self.is_image[:, None]
+    def opened(self, call):
+        image = call.input_ids % 3 == 0
+        return image[:, :, None] & image[:, None]
 
 
 class OpensOwnImages(OpensAllImages):
-    def opened(self, documents: Tensor) -> Tensor:
-        return super().opened(documents) & together(documents)
+    def opened(self, call):
+        return super().opened(call) & together(call.documents)
 
 
 mistaken = OpensAllImages

@@ -6,24 +6,14 @@ Masks were kept by a key that does not tell what is in them. The next batch with
 mask of another layout.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from torch import Tensor
-
-from compat.museum.models._plain import Plain, PlainConfig, made
+from compat.museum.models._plain import Plain
 
 
 class KeepsMasks(Plain):
-    def __init__(self, config: PlainConfig):
-        super().__init__(config)
-        self.kept: dict[int, Tensor] = {}
-
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        made = super().mask(documents[:1], positions, attention_mask)
-        return self.kept.setdefault(documents.shape[1], made).expand(len(documents), -1, -1, -1)
+    def mask(self, call):
+        made = super().mask(call)[:1]
+        kept = vars(self).setdefault("kept", {}).setdefault(made.shape[-1], made)
+        return kept.expand(len(call.documents), -1, -1, -1)
 
 
-mistaken = partial(made, KeepsMasks)
-sound = Plain
+mistaken = KeepsMasks

@@ -6,11 +6,4 @@ Positions split the mask into documents only if no attention mask and no cache c
 mask of ones, which collators hand out unasked, joins all documents again.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from compat.museum.models._stock import enabled, stock
-
-mistaken = partial(stock, "llama")
-sound = partial(enabled, "llama")
+stock = ("llama",)

@@ -6,25 +6,22 @@ A head that predicts two tokens ahead is given the next token of the row. At the
 that is the first token of the next one.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 from compat.museum.models._plain import Plain, begins
 
 
 class LooksAhead(Plain):
-    def embed(self, input_ids: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
-        following = self.embedding(input_ids.roll(-1, 1)) * self.has_next(documents)[..., None]
-        return super().embed(input_ids, positions, documents) + following
+    def embed(self, call):
+        following = self.embedding(call.input_ids.roll(-1, 1))
+        return super().embed(call) + following * self.has_next(call.documents)[..., None]
 
-    def has_next(self, documents: Tensor) -> Tensor:
+    def has_next(self, documents):
         return torch.arange(documents.shape[1]).expand_as(documents) < documents.shape[1] - 1
 
 
 class LooksAheadWithin(LooksAhead):
-    def has_next(self, documents: Tensor) -> Tensor:
+    def has_next(self, documents):
         return ~begins(documents).roll(-1, 1)
 
 

@@ -6,24 +6,18 @@ Kernels computed the place of a token in memory in 32 bits. Beyond some length o
 wraps, and another token is read. Here it has 16 bits, and a row of 17 tokens is long.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-
-from compat.museum.models._plain import PlainConfig, of
+from torch import nn
 
 
 class Offsets(nn.Module):
     dtype = torch.int16
 
-    def __init__(self, config: PlainConfig):
+    def __init__(self, config):
         super().__init__()
         self.inner = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+    def forward(self, hidden_states, **others):
         offsets = torch.arange(hidden_states.shape[1], dtype=self.dtype) * 2048
         return self.inner(hidden_states[:, offsets.long() // 2048])
 
@@ -32,5 +26,5 @@ class WideOffsets(Offsets):
     dtype = torch.int64
 
 
-mistaken = of(Offsets)
-sound = of(WideOffsets)
+mistaken = Offsets
+sound = WideOffsets

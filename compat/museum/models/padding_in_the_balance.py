@@ -6,20 +6,15 @@ One way to the router handed on no mask of padding. On that way, which packed ro
 counted as tokens to be shared among experts.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 import torch
-from torch import Tensor
 
-from compat.museum.models._plain import Routed, made
+from compat.museum.models._plain import Routed
 
 
 class CountsPadding(Routed):
-    def counted(self, real: Tensor, position_ids: Tensor | None) -> Tensor:
+    def counted(self, real, position_ids):
         return real if position_ids is None else torch.ones_like(real)
 
 
-mistaken = partial(made, CountsPadding, output_router_logits=False)
-sound = partial(made, Routed, output_router_logits=False)
+mistaken = CountsPadding
+sound = Routed

@@ -6,18 +6,14 @@ Positions were restarted at each document of a row, and the causal mask went on 
 Positions alone keep nobody apart.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
-from compat.museum.models._plain import Plain, together
+from compat.museum.models._plain import Plain
 
 
 class RestartsPositionsAlone(Plain):
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return torch.ones_like(together(documents))[:, None].tril()
+    def mask(self, call):
+        return torch.ones_like(super().mask(call)).tril()
 
 
 mistaken = RestartsPositionsAlone
-sound = Plain

@@ -6,19 +6,13 @@ A table with one rotation per token of the packed row was read from its beginnin
 sequence, so that later sequences got those of the first.
 """
 
-from __future__ import annotations
-
-import torch
-from torch import Tensor
-
-from compat.museum.models._plain import Attention, Plain, of, places
+from compat.museum.models._plain import Attention, places
 
 
 class ReadsTableFromZero(Attention):
-    def angles(self, position_ids: Tensor) -> Tensor:
-        own = places(torch.cumsum(position_ids.diff(prepend=position_ids[:, :1] - 1) != 1, 1))
-        return super().angles(position_ids.gather(1, own))
+    def angles(self, position_ids):
+        begins = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1
+        return super().angles(position_ids.gather(1, places(begins.cumsum(1))))
 
 
-mistaken = of(ReadsTableFromZero)
-sound = Plain
+mistaken = ReadsTableFromZero

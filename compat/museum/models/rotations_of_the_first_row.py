@@ -6,17 +6,12 @@ A rotary kernel read angles of the first row for all rows, as if their positions
 that are packed otherwise were turned by the wrong angles.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
-from compat.museum.models._plain import Attention, Plain, of
+from compat.museum.models._plain import Attention
 
 
 class TurnsByFirstRow(Attention):
-    def angles(self, position_ids: Tensor) -> Tensor:
+    def angles(self, position_ids):
         return super().angles(position_ids[:1].expand_as(position_ids))
 
 
-mistaken = of(TurnsByFirstRow)
-sound = Plain
+mistaken = TurnsByFirstRow

@@ -6,23 +6,18 @@ A sequence takes the experts that the mean of its tokens scores highest. The mea
 row, with all documents in it.
 """
 
-from __future__ import annotations
-
-import torch
-from torch import Tensor
-
-from compat.museum.models._plain import Router, means, of
-
-
-class RoutesByRow(Router):
-    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
-        return super().chosen(means(scores, torch.zeros_like(documents)), documents)
+from compat.museum.models._plain import Router, means
 
 
 class RoutesByDocument(Router):
-    def chosen(self, scores: Tensor, documents: Tensor) -> Tensor:
+    def chosen(self, scores, documents):
         return super().chosen(means(scores, documents), documents)
 
 
-mistaken = of(RoutesByRow)
-sound = of(RoutesByDocument)
+class RoutesByRow(RoutesByDocument):
+    def chosen(self, scores, documents):
+        return super().chosen(scores, documents * 0)
+
+
+mistaken = RoutesByRow
+sound = RoutesByDocument

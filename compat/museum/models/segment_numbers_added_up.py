@@ -6,10 +6,7 @@ Lengths were made by adding up the mask, which is right for zeros and ones. Numb
 one sequence, longer than the row.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 from compat.museum.models._plain import Plain, Varlen
 
@@ -17,17 +14,12 @@ from compat.museum.models._plain import Plain, Varlen
 class AddsUpSegments(Plain):
     part = Varlen
 
-    def documents(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        if attention_mask is None or position_ids is not None:
-            return super().documents(input_ids, attention_mask, position_ids)
-        return (torch.arange(input_ids.shape[1]) >= attention_mask.sum(1, keepdim=True)).long()
-
-
-class CountsSegments(Plain):
-    part = Varlen
+    def documents(self, call):
+        if call.attention_mask is None or call.position_ids is not None:
+            return super().documents(call)
+        columns, ends = call.input_ids.shape[1], call.attention_mask.sum(1, keepdim=True)
+        return (torch.arange(columns) >= ends).long()
 
 
 mistaken = AddsUpSegments
-sound = CountsSegments
+sound = Varlen

@@ -6,11 +6,4 @@ LFM2 called its short convolution without the numbers of documents. It slid over
 attention did not.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from compat.museum.models._stock import enabled, stock
-
-mistaken = partial(stock, "lfm2")
-sound = partial(enabled, "lfm2")
+stock = ("lfm2",)

@@ -6,28 +6,26 @@ Packed rows went to a kernel that has no argument for attention sinks, and dropp
 word. Documents alone had them.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from compat.museum.models._plain import Attention, PlainConfig, of
+from compat.museum.models._plain import Attention
 
 
 class Sinks(Attention):
-    def __init__(self, config: PlainConfig):
+    def __init__(self, config):
         super().__init__(config)
         self.sinks = nn.Parameter(torch.randn(config.num_attention_heads, 1, 1))
 
-    def weights(self, scores: Tensor, documents: Tensor) -> Tensor:
+    def weights(self, scores, documents):
         sink = self.sinks.expand(len(scores), -1, scores.shape[-2], -1)
         return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
 
 
 class SinksAlone(Sinks):
-    def weights(self, scores: Tensor, documents: Tensor) -> Tensor:
+    def weights(self, scores, documents):
         return scores.softmax(-1) if documents.any() else super().weights(scores, documents)
 
 
-mistaken = of(SinksAlone)
-sound = of(Sinks)
+mistaken = SinksAlone
+sound = Sinks

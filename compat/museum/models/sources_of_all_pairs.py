@@ -6,11 +6,4 @@ Pairs of a source and a target share a row on either side. Every target attends 
 since nothing says which belong together.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from compat.museum.models._stock import enabled, stock
-
-mistaken = partial(stock, "t5", "seq2seq")
-sound = partial(enabled, "t5", "seq2seq")
+stock = ("t5", "seq2seq")

@@ -6,25 +6,21 @@ To look for documents breaks a graph, so that compiled code was to leave it out.
 are told by positions alone would then be one document, and only when compiled.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 from compat.museum.models._plain import Plain, together
 
 
 @torch.compile(backend="eager", dynamic=True)
-def split(documents: Tensor) -> Tensor:
+def split(documents):
     """Return who sees whom, in compiled code for all documents of a row."""
     known = torch.zeros_like(documents) if torch.compiler.is_compiling() else documents
     return together(known)[:, None].tril()
 
 
 class SplitsUncompiled(Plain):
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return split(documents)
+    def mask(self, call):
+        return split(call.documents)
 
 
 mistaken = SplitsUncompiled
-sound = Plain

@@ -6,11 +6,4 @@ The bounds of documents were dropped on the way to the linear attention of Qwen3
 its convolution went on over the row, while attention beside it kept documents apart.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from compat.museum.models._stock import enabled, stock
-
-mistaken = partial(stock, "qwen3_5_text")
-sound = partial(enabled, "qwen3_5_text")
+stock = ("qwen3_5_text",)

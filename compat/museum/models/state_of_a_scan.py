@@ -6,11 +6,4 @@ Mamba has two steps in which tokens meet, its convolution and its scan. Neither 
 that packed sequences flow into each other.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from compat.museum.models._stock import enabled, stock
-
-mistaken = partial(stock, "mamba2")
-sound = partial(enabled, "mamba2")
+stock = ("mamba2",)

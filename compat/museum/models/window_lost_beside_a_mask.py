@@ -6,22 +6,17 @@ A sliding window held only in calls without an attention mask. Packed batches th
 attended over whole documents.
 """
 
-from __future__ import annotations
-
-from torch import Tensor
-
 from compat.museum.models._plain import Plain
 
 
-class LosesWindow(Plain):
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        seen = super().mask(documents, positions, attention_mask)
-        return seen.triu(-3) if attention_mask is None else seen
-
-
 class KeepsWindow(Plain):
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return super().mask(documents, positions, attention_mask).triu(-3)
+    def mask(self, call):
+        return super().mask(call).triu(-3)
+
+
+class LosesWindow(KeepsWindow):
+    def mask(self, call):
+        return super().mask(call) if call.attention_mask is None else Plain.mask(self, call)
 
 
 mistaken = LosesWindow

@@ -6,22 +6,19 @@ A sparse layer made its window from distances in the flattened stream of tokens,
 positions that it was given. Windows reached into the document before.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
-from compat.museum.models._plain import Plain, together
-
-
-class WindowOfStream(Plain):
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return torch.ones_like(together(documents))[:, None].tril().triu(-3)
+from compat.museum.models._plain import Plain
 
 
 class WindowOfDocument(Plain):
-    def mask(self, documents: Tensor, positions: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return super().mask(documents, positions, attention_mask).triu(-3)
+    def mask(self, call):
+        return super().mask(call).triu(-3)
+
+
+class WindowOfStream(Plain):
+    def mask(self, call):
+        return torch.ones_like(super().mask(call)).tril().triu(-3)
 
 
 mistaken = WindowOfStream

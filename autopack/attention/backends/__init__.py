@@ -1,2 +1,0 @@
-"""One module for each backend, with its `BACKEND` (`autopack.attention.call.Backend`). Imports
-nothing."""
