@@ -17,7 +17,7 @@ from torch import nn
 
 from autopack.errors import AutopackError, InvalidPacking
 from autopack.inspection.media import PICTURES
-from autopack.inspection.randomness import drawing_nothing
+from autopack.inspection.randomness import generators_restored
 from autopack.integrations.trainers import (
     adapter_of,
     collator_of,
@@ -79,7 +79,7 @@ def what_is_lost(trainer: Any) -> str | None:
     The columns of a row of several documents have to reach the collator, and the batch that the
     collator makes of it has to declare as many documents.
     """
-    with drawing_nothing(nn.Module()):  # data sets and collators may draw
+    with generators_restored(nn.Module()):  # data sets and collators may draw
         lost = (_lost(trainer, dataset) for dataset in datasets_of(trainer))
         return next(filter(None, lost), None)
 
