@@ -157,7 +157,7 @@ def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what to compare of a value: a tensor and its version, all its parts, or itself."""
+    """Yield what to compare: a tensor and its version, the parts of a container, or a value."""
     if isinstance(value, Tensor):
         yield from (value, None if value.is_inference() else str(value._version))
     elif isinstance(value, list | tuple | set | dict | deque):

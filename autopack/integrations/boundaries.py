@@ -85,7 +85,7 @@ def what_is_lost(trainer: Any) -> str | None:
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
-    """Return why a trainer's own rows lose documents, or None; log it once, as `said` tells."""
+    """Return why a trainer's rows lose documents, or None; log it once, and add it to `said`."""
     adapter = adapter_of(trainer)
     why = None if adapter is None else adapter.why_documents_are_lost(trainer)
     if why is not None and why not in said:

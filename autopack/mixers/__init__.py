@@ -150,7 +150,8 @@ class RelativeBias(Way):
 
 
 def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
-    """Return attention's outputs for documents alone, by parts of `bias`, which they hold whole."""
+    """Return attention's outputs by documents and their parts of `bias`, with `bias` whole
+    again."""
     place: set[int] = set()
 
     def original(mixer: nn.Module, states: Tensor, **given: Any) -> tuple[Any, ...]:
