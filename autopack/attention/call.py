@@ -241,8 +241,7 @@ def _grouped_by_length(tokens: Tensor, layout: PackedLayout, groups: Batches) ->
 
 
 def slice_mask(mask: Any, row: int, queries: slice, keys: slice) -> Tensor | None:
-    """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys), or None if
-    none."""
+    """Return a document's part of a mask (R or 1, H or 1, queries or 1, keys), or None if none."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)

@@ -150,8 +150,7 @@ class RelativeBias(Way):
 
 
 def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
-    """Return attention's outputs by documents and their parts of `bias`, with `bias` whole
-    again."""
+    """Return attention's outputs by documents and parts of `bias`, with `bias` whole again."""
     place: set[int] = set()
 
     def original(mixer: nn.Module, states: Tensor, **given: Any) -> tuple[Any, ...]:
