@@ -43,8 +43,8 @@ lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 
-def _needs() -> dict[str, Any]:
-    """Return tiny.json: the fields of `Tiny` for all types that autopack's own families know."""
+def _tiny_fields() -> dict[str, Any]:
+    """Return tiny.json, {field of `Tiny`: values}, for all types of autopack's own families."""
 
     def plain(found: dict[str, Any]) -> dict[Any, Any]:
         return {
@@ -78,5 +78,5 @@ FAMILY = Family.of(
         else None
     ),
     dense_types="axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4",
-    tiny=Tiny(**_needs()),
+    tiny=Tiny(**_tiny_fields()),
 )

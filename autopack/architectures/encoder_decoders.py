@@ -149,7 +149,7 @@ _TOKENS_FIRST = "its attention has tokens before the batch"
 
 
 class _FsmtDecoder(OneByOne):
-    """Strategy for FSMT's decoder, where documents get the beginning of a mask (columns, columns).
+    """Strategy for FSMT's decoder: documents run with their part of a mask (columns, columns).
 
     Given labels and no tokens for its decoder, its model takes the encoder's tokens.
     """

@@ -205,7 +205,7 @@ _PIXELS = "pixel_values"
 
 
 class _AfterAnImage(Way):
-    """Strategy for GIT, which puts an image's states before the text, where rows have no places.
+    """Strategy for GIT, which puts an image's states before the text: such documents run alone.
 
     Documents with images run alone, each with its own image, (documents, ...) in their order. Text
     alone stays in its rows, and its attention runs on documents alone.

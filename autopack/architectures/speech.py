@@ -116,7 +116,7 @@ def _refuse_unlike_without_a_mask(config: Any, given: Given, layout: PackedLayou
 
 
 def _placeholders(config: Any, given: Given) -> Lengths:
-    """Return True at tokens that stand for sounds: bool (rows, columns)."""
+    """Return True at placeholders of sounds, bool (rows, columns), or None without `input_ids`."""
     ids = given.get("input_ids")
     return None if ids is None else host_values(ids == config.audio_token_id)
 

@@ -82,8 +82,8 @@ class AttentionCall:
             return None if self.mask.absolute else self.mask.pattern
         return Pattern(causal=self.is_causal) if self.mask is None else None
 
-    def options_beside(self, mask: Tensor | None) -> Mapping[str, Any]:
-        """Return the options with the `is_causal` that fits `mask`, the mask of one document.
+    def options_with(self, mask: Tensor | None) -> Mapping[str, Any]:
+        """Return the options for a call with one document's `mask`: their `is_causal` fits it.
 
         gpt2 and others conclude from the presence of a mask that the call need not be causal (up to
         4.57); the description of a mask is present even if a document alone would have none.
@@ -167,7 +167,7 @@ times with 128, on a single thread of a CPU; with 8 to 16 tokens it was no faste
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
-    """Attend by the model's own function, once per document; return weights if they are wanted."""
+    """Return (output, weights or None) by the model's own function, document by document."""
     layout, weights = call.layout, None
     groups = _batches_by_length(call)
     if groups is None:
@@ -197,7 +197,7 @@ def attend(call: AttentionCall) -> Output:
             mask = call.mask.for_document(row, first, end)
         else:
             mask = slice_mask(call.mask, row, slice(first, end), slice(first, end))
-        given = dict(call.options_beside(mask))
+        given = dict(call.options_with(mask))
         for name, parts in options.items():
             given[name] = parts[number]
         output, weight = call.original(call.module, query, key, value, mask, **given)
@@ -229,7 +229,7 @@ def _by_document(states: Tensor, layout: PackedLayout) -> Sequence[Tensor]:
 
 
 def _grouped_by_length(tokens: Tensor, layout: PackedLayout, groups: Batches) -> Sequence[Tensor]:
-    """Return tokens (R, C, ...) as one (documents, L, ...) per length of documents."""
+    """Return tokens (R, C, ...) as one tensor (documents, L, ...) per length of documents."""
     flat, maps = tokens.flatten(0, 1), groups.maps
     if len(maps) > 1:
         places = layout.derived(
@@ -241,7 +241,7 @@ def _grouped_by_length(tokens: Tensor, layout: PackedLayout, groups: Batches) ->
 
 
 def slice_mask(mask: Any, row: int, queries: slice, keys: slice) -> Tensor | None:
-    """Return one document's part of a mask (R or 1, H or 1, queries or 1, keys), or None."""
+    """Return a document's part of a mask (R or 1, H or 1, queries or 1, keys), or None if none."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
@@ -312,7 +312,7 @@ def _batches_by_length(call: AttentionCall) -> Batches | None:
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Attend once per stretch by the model's own function; return None if masks cannot be made."""
+    """Return the output (1, S, H, V) of one call per stretch, or None if masks cannot be made."""
     own = call.mask
     if (
         not isinstance(own, DocumentMask)
@@ -321,12 +321,12 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
     ):
         return None
 
-    def up_to_each(states: Tensor) -> Iterator[Tensor]:
+    def up_to_each_stretch(states: Tensor) -> Iterator[Tensor]:
         parts = states.split(prefixes.lengths, dim=2)
         for first, *rest in (stretch.chain for stretch in prefixes.stretches):
             yield torch.cat([parts[first], *(parts[n] for n in rest)], 2) if rest else parts[first]
 
-    states = up_to_each(call.key), up_to_each(call.value)
+    states = up_to_each_stretch(call.key), up_to_each_stretch(call.value)
     queries = call.query.split(prefixes.lengths, dim=2)
     outputs = []
     for stretch, *given in zip(prefixes.stretches, queries, *states, strict=True):
@@ -336,14 +336,14 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
             if stretch.depth
             else own.for_document(0, 0, length)
         )
-        options = dict(call.options_beside(mask))
+        options = dict(call.options_with(mask))
         options.pop("position_ids", None)
         outputs.append(call.original(call.module, *given, mask, **options)[0])
     return torch.cat(outputs, dim=1)
 
 
 def _attend_by_sdpa(call: AttentionCall) -> Output:
-    """Attend within each document, per document or in compiled code by one operator."""
+    """Attend by `attend`, or in compiled code by one operator, which gives no weights."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
     given = options.get("dropout") or options.get("position_bias") is not None
     if pattern is None or pattern.chunk is not None or call.replaces_sdpa or given:

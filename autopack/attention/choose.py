@@ -1,4 +1,4 @@
-"""The backends of attention, and those that may serve a model.
+"""The backends of attention, and the choice among them.
 
 These compute attention within all documents in one call of a kernel:
 
@@ -36,7 +36,7 @@ _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
 def _by_kernel(
     attend: Callable[[AttentionCall], Output], call: AttentionCall, prefixes: Prefixes
 ) -> Tensor | None:
-    """Attend from each stretch to its document up to its end, or return None for chunks.
+    """Return stretches' attention to their documents so far; None for chunks or an unknown rule.
 
     Keys and values of each stretch are laid end to end. Kernels align queries with the last keys.
     """
@@ -86,7 +86,7 @@ def _attend_by_flash(call: AttentionCall) -> Output:
         each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen for each in layouts
     ]
     declared = (*(each.kernel_cu_seqlens for each in layouts), *longest)
-    given = {**call.options_beside(None), **dict(zip(FLASH_KWARGS, declared, strict=True))}
+    given = {**call.options_with(None), **dict(zip(FLASH_KWARGS, declared, strict=True))}
     given.pop("position_ids", None)
     if releases.flash_wants_positions():
         given["position_ids"] = layouts[0].extent  # all that is asked is whether there are any
@@ -112,14 +112,14 @@ def varlen_here() -> tuple[bool, str]:
 
 
 def refused_device(device: torch.device) -> str | None:
-    """Return the reason why the kernel does not run on a device, or None."""
+    """Return the reason why torch's packed kernel does not run on a device, or None."""
     if device.type != "cuda":
         return "the kernel needs CUDA tensors"
     return _TOO_OLD if torch.cuda.get_device_capability(device.index)[0] < 8 else None
 
 
 def refused_by_varlen(call: AttentionCall) -> str | None:
-    """Return the reason why the kernel cannot serve an attention call, or None."""
+    """Return the reason why torch's packed kernel cannot serve an attention call, or None."""
     query, value, options = call.query, call.value, call.options
     if (reason := refused_device(query.device)) is not None:
         return reason
@@ -226,7 +226,7 @@ def _blocks_within_documents(
 ) -> Any:
     """Return a BlockMask (rows, 1, columns of `layout`, columns of `memory`) within documents.
 
-    `own` is a rule over columns of the rows that holds beside.
+    `own` is a rule over columns of the rows that has to hold as well, or None.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -261,13 +261,13 @@ def availability() -> dict[str, tuple[bool, str]]:
 
 
 def candidates(implementation: str) -> tuple[str, ...]:
-    """Return the backends that may serve a model of an implementation, the preferred one first."""
+    """Return the backends that could serve an implementation, installed or not; its own is last."""
     first = [name for name, backend in BACKENDS.items() if implementation in backend.stands_in]
     return *first, own_backend(implementation)
 
 
 def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
-    """Return the backends that `backend="auto"` may take for an implementation on a device kind."""
+    """Return the backends that `"auto"` may take on a device kind: usable here, its own last."""
     *first, own = candidates(implementation)
     there = [name for name in first if device in (BACKENDS[name].devices or (device,))]
     return *(name for name in there if BACKENDS[name].availability()[0]), own

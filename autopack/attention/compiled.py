@@ -24,7 +24,7 @@ _TAKEN = (
 def attend_compiled(
     bounds: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
 ) -> Tensor:
-    """Attend within each document of states (R, H, C, E); returns (R, C, H, V).
+    """Return (R, C, H, V), attention within each document of states (R, H, C, E), by one operator.
 
     `bounds` lie on the host, whatever the device of the states: each layer reads them, and would
     otherwise wait for the device.

@@ -26,7 +26,7 @@ from autopack.layout.prepared import SeenImages
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
-    """Attend from the documents of `call.layout`, one row, to as many documents of `call.memory`.
+    """Attend from each document of `call.layout`, one row, to the same document of `call.memory`.
 
     FlashAttention and FlexAttention are called once, anything else once per document. Returns no
     attention weights.
@@ -88,7 +88,7 @@ def attend_to_images(call: AttentionCall, seen: SeenImages | None) -> Output:
 
 
 def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> Tensor:
-    """Attend once per document, from queries to keys of its row in `places`: (1, tokens, H, V)."""
+    """Return outputs (1, tokens, H, V) of a call per (row, queries, keys) of `places`, joined."""
     query, key, value = call.states
     outputs = []
     for row, queries, keys in places:
@@ -104,7 +104,7 @@ def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]])
 
 
 def attend_over_prefixes(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
-    """Attend from every token of a row of stretches to its document so far: (1, S, H, V).
+    """Return attention (1, S, H, V) from every token of a row of stretches to its document so far.
 
     The layout of `call` describes the documents. A backend that takes other lengths of keys than
     of queries computes each stretch once; with any other backend, documents attend as if they

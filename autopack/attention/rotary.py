@@ -69,7 +69,7 @@ def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output:
         )
     wholes = [part.new_empty(layout.rows, layout.columns, *part.shape[2:]) for part in parts]
     own: Any = _private_copy(module)
-    for tokens in _groups(layout, position_ids):
+    for tokens in _by_largest_position(layout, position_ids):
         index = upload(tokens, position_ids.device)
         reset_frequencies(own, call)
         found = type(own).forward(
@@ -96,8 +96,8 @@ def _private_copy(module: nn.Module) -> nn.Module:
     return own
 
 
-def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:
-    """Yield the flat indices of tokens in documents with the same largest position."""
+def _by_largest_position(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:
+    """Yield, per largest position, the flat indices of tokens in documents that have it."""
     lengths = layout.sizes
     if position_ids.dim() == 2:  # of several axes
         largest = np.maximum.reduceat(host_values(position_ids.amax(0)), layout.bounds[:-1])

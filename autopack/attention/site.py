@@ -205,7 +205,7 @@ def _parts_of_rows(output: Tensor, call: AttentionCall, rows: RowGroup, heads: i
 
 
 def _exchanged(states: Tensor, rows: RowGroup) -> Any:
-    """Exchange (R, H, C of a part, E) for (R, H of this rank, C of whole rows, E).
+    """Return states (R, H of this rank, C of whole rows, E) for (R, H, C of a part, E).
 
     The same exchanges (R, C of whole rows, H of this rank, V) for (R, C of a part, H, V).
     """

@@ -16,8 +16,8 @@ from autopack.inspection.fingerprint import only_checkpoints
 from autopack.inspection.randomness import (
     Pinned,
     afterwards,
-    drawing_nothing,
-    draws_by_itself,
+    generators_restored,
+    may_draw_by_itself,
 )
 from autopack.inspection.state import Contents
 from autopack.integrations.accelerate import in_their_own_precision
@@ -158,8 +158,8 @@ def preserved(
             place[name] = copies.setdefault(id(tensor), tensor.detach().clone())
 
     # A model that is left without its dropout would train without it.
-    undrawn = Pinned() if draws_by_itself(model) else contextlib.nullcontext()
-    with drawing_nothing(model), uncounted(modules), afterwards(put_back), undrawn:
+    undrawn = Pinned() if may_draw_by_itself(model) else contextlib.nullcontext()
+    with generators_restored(model), uncounted(modules), afterwards(put_back), undrawn:
         renew_copies()
         for module, name, _ in rates:
             setattr(module, name, 0.0)

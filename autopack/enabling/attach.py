@@ -73,7 +73,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Mod
     """
     anatomy = enabled.anatomy
     code = ModelCode(model, enabled.implementations())
-    foreign = [code.around(module) for module in anatomy.entries]
+    foreign = [code.first_foreign(module) for module in anatomy.entries]
     across = (
         modules.cross_attention(anatomy.halves[1], anatomy.mixing)
         if anatomy.halves is not None

@@ -315,7 +315,7 @@ def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> s
     """
     if tested is model:
         return None
-    own = _is_of_choices(model) and ModelCode(model).around(model) is None
+    own = _is_of_choices(model) and ModelCode(model).first_foreign(model) is None
     if own and any(tested is inner for inner in entries(model)[1:2]):
         summaries = {vars(module).get("summary_type", "first") for module in model.modules()}
         return (

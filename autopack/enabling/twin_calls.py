@@ -37,7 +37,7 @@ from autopack.enabling.by_twin import (
 )
 from autopack.errors import AutopackError
 from autopack.inspection.foreign import hooks_of, is_own, whose
-from autopack.inspection.randomness import drawing_nothing
+from autopack.inspection.randomness import generators_restored
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
@@ -123,7 +123,7 @@ def _why_not_parts(
     groups = ranks_of_threads(_RANKS)
     models = {group: make() for group in groups}
     # what one thread puts back, another may have drawn from
-    with drawing_nothing(models[groups[0]]):
+    with generators_restored(models[groups[0]]):
         parts = run_together(
             groups, lambda group: _results_of(models[group], enabled, group, labels)
         )

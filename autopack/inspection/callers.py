@@ -30,7 +30,7 @@ def running(module: str = "", function: str = ".*") -> list[FrameType]:
 
 
 def callers(module: str = "", function: str = ".*") -> list[Any]:
-    """Return the objects (`self`) of `running` methods; None for other functions.
+    """Return `self` of each of the `running` methods, the innermost first; None for functions.
 
     Up to Python 3.12 this keeps the locals of a frame alive until it ends, so ask for few
     functions.

@@ -99,7 +99,7 @@ class ModelCode:
         for part in replaced_in_torch():
             self._note(part)
 
-    def around(self, module: nn.Module) -> str | None:
+    def first_foreign(self, module: nn.Module) -> str | None:
         """Return, in words, a module's first third-party class, function, loss or hook, or None.
 
         Other functions on a module, such as one for checkpoints, are called by its forward, with
@@ -120,7 +120,8 @@ class ModelCode:
     def _parts_of(
         self, module: nn.Module, names: Container[str] | None = None
     ) -> Iterator[tuple[str, Any]]:
-        """Yield (words, object) for a module's third-party class, loss and functions of `names`."""
+        """Yield (words, object) of a module's third-party class, hooks, loss and named
+        functions."""
         cls = class_of(module)
         if (reason := self._of_class(cls)) is not None:
             yield reason, cls
@@ -159,7 +160,7 @@ class ModelCode:
                     yield _runs_in_words(f"{base.__qualname__}.{name}", other)
 
     def _follow_place(self, held: Any, name: str, value: Any, within: Globals | None = None) -> Any:
-        """Add a function's mapping and key to `places`, and return what `_follow` finds from it."""
+        """Add (mapping, key, function) to `places`; return the first third-party one, or None."""
         self.places.append((held, name, original(value)))
         return self._follow(value, within)
 
@@ -187,7 +188,7 @@ class ModelCode:
     def _follow_names(
         self, held: Globals, names: frozenset[str], within: Globals | None = None
     ) -> Any:
-        """Follow functions under names of globals; return the first third-party one, or None.
+        """Follow what `names` stand for in `held`; return the first third-party function, or None.
 
         Of names in third-party code, which is `within` its globals, classes and Python modules are
         followed too, and one that is free may shadow a builtin later.

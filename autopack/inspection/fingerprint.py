@@ -129,7 +129,7 @@ def _sizes_and_ids(dicts: list[dict[str, Any]]) -> list[int]:
 
 
 def _originals(held: Iterable[Place]) -> dict[tuple[int, str], Any]:
-    """Return the originals of functions by (id of the dict, name).
+    """Return functions without autopack's wrappers, by (id of the dict that holds them, name).
 
     torch's checkpoint function is left out: trainers put it on layers, and take it off, between
     calls.
@@ -142,13 +142,13 @@ def _originals(held: Iterable[Place]) -> dict[tuple[int, str], Any]:
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
-    """Return the ids of all hooks of modules."""
+    """Return the numbers that torch has given to all hooks of some modules."""
     held = map(itemgetter(*HOOKS), map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
 
 def _watched_hooks(modules: list[nn.Module], known: set[int]) -> list[int]:
-    """Return the ids of the hooks that are `known`, third-party, or may read rows and columns.
+    """Return the numbers of hooks that are `known`, third-party, or may read rows and columns.
 
     transformers puts on its own when a user first asks for hidden states.
     """

@@ -43,7 +43,7 @@ Place = tuple[Any, str, Any]
 
 
 def file_of(module: str) -> str | None:
-    """Return the file of an imported Python module, or None."""
+    """Return the file of a Python module, by name; None if it is not imported or has no file."""
     return getattr(sys.modules.get(module), "__file__", None)
 
 
@@ -75,7 +75,7 @@ def original(value: Any) -> Any:
 
 
 def _is_of_autopack(value: Any) -> bool:
-    """Return True if a function is autopack's.
+    """Return True if a function, or the class of another object, is autopack's.
 
     A function to which `functools.wraps` gave the attributes of one is not.
     """
@@ -112,7 +112,7 @@ def layers(value: Any) -> Iterator[Any]:
 
 
 def is_own(value: Any) -> bool:
-    """Return True if a function and all that it wraps, or a class and its bases, are libraries'."""
+    """Return True if known libraries wrote a function and all it wraps, or a class and bases."""
     if isinstance(value, type):
         return all(map(is_of_library, value.__mro__))
     return all(map(_is_own_layer, layers(value)))
@@ -139,7 +139,7 @@ def is_from(value: Any, package: str) -> bool:
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
-    """Return True if `value` is a library's forward, or its wrapper of the class's function."""
+    """Return True if `value`, put on a module as `name`, adds known libraries' code only."""
     known = set(map(id, layers(getattr(type(module), name, None))))
     found = list(layers(value))
     wraps = name == "forward" or not known.isdisjoint(map(id, found))
@@ -147,7 +147,7 @@ def passes_on(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def whose(function: Any) -> str:
-    """Return a function's name with its file and line, or with its module if it is a library's."""
+    """Return a function's name, with file and line if it is third-party, else with its module."""
     for layer in layers(function):
         code = getattr(layer, "__code__", None)
         if code is not None and not is_own_file(code.co_filename):
@@ -164,7 +164,7 @@ def whose(function: Any) -> str:
 
 
 def is_of_library(cls: type) -> bool:
-    """Return True if a module of a known library, or Python itself, holds this very class."""
+    """Return True if a known library's module, or Python itself, holds this very class."""
     module = cls.__module__
     if module == "builtins":  # which a class that code made by `exec` says of itself, too
         return not cls.__flags__ & _MADE_BY_CODE
@@ -214,7 +214,7 @@ def _collects_for_peft(layer: Any) -> bool:
 
 
 def functions_on(module: nn.Module) -> list[Place]:
-    """Return (its dict, name, value) of each callable that a module itself holds, not its class."""
+    """Return (the module's dict, name, callable) of all callables on a module, not on its class."""
     held = vars(module)
     return [(held, name, held[name]) for name in compress(held, map(callable, held.values()))]
 

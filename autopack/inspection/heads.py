@@ -52,7 +52,7 @@ _HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {
 
 
 def row_head(model: Any) -> RowHead | None:
-    """Return the head of a model if it gives one result per row, or None.
+    """Return the facts about a model's head if it gives one result per row, or None.
 
     A class derived from one of transformers counts as that one, whatever its name. A name counts
     only for a head that third-party code has written anew.
@@ -78,7 +78,7 @@ def is_head_of_pair(model: Any) -> bool:
 
 def looks_for_padding(model: Any) -> bool:
     """Return True if the head finds a row's last token by the padding token, as decoders' do."""
-    return "pad_token_id" in _names(model)
+    return "pad_token_id" in _names_in_forwards(model)
 
 
 def end_token(model: Any) -> int | None:
@@ -87,7 +87,7 @@ def end_token(model: Any) -> int | None:
     return (
         token
         if row_head(model) is not None
-        and "eos_token_id" in _names(model)
+        and "eos_token_id" in _names_in_forwards(model)
         and isinstance(token, int)
         else None
     )
@@ -96,16 +96,16 @@ def end_token(model: Any) -> int | None:
 def takes_first_padding(model: Any) -> bool:
     """Return True if the head takes the token before the first padding token. Later releases than
     4.50 take the last real one."""
-    return {"pad_token_id", "eq"} <= _names(model)
+    return {"pad_token_id", "eq"} <= _names_in_forwards(model)
 
 
-def _names(model: Any) -> set[str]:
+def _names_in_forwards(model: Any) -> set[str]:
     """Return the names in a head's forward, and in the forwards that take its arguments."""
     return {name for code in forward_codes(type(model)) for name in code.co_names}
 
 
 def reads_whole_row(model: Any) -> str | None:
-    """Return the part of the head that reads padding although it is masked, in words, or None."""
+    """Return, in words, the reason why a head reads padding although it is masked, or None."""
     names = set(parameters_of(type(model)).names)
     for child in model.children():
         kind = getattr(child, "summary_type", "first")
@@ -122,7 +122,7 @@ def reads_whole_row(model: Any) -> str | None:
 
 
 def pools_single_tokens(module: nn.Module) -> bool:
-    """Return True if a backbone hands its pooler the first token of every row."""
+    """Return True if a backbone's pooler is one linear layer, on the first token of every row."""
     return isinstance(getattr(module, "pooler", None), nn.Linear)
 
 
@@ -133,9 +133,10 @@ def activation_of(module: nn.Module) -> Any:
 
 
 def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
-    """Return a backbone's output with a pooled vector per document: (documents, channels).
+    """Return a backbone's output with one pooled vector per document, (documents, channels).
 
-    `starts` are the first tokens of the documents in the flattened rows.
+    It has None instead where the backbone pools nothing. `starts` are the first tokens of the
+    documents in the flattened rows.
     """
     activation, pooled = activation_of(module), None  # what it has made of rows is of no document
     if activation is not None:

@@ -1,4 +1,8 @@
-"""Masks of the installed transformers: its registered mask functions, and the rules in them."""
+"""Masks of the installed transformers: its registered mask functions, and the rules in them.
+
+A rule is a function of indices (batch, head, query, key): True where the query sees the key. A mask
+function makes a mask by a rule.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """Arguments that autopack reads from a call of transformers' mask functions."""
 
 
-# --- The rule of a mask function, found by calling it with indices that note their comparisons. A
-# function that does anything else with its indices is unknown. Dynamo can run this while it traces.
+# --- The pattern of a rule, found by calling it with indices that note their comparisons. A rule
+# that does anything else with its indices is unknown. Dynamo can run this while it traces.
 
 
 class Unknown(Exception):
-    """Error of a mask function whose use of its indices autopack does not know."""
+    """Error of a rule whose use of its indices autopack does not know."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Chunk:
 
 
 def pattern_of(function: Callable[..., Any]) -> Pattern | None:
-    """Return the pattern of a mask function of (row, head, query, key); None if it is not known."""
+    """Return the `Pattern` of a rule (batch, head, query, key); None if it is not recognised."""
     try:
         # what rows or heads decide is not known
         found = function(None, None, Index(1, 0), Index(0, 1))
@@ -180,7 +184,7 @@ _CAUSAL_PATTERN = None if CAUSAL is None else pattern_of(CAUSAL)
 
 
 def has_mask_interface() -> bool:
-    """Return True if registered functions make masks (4.53 and later)."""
+    """Return True if transformers registers mask functions by implementation (4.53 and later)."""
     return hasattr(masking, "AttentionMaskInterface")
 
 
@@ -190,10 +194,9 @@ def mask_function(implementation: str) -> Function | None:
 
 
 def describe_mask(function: Function) -> Pattern | None:
-    """Return a mask function's `Pattern` for a document alone, or None if it is not recognised.
+    """Return a rule's `Pattern` for one document, without padding; None if it is not recognised.
 
-    Used only to choose a faster backend; a function that is not recognised is evaluated as it
-    stands.
+    Used only to choose a faster backend; a rule that is not recognised is evaluated as it stands.
     """
     if torch.compiler.is_compiling():
         # closures of functions that are made in traced code cannot be opened
@@ -209,7 +212,7 @@ class _NoPadding:
 
 
 def _without_padding(function: Any) -> Any:
-    """Return a copy of a mask function in which it and its parts have a `left_padding` of 0."""
+    """Return a copy of a rule in which it and all that it combines have a `left_padding` of 0."""
     if not inspect.isfunction(function) or not function.__closure__:
         return function
     cells = []
@@ -241,28 +244,28 @@ def _closure(function: Function) -> dict[str, Any]:
     )
 
 
-def _parts(function: Function) -> Iterator[Function]:
-    """Yield a mask function and all functions that it combines."""
+def _rules_in(function: Function) -> Iterator[Function]:
+    """Yield a rule and all rules that it combines."""
     yield function
     for value in _closure(function).values():
         for part in value if isinstance(value, tuple | list) else [value]:
             if inspect.isfunction(part):
-                yield from _parts(part)
+                yield from _rules_in(part)
 
 
 def known_parts(function: Function) -> list[Pattern]:
-    """Return the patterns recognised in a mask function and in the functions that it combines."""
-    return [found for part in _parts(function) if (found := describe_mask(part)) is not None]
+    """Return the patterns recognised in a rule and in the rules that it combines."""
+    return [found for part in _rules_in(function) if (found := describe_mask(part)) is not None]
 
 
 def captured_tensors(function: Function) -> list[torch.Tensor]:
-    """Return all tensors that a mask function and the functions it combines have captured."""
-    values = (value for part in _parts(function) for value in _closure(part).values())
+    """Return all tensors that a rule, and the rules that it combines, have captured."""
+    values = (value for part in _rules_in(function) for value in _closure(part).values())
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def with_length(arguments: Mapping[str, Any], length: int, **others: Any) -> dict[str, Any]:
-    """Return a mask function's arguments with `length` queries and keys, no cache, and `others`."""
+    """Return a mask function's arguments for `length` queries and keys, no cache, and `others`."""
     found = {**arguments, "kv_length": length, "kv_offset": 0, **others}
     if "cache_position" in found:  # up to 5.0; later releases say q_length and q_offset
         found["cache_position"] = torch.arange(length, device=found["cache_position"].device)

@@ -102,7 +102,7 @@ class Anatomy:
 
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
-    """Return what `list(root.modules())` does, in a third of the time."""
+    """Return all modules of a tree, as `list(root.modules())` does, in a third of the time."""
     found: dict[nn.Module, None] = {}
     waiting = [root]
     while waiting:
@@ -169,7 +169,7 @@ def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
-    """Return the modules under `root` whose class has one of these names."""
+    """Return modules for text under `root` whose class, or a base of it, has one of the names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
     return _of_classes(
@@ -197,7 +197,7 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
 def counting_columns(
     root: nn.Module, mixers: Iterable[nn.Module]
 ) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return two lists of modules under `root`, outside `mixers`, that number tokens by columns.
+    """Return (position tables, embeddings that hold one) under `root` that number tokens by column.
 
     They are embeddings of positions, and embeddings of tokens that hold such a table. They are
     found by their names; an audit checks the result.
@@ -322,7 +322,7 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
 
 
 def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
-    """Return the `mixing` modules that attend to the encoder, by name, or the decoder itself."""
+    """Return those `mixing` modules that attend to the encoder: by name, or the decoder itself."""
     # The class says nothing: most decoders use one class for both.
     named = {module: name for name, module in decoder.named_modules()}
     return [

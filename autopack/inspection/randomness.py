@@ -33,8 +33,8 @@ def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
             raise
 
 
-def put_into(held: Any, tensors: dict[str, Any]) -> None:
-    """Put tensors in place into a module's dict of tensors, or torch.jit's stand-in for one."""
+def set_entries(held: Any, tensors: dict[str, Any]) -> None:
+    """Set entries of a module's dict of tensors, or of torch.jit's stand-in for one."""
     for name, tensor in tensors.items():
         held[name] = tensor
 
@@ -53,7 +53,7 @@ def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable
 
 
 def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
-    """Return the kind and number of a module's devices with their own generators; never the CPU."""
+    """Return (kind, number) of a module's devices with their own generators; never the CPU."""
     found = {(p.device.type, p.device.index or 0) for p in module.parameters()}
     return sorted(
         device for device in found if hasattr(getattr(torch, device[0], None), "get_rng_state")
@@ -70,7 +70,7 @@ def state_of(module: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def drawing_nothing(module: nn.Module) -> Iterator[None]:
+def generators_restored(module: nn.Module) -> Iterator[None]:
     """Restore, at the end of the block, all generators that a forward of a module may draw from."""
     states = [(put, state()) for state, put in _generators(module)]
 
@@ -83,7 +83,7 @@ def drawing_nothing(module: nn.Module) -> Iterator[None]:
 
 
 class Pinned(TorchFunctionMode):
-    """A mode of torch in which every draw is the number below which a `share` of its draws lie.
+    """A mode of torch in which every draw is the quantile at `share` of its distribution.
 
     Dropout returns its input. Coins return their probability unless the share is near 0 or 1. Equal
     numbers are sorted by chance: a random order mixes tokens, and must not look like none.
@@ -100,7 +100,7 @@ class Pinned(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function or its stand-in, and overwrite what it drew by the pinned value."""
+        """Return what a torch function or its stand-in does, with draws set to the pinned value."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
         if name in _STAND_INS:
             return _STAND_INS[name](*args, **given)
@@ -191,8 +191,8 @@ _DRAWN: dict[str, Callable[..., Any]] = {
 _ORDERING = frozenset(("sort", "msort", "argsort", "topk"))
 
 
-def draws_by_itself(module: nn.Module) -> bool:
-    """Return True if a module has third-party functions, which may draw other than by dropout."""
+def may_draw_by_itself(module: nn.Module) -> bool:
+    """Return True if a module has third-party functions or hooks, in any part: they may draw."""
     parts = list(module.modules())
     bases = {base for part in parts for base in class_of(part).__mro__ if not is_of_library(base)}
     members = [value for base in bases for value in vars(base).values()]

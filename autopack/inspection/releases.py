@@ -68,7 +68,7 @@ def is_encoder_type(model_type: str) -> bool:
 
 
 def _classes(task: str) -> dict[str, Any]:
-    """Return the class name, or names, of each model type for a task."""
+    """Return the class name, or names, that transformers maps each model type to for a task."""
     from transformers.models.auto import modeling_auto
 
     return getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
@@ -95,7 +95,7 @@ def attention_mapping() -> tuple[str, str]:
 
 
 def common_interface(interface: Any) -> str | None:
-    """Return the name of an interface object's module if models share this object, or None."""
+    """Return the Python module of an interface object if it is the one models share, or None."""
     return modeling_utils.__name__ if interface is modeling_utils.ALL_ATTENTION_FUNCTIONS else None
 
 
@@ -118,12 +118,12 @@ LOSS_UTILS = "transformers.loss.loss_utils"
 
 
 def losses() -> dict[str, Any]:
-    """Return the losses by a model's kind; empty before 4.47, where forwards compute them."""
+    """Return transformers' losses by kind; empty before 4.47, where forwards compute them."""
     return {} if loss_utils is None else loss_utils.LOSS_MAPPING
 
 
 def kind_of_loss(model: Any) -> str:
-    """Return a model's kind of loss: its own, or the kind of causal language models."""
+    """Return the key of a model's loss in `losses`: its `loss_type`, or "ForCausalLM"."""
     kind = getattr(model, "loss_type", None)
     return kind if kind in losses() else "ForCausalLM"
 

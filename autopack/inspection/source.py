@@ -87,7 +87,7 @@ def _own_names(code: CodeType) -> tuple[str, ...]:
 
 
 def _forwards(cls: Any) -> Iterator[FunctionType]:
-    """Yield a class's forwards in the order of runs, each before the functions that it wraps."""
+    """Yield forwards of a class and its bases as they run, each before functions that it wraps."""
     seen: set[FunctionType] = set()
     waiting = [vars(base)["forward"] for base in reversed(cls.__mro__) if "forward" in vars(base)]
     while waiting:

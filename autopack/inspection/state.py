@@ -26,7 +26,7 @@ class State:
     """Snapshot of a model's buffers and attributes that third-party code may write."""
 
     def __init__(self, model: nn.Module):
-        found = ((name, module, _attributes_of(module)) for name, module in model.named_modules())
+        found = ((name, module, _watched_in(module)) for name, module in model.named_modules())
         self._modules = [(name, module, names) for name, module, names in found if names]
         self._before = [_values(module, names) for _, module, names in self._modules]
 
@@ -54,11 +54,11 @@ class Contents:
         self._undo: list[Callable[[], Any]] = []
         self._seen = set(map(id, model.modules()))
         for module in model.modules():
-            self._keep(vars(module).get(name) for name in _attributes_of(module))
+            self._keep(vars(module).get(name) for name in _watched_in(module))
             self._keep(hook for hook in hooks_of(module).values() if not is_own(hook))
 
     def _keep(self, values: Iterable[Any]) -> None:
-        """Copy the contents of values, and of everything that functions among them hold."""
+        """Copy the contents of values, and all that functions among them hold, for `put_back`."""
         for value in values:
             if id(value) in self._seen:
                 continue
@@ -121,13 +121,13 @@ def _copy_back(tensor: Tensor, copied: Tensor, version: int | None) -> None:
         tensor.copy_(copied)
 
 
-def _attributes_of(module: nn.Module) -> list[str]:
-    """Return the names of a module's buffers, and of attributes that third-party code may write."""
+def _watched_in(module: nn.Module) -> list[str]:
+    """Return names of buffers and attributes to watch; none for stock modules of transformers."""
     if type(module).__module__.startswith("transformers.") and all(
         is_own(each) for *_, each in functions_on(module)
     ):
         return []
-    stored, read = _names(class_of(module))
+    stored, read = _stored_and_named(class_of(module))
     held = vars(module)
     buffers = [name for name, each in module._buffers.items() if each is not None]
     written = [name for name in read if isinstance(held.get(name), _HOLDERS)]
@@ -136,8 +136,8 @@ def _attributes_of(module: nn.Module) -> list[str]:
 
 
 @cache
-def _names(cls: Any) -> tuple[list[str], list[str]]:
-    """Return the attributes that a class's third-party functions store, and all names in these."""
+def _stored_and_named(cls: Any) -> tuple[list[str], list[str]]:
+    """Return (attributes stored, all names) in a class's third-party code, without `__init__`."""
     values = [
         value for base in cls.__mro__ for name, value in vars(base).items() if name != "__init__"
     ]
@@ -151,13 +151,13 @@ def _names(cls: Any) -> tuple[list[str], list[str]]:
 
 
 def _values(module: nn.Module, names: list[str]) -> dict[str, list[Any]]:
-    """Return the values of some attributes and buffers of a module, in a comparable form."""
+    """Return the `_parts` of some attributes and buffers of a module, by name."""
     held = {**module._buffers, **vars(module)}
     return {name: list(_parts(held.get(name))) for name in names}
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield a value's parts to compare; a tensor, whose identity no other gets, and its version."""
+    """Yield what to compare: a tensor and its version, the parts of a container, or a value."""
     if isinstance(value, Tensor):
         yield from (value, None if value.is_inference() else str(value._version))
     elif isinstance(value, list | tuple | set | dict | deque):
@@ -169,7 +169,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _is_same(before: list[Any], after: list[Any]) -> bool:
-    """Return True if parts are the same; one more counts as the same (a count of calls)."""
+    """Return True if parts are equal or the same objects; an int raised by one (calls) is equal."""
     plain = bool | int | float | str
 
     def same(one: Any, two: Any) -> bool:

@@ -66,7 +66,7 @@ def untraced(reason: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Dynamo trace a function as a part of a graph, but never begin a graph at it.
+    """Return a function, marked: Dynamo traces it as a part of a graph, but begins no graph at it.
 
     `torch.compile(model)` runs the hooks of a model outside of its graph, and would make each of
     them one of its own.
@@ -136,7 +136,7 @@ def attend_varlen(
     window: tuple[int, int],
     keys: tuple[Tensor, int] | None = None,
 ) -> Tensor:
-    """Call `varlen_attn` on (tokens, heads, head size) states, under any release's signature.
+    """Return `varlen_attn` of (tokens, heads, head size) states, under any release's signature.
 
     `keys` are the cumulative lengths of the keys and the longest of them, if they differ from the
     queries'.

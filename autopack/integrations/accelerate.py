@@ -30,7 +30,7 @@ class _ByClass:
 
 
 def reroute(modules: list[nn.Module]) -> None:
-    """Let accelerate's hooks on these modules call the class's present forward; in place."""
+    """Replace forwards that accelerate keeps on modules by calls of the class's present one."""
     for module in modules:
         kept = module.__dict__.get("_old_forward")
         own: Any = type(module).forward
@@ -52,7 +52,7 @@ def put_back(modules: list[nn.Module]) -> None:
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
-    """Return the class name of a mixer with a forward on its instance past autopack's, or None.
+    """Return the class name of the first mixer whose own forward goes past its class's, or None.
 
     Such a forward bypasses the one that keeps documents apart.
     """
@@ -61,7 +61,7 @@ def covered_mixer(mixers: list[nn.Module]) -> str | None:
 
 @contextmanager
 def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run the block with these modules' forwards out of accelerate's mixed precision."""
+    """Take accelerate's mixed precision off the forwards of some modules within the block."""
     found = [
         (module, forward)
         for module in modules

@@ -17,7 +17,7 @@ from torch import nn
 
 from autopack.errors import AutopackError, InvalidPacking
 from autopack.inspection.media import PICTURES
-from autopack.inspection.randomness import drawing_nothing
+from autopack.inspection.randomness import generators_restored
 from autopack.integrations.trainers import (
     adapter_of,
     collator_of,
@@ -79,13 +79,13 @@ def what_is_lost(trainer: Any) -> str | None:
     The columns of a row of several documents have to reach the collator, and the batch that the
     collator makes of it has to declare as many documents.
     """
-    with drawing_nothing(nn.Module()):  # data sets and collators may draw
+    with generators_restored(nn.Module()):  # data sets and collators may draw
         lost = (_lost(trainer, dataset) for dataset in datasets_of(trainer))
         return next(filter(None, lost), None)
 
 
 def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
-    """Return why a trainer's own rows lose documents, or None; log it unless it is in `said`."""
+    """Return why a trainer's rows lose documents, or None; log it once, and add it to `said`."""
     adapter = adapter_of(trainer)
     why = None if adapter is None else adapter.why_documents_are_lost(trainer)
     if why is not None and why not in said:
@@ -101,7 +101,7 @@ def check_step(
     layout: PackedLayout | None,
     is_fed: bool,
 ) -> None:
-    """Raise `InvalidPacking` in a step of a trainer that takes the documents of a row for one.
+    """Raise `InvalidPacking` if the trainer among `holders` takes the documents of a row for one.
 
     `holders` hold the methods that run around the call, the innermost first, `layout` the documents
     of the call. `name` is the name of the model's class. With `is_fed` the call is one of those
@@ -133,7 +133,7 @@ def _packs(collator: Any) -> bool:
 
 
 def _read_by(collator: Any) -> tuple[str, ...]:
-    """Return the columns from which a collator makes targets and pixels."""
+    """Return columns from which a `PackingCollator` makes targets and pixels; () for others."""
     if not _packs(collator):
         return ()
     return COMPLETION_KEYS if collator.image_processor is None else (*COMPLETION_KEYS, *PICTURES)
@@ -241,7 +241,7 @@ def _lost(trainer: Any, dataset: Any) -> str | None:
 
 
 def _declared(batch: Mapping[str, Any]) -> int | None:
-    """Return the number of documents that a batch declares, or None if that is malformed."""
+    """Return the number of documents that a batch declares, or None if it is malformed."""
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout

@@ -107,7 +107,8 @@ def _refusal(config: Any) -> str | None:
 def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Function:
     """Return a replacement method that refuses adapters that cannot be packed on enabled models.
 
-    It raises before such an adapter is attached or used.
+    It raises before such an adapter is attached or used. `subject` returns (model, adapter's
+    config) for the method's arguments.
     """
 
     def guarded(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:

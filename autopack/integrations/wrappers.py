@@ -144,7 +144,7 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return two dicts of a trainer's models: those that see its batches, those that score texts.
+    """Return two dicts of a trainer's models by name: ones that see its batches, ones that score.
 
     The first are the policy, the reference model and their like. The second, in lists such as
     `reward_funcs`, make batches of their own.

@@ -171,7 +171,7 @@ def _first_call(
 
 
 def _enable(here: Session, module: Any) -> bool:
-    """Enable the largest waiting model that holds `module`, or else `module` itself.
+    """Enable the largest waiting model around `module`, or `module`; return True if that is done.
 
     Return False if that is impossible, which is logged, or if the script has enabled it already.
     With `strict`, raise the error of `enable`.

@@ -40,7 +40,7 @@ def start() -> None:
 
 
 def _reports(shared: bool) -> tuple[Path, bool]:
-    """Return the directory of all processes' outcomes, and True if this process reports for all.
+    """Return (directory of all processes' outcomes, True if this process reports for all).
 
     The first process that comes here reports for all: the script, or the Python that a shell script
     starts. Another program may have replaced it since, and have its process id.

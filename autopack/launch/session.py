@@ -79,7 +79,7 @@ class ProcessOutcome:
 
 
 def summed(outcomes: Iterable[ProcessOutcome]) -> list[ProcessOutcome]:
-    """Return one outcome per model, to which all processes' counts are added.
+    """Return one outcome per model: the first process's, with all others' counts added in place.
 
     The n-th model of a kind in one process is the n-th in another.
     """

@@ -79,7 +79,7 @@ class AtOperations(Way):
         return output
 
     def here(self, module: str) -> Way:
-        """Return this strategy if a module has the operations, else the one of older releases."""
+        """Return this strategy if a Python module has all of the operations, else `before`."""
         return self if self.sites(module) else self.before
 
     def sites(self, module: str) -> list[Site]:
@@ -93,7 +93,7 @@ class AtOperations(Way):
 
 @dataclass(frozen=True)
 class Restarting(Way):
-    """Strategy for position embeddings that count columns: each document gets the first columns'.
+    """Strategy for position embeddings that count columns: each document gets a row's first ones.
 
     The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or
     (rows, columns, channels); the result is (rows, columns, channels).
@@ -150,7 +150,7 @@ class RelativeBias(Way):
 
 
 def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
-    """Attend on documents alone with parts of `bias`; return outputs with the whole bias."""
+    """Return attention's outputs by documents and parts of `bias`, with `bias` whole again."""
     place: set[int] = set()
 
     def original(mixer: nn.Module, states: Tensor, **given: Any) -> tuple[Any, ...]:
@@ -169,7 +169,7 @@ def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
 
 
 def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> Tensor:
-    """Return the relative bias for the longest document: (1, heads, tokens, tokens), or zeros."""
+    """Return the longest document's bias (1, heads, tokens, tokens), or (1, heads, 1, 1) zeros."""
     states = arguments["hidden_states"]
     if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:
         return mixer.compute_bias(longest, longest, device=states.device)

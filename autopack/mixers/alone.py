@@ -142,7 +142,7 @@ class Alone(Way):
 
 
 def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: list[Any]) -> Any:
-    """Return `whole` with attention weights in blocks: (rows, heads, columns, columns)."""
+    """Return output `whole` with batches' weights as blocks of (rows, heads, columns, columns)."""
     rows, columns = call.layout.rows, call.layout.columns
 
     def merged(whole: Any, *parts: Any) -> Any:
@@ -163,7 +163,7 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
 
 
 def _square(batch: TokenMap, mask: Tensor) -> Tensor:
-    """Return each document's part of a mask of pairs (any axes), a bias, or a padding mask."""
+    """Return `square` of a mask or bias, also if queries precede heads or one is for all rows."""
     rows, columns = batch.shape
     if mask.dim() == 2 and len(mask) == columns > rows:  # one for all rows (CTRL)
         return mask[: batch.into[1], : batch.into[1]]
@@ -196,7 +196,7 @@ def square(batch: TokenMap, mask: Tensor) -> Tensor:
 
 
 def _pairs(mask: Tensor, row: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return a mask's `queries` and `keys` columns in documents' rows: (documents, ..., q, k)."""
+    """Return a mask at each document's row, `queries` and `keys`: (documents, ..., q, k)."""
     if mask.dim() == 2:
         return mask[row[:, None], keys]
     queries = queries if mask.shape[-2] > 1 else queries[:, :1] * 0
@@ -222,7 +222,7 @@ def _across(bias: Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, va
 def pairs_of(
     layout: PackedLayout, memory: PackedLayout | None, alone: Grouping
 ) -> tuple[Batches, Sequence[TokenMap | None]]:
-    """Return batches of documents grouped by `alone`, and each batch's encoder documents or None.
+    """Return (batches of documents grouped by `alone`, their encoder documents or a None for each).
 
     The second result holds the documents that the encoder has read, batch by batch. Pairs alike in
     both lengths share a batch, unless no documents do.
@@ -266,7 +266,7 @@ def _mask_of_batch(mask: DocumentMask, batch: TokenMap) -> Any:
 
 
 def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
-    """Run a model, or half of an encoder-decoder, on batches of the documents of packed rows.
+    """Run a model, or half of a pair, on batches of documents; return its output for the rows.
 
     Outputs per token (rows, columns, ...) come back as for packed rows. The loss is the mean over
     the labels of all documents (or, if the model's loss counts so, their sum over
@@ -288,7 +288,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         {name: spread(name, value, *pair) for name, value in call.arguments.items()}
         for pair in pairs
     ]
-    counts = _compared(call.mixer, [given.get("labels") for given in every])
+    counts = _label_counts(call.mixer, [given.get("labels") for given in every])
     scope = running_scope()
     in_step = scope is not None and scope.in_step
     outputs = []
@@ -329,7 +329,7 @@ def count_from_zero(positions: Any) -> bool:
     )
 
 
-def _compared(model: Any, labels: list[Tensor | None]) -> list[int]:
+def _label_counts(model: Any, labels: list[Tensor | None]) -> list[int]:
     """Return the number of labels that the loss uses in each batch; 0 if any has no labels."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):

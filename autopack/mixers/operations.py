@@ -33,7 +33,7 @@ Arguments = dict[str, Any]
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations in the block follow `layout`; yield the set of those called so far."""
+    """Let operations in the block follow `layout`; yield the names of those called so far."""
     activation, arrived = current(), set[str]()
     assert activation is not None
     before, activation.mixing = activation.mixing, (layout, arrived)
@@ -62,12 +62,13 @@ def adapt_operation(original: Function, site: Site) -> Function:
 
 
 def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None = None) -> Any:
-    """Run a causal mixer on documents as padded rows, in buckets by length or another grouping.
+    """Run a causal mixer on documents as right-padded rows; return its results for the rows.
 
     Tokens after a document cannot change a causal mixer's results in it, so right-padded rows of a
-    batch are right for every document. Scans in Python take as many steps as the longest document
-    of a bucket has tokens. Results of `run` (documents, tokens, ...), alone or in a tuple, come
-    back as (rows, columns, ...); anything else in a tuple comes from the last bucket.
+    batch are right for every document. `group` makes the batches, by default of similar lengths:
+    scans in Python take as many steps as the longest document of a batch has tokens. Results of
+    `run` (documents, tokens, ...), alone or in a tuple, come back as (rows, columns, ...); anything
+    else in a tuple comes from the last batch.
     """
     found = Batches.grouped(layout, group)
     return found.together([run(batch.gather) for batch in found.maps])
@@ -108,9 +109,10 @@ def _places(layout: PackedLayout, before: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Scan:
-    """Adaptation of a scan: its arguments with tokens, their axis, its kernel's `bounds`.
+    """Adaptation of a scan: its arguments with `tokens`, their axis, its kernel's `bounds`.
 
-    Arguments go by their place or by their name, as they are passed.
+    Arguments go by their place or by their name, as they are passed. `bounds` is the name of the
+    argument that tells the kernel of documents, or None if it takes none.
     """
 
     tokens: tuple[int | str, ...]
@@ -175,7 +177,7 @@ def _change_first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 def _fused(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
-    """Run a kernel for a whole mixer with `seq_idx`, or return None if it takes none."""
+    """Return the output of a whole mixer's kernel given `seq_idx`, or None if it takes none."""
     return (
         original(*args, **{**kwargs, "seq_idx": layout.seq_idx})
         if _takes(original, "seq_idx")
@@ -187,12 +189,12 @@ _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 
 
 def _inner(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
-    """Run mamba_inner_fn (states: (rows, 2 * channels, tokens)) by documents, or return None.
+    """Return mamba_inner_fn (states: (rows, 2 * channels, tokens)) by documents; None if unneeded.
 
-    It is a kernel for a whole mixer, and step by step a mixer gives the same, unless this kernel
-    norms B, C and the time step: mamba_ssm 2.3 norms the time step after its projection, the model
-    before it, and its backward has no gradient of these norms. Then the kernel runs here as well,
-    so that a document trains as it does alone.
+    It is a kernel for a whole mixer. None has the mixer go step by step, which gives the same
+    unless this kernel norms B, C and the time step: mamba_ssm 2.3 norms the time step after its
+    projection, the model before it, and its backward has no gradient of these norms. Then the
+    kernel runs here as well, so that a document trains as it does alone.
     """
     if not releases.kernel_parameters(original) or all(kwargs.get(name) is None for name in _NORMS):
         return None

@@ -74,7 +74,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
             rank_runs.begin()
             given = {**torches.by_name(names, args), **kwargs}
             repeated = {**given, **dict.fromkeys(given.keys() & CACHES)}
-            runs.append((_rank(repeated), repeated, running_scope()))
+            runs.append((_fullness(repeated), repeated, running_scope()))
             return original(mixer, *args, **kwargs)
 
         packs = scope.layout is not None
@@ -209,8 +209,8 @@ def _hides_nothing(mask: Tensor, scope: Scope) -> bool:
     return not near and bool((mask == mask[..., :1, :1]).all())
 
 
-def _rank(arguments: Arguments) -> tuple[bool, int]:
-    """Return (True if a run has labels, the length of its documents), to choose one to repeat.
+def _fullness(arguments: Arguments) -> tuple[bool, int]:
+    """Return (True if a run has labels, its documents' length): the greatest run is repeated.
 
     Parts that short documents do not reach (compressed windows, experts) get no gradient, and FSDP2
     reduces only the gradients that exist.

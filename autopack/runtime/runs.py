@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from autopack.errors import UnsupportedModel
-from autopack.inspection.randomness import drawing_nothing, put_into
+from autopack.inspection.randomness import generators_restored, set_entries
 from autopack.inspection.sharding import Group
 
 
@@ -142,15 +142,15 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
             if (value is None or isinstance(value, int | float)) and not name.startswith(_OF_ZERO)
         }
         held.append((part, dict(part._buffers), numbers))
-    with drawing_nothing(module):
+    with generators_restored(module):
         try:
             for part, buffers, _ in held:
                 copies = {n: b if b is None else b.detach().clone() for n, b in buffers.items()}
-                put_into(part._buffers, copies)
+                set_entries(part._buffers, copies)
             yield
         finally:
             for part, buffers, numbers in held:
-                put_into(part._buffers, buffers)
+                set_entries(part._buffers, buffers)
                 vars(part).update(numbers)
 
 

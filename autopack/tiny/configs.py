@@ -139,7 +139,7 @@ def _routed(default: PretrainedConfig, parts: Fields, overrides: Fields) -> Fiel
 
 
 def _shrunk(default: PretrainedConfig) -> Fields:
-    """Return the rules' values, and 0 for dropout and noise, for the fields that a class takes."""
+    """Return the rules' values, 0 for dropout and noise, of fields that a class takes, by name."""
     if dataclasses.is_dataclass(default):
         taken = {field.name for field in dataclasses.fields(default)}
     else:
@@ -166,7 +166,7 @@ def _latent(present: Fields) -> Fields:
 
 
 def _kinds(present: Fields) -> Fields:
-    """Return the per-layer lists of the default, cut down to the first layer of each kind."""
+    """Return the default's lists of a value per layer, cut down to the first layer of each kind."""
     depth = present.get(_depth_name(present) or "")
     lists = {name: value for name, value in _per_layer(present).items() if len(value) == depth}
     if not lists:
@@ -178,7 +178,7 @@ def _kinds(present: Fields) -> Fields:
 
 
 def _per_layer(fields: Fields) -> dict[str, Sequence[Any]]:
-    """Return the fields that list one value per layer."""
+    """Return {field: list} of the fields that list one value per layer."""
     return {
         name: fields[name]
         for name in rules.PER_LAYER
@@ -197,7 +197,7 @@ def _fit_depth(
     given: Fields,
     arguments: Fields,
 ) -> None:
-    """Set one number of layers, and lists as long, in `arguments`; the caller's choice wins."""
+    """Set the number of layers in `arguments`, and lists as long; the caller's `given` wins."""
     name = _depth_name(present)
     if name is None:
         return

@@ -21,7 +21,15 @@ from transformers import PreTrainedModel
 
 from autopack.registry import families
 from autopack.tiny import rules
-from autopack.tiny.media_rows import NUMBERS, SEEN, Arguments, Document, features_of, form_of, runs
+from autopack.tiny.media_rows import (
+    NUMBERS,
+    SEEN,
+    Arguments,
+    Document,
+    features_of,
+    form_of,
+    tokens_of_parts,
+)
 from autopack.tiny.models import tokens
 
 IMAGE = "image"
@@ -41,7 +49,7 @@ def needs_images(model: PreTrainedModel) -> bool:
 
 
 def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:
-    """Make a document of runs of text of the given lengths in tokens, and images.
+    """Return a document of `parts`: runs of text, by their lengths in tokens, and images.
 
     The seed determines all that is random: tokens, and pixels with values of order one.
     """
@@ -54,7 +62,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
             [part for part in parts if isinstance(part, int)],
         )
 
-    def add() -> int:
+    def add_picture() -> int:
         pictures.append(_picture(model, len(pictures) + seed, generator))
         return _placeholders(model, pictures[-1])
 
@@ -66,7 +74,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
     around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
     kinds = dict.fromkeys("mm_token_type_ids token_type_ids image_embeds_position_mask".split(), 1)
-    per_token, places = runs(model, parts, seed, fields, around, kinds, add)
+    per_token, places = tokens_of_parts(model, parts, seed, fields, around, kinds, add_picture)
     if "token_type_ids" in per_token and form == "square after a prefix":
         per_token["token_type_ids"] = (places.flip(1).cumsum(1) == 0).flip(1).long()
     return Document({**per_token, **decoded}, tuple(pictures), _seen(form, places[0], pictures))
@@ -75,7 +83,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
 def _seen(
     form: str, places: torch.Tensor, pictures: Sequence[Arguments]
 ) -> dict[str, torch.Tensor]:
-    """Return {argument: mask} in which a token sees the last image before it, or {}."""
+    """Return {argument: mask} in which a token sees the last image before it; {} for most forms."""
     if form not in SEEN or not pictures:
         return {}
     number = places.long().cumsum(0)[:, None] - 1

@@ -63,7 +63,7 @@ def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
     return next((form for form, types in forms if model.config.model_type in types), None)
 
 
-def runs(
+def tokens_of_parts(
     model: PreTrainedModel,
     parts: Sequence[int | str],
     seed: int,
@@ -72,7 +72,7 @@ def runs(
     kinds: dict[str, int],
     count_of_next: Callable[[], int],
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a document's values per token, (1, tokens) each, and True at placeholders of media.
+    """Return ({name: a document's values per token, (1, tokens)}, True at placeholders of media).
 
     A part is text, or placeholders of the next medium. The first of `fields` of a configuration
     names the placeholder, and those `around` the tokens that begin and end a medium, if it has such
@@ -100,7 +100,7 @@ def runs(
 
 
 def features_of(model: Any, medium: str, given: Arguments) -> tuple[Any, int]:
-    """Return a model's features of an image, a video or a sound by itself, and their number."""
+    """Return (a model's features of one image, video or sound by itself, their number)."""
     holders = (getattr(model, "model", None), model)
     function: Any = next(
         f for m in holders if (f := getattr(m, f"get_{medium}_features", None)) is not None
@@ -155,7 +155,7 @@ def _renumbered_patches(pictures: Sequence[Arguments]) -> Tensor:
 
 
 def _joined(values: list[Any], along: int) -> Any:
-    """Return lists end to end, or tensors joined at `along`, zero behind smaller ones."""
+    """Return lists end to end, or tensors joined at an axis, smaller ones padded with zeros."""
     if isinstance(values[0], list):
         return [*chain.from_iterable(values)]
     if along:
@@ -200,7 +200,7 @@ def packed(model: PreTrainedModel, documents: Sequence[Document]) -> Arguments:
 
 
 def numbered(found: Sequence[Document], name: str) -> Tensor:
-    """Return the number of its document, from 1, for each token under `name`: (1, tokens)."""
+    """Return each token's document number, from 1, for the tokens under `name`: (1, tokens)."""
     lengths = [d.tokens[name].shape[1] for d in found]
     return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
 

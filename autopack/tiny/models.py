@@ -80,7 +80,7 @@ def of_config(
     attn_implementation: str | dict[str, str] | None,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """Return a model of the task's class for a configuration, or for its part of that class."""
+    """Return a model of a task's class for a config, or for the part of it that the class takes."""
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = (

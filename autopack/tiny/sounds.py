@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.tiny.media_rows import Document, features_of, form_of, runs
+from autopack.tiny.media_rows import Document, features_of, form_of, tokens_of_parts
 
 SOUND = "sound"
 """Marker of a sound among the lengths of runs of text."""
@@ -35,7 +35,7 @@ FRAMES = 22
 def document(
     model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0, frames: int | None = None
 ) -> Document:
-    """Make a document of runs of text of the given lengths in tokens, and sounds.
+    """Return a document of `parts`: runs of text, by their lengths in tokens, and sounds.
 
     The seed determines all that is random: tokens, and sounds with values of order one. `frames` is
     the number of frames of each sound (samples in proportion); by default sounds have one of two
@@ -44,7 +44,7 @@ def document(
     generator = torch.Generator().manual_seed(seed)
     made: list[dict[str, Any]] = []
 
-    def add() -> int:
+    def add_sound() -> int:
         made.append(_sound(model, len(made) + seed, frames, generator))
         return _placeholders(model, made[-1])
 
@@ -54,7 +54,9 @@ def document(
     ]
     fields = ("audio_token_id", "audio_token_index")
     kinds = {"mm_token_type_ids": 3, "token_type_ids": 0}
-    return Document(runs(model, parts, seed, fields, around, kinds, add)[0], tuple(made))
+    return Document(
+        tokens_of_parts(model, parts, seed, fields, around, kinds, add_sound)[0], tuple(made)
+    )
 
 
 def _placeholders(model: Any, sound: dict[str, Any]) -> int:
@@ -146,7 +148,7 @@ def _sound(
 
 
 def _bins(part: Any) -> int:
-    """Return the number of values of a frame."""
+    """Return the number of values of a sound's frame, which a config names; 0 if it does not."""
     if isinstance(channels := getattr(part, "subsampling_conv_channels", None), list):
         return int(channels[0])  # Gemma 4 takes the two for one number
     names = (

@@ -18,7 +18,7 @@ from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected, UnsupportedModel
 from autopack.inspection import media, torches
 from autopack.inspection.foreign import is_own, whose
-from autopack.inspection.randomness import draws_by_itself
+from autopack.inspection.randomness import may_draw_by_itself
 from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
@@ -143,7 +143,7 @@ class Live:
             ways.append(
                 partial(difference_to_stock, call, closely or not self.has_checked, proves=proves)
             )
-        if closely and call.module.training and draws_by_itself(call.module):
+        if closely and call.module.training and may_draw_by_itself(call.module):
             # Code may mix by what it draws: draws are near their least, and near their largest.
             ways += [partial(by_replacement, share=share) for share in _SHARES]
         if not is_padded(call) and (has_media or (closely and begins_to_train)):

@@ -26,7 +26,7 @@ from autopack.auditing.running import listening, stock_again
 from autopack.calls.call import LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media, torches
-from autopack.inspection.randomness import afterwards, drawing_nothing
+from autopack.inspection.randomness import afterwards, generators_restored
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout, real_documents, real_tokens
 from autopack.layout.pair import Half
@@ -173,7 +173,7 @@ class Runs:
         """Run the model on arguments from the same state as all runs; return its output."""
         self._count += 1
         self._renew()
-        with drawing_nothing(self._module):
+        with generators_restored(self._module):
             return self._module(**arguments)
 
     def stock(self, arguments: Arguments) -> Any:

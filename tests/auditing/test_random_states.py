@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import randomness
-from autopack.inspection.randomness import drawing_nothing, state_of
+from autopack.inspection.randomness import generators_restored, state_of
 
 
 def test_generators_are_left_as_found(monkeypatch):
@@ -30,7 +30,7 @@ def test_generators_are_left_as_found(monkeypatch):
     before = state_of(module)
 
     def draw():
-        with drawing_nothing(module):
+        with generators_restored(module):
             torch.rand(3)
             random.random()
             np.random.rand(2)
