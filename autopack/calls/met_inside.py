@@ -27,7 +27,7 @@ from autopack.runtime.model import Link
 
 
 class PoolerHook:
-    """Forward pre-hook that gives a backbone's pooler one row per document.
+    """Forward pre-hook of a backbone's pooler that hands it one row per document.
 
     A pooler reads the first token of every row. Of a padded batch it gets the rows back.
     """
@@ -84,7 +84,7 @@ class SpanLogitsHook:
 
 
 def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a cross entropy that ignores labels at boundaries of packed rows in third-party code.
+    """Return a cross entropy that, in third-party code, ignores labels at boundaries of documents.
 
     It replaces the function that the loss of language models calls with shifted labels, not that
     loss: trainers compare `model.loss_function` with it to see which labels a loss counts.
@@ -111,7 +111,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 @torch._dynamo.disable
 def _without_labels_at_boundaries(target: Tensor, ignored: int) -> Tensor:
-    """Return shifted labels, set to `ignored` where they compare tokens of two documents."""
+    """Return shifted labels, `ignored` at boundaries of documents, and note that a loss was met."""
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.
     shifts = any(frame.f_code is loss.__code__ for frame in running(function=loss.__code__.co_name))
