@@ -259,7 +259,7 @@ class Call:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
         trains = self.anatomy.entries[0].training or torch.is_grad_enabled()
-        self.model.tally.ran(volume, trains, instead_of)
+        self.model.tally.count(volume, trains, instead_of)
 
     @property
     def labelled_padding(self) -> bool:
@@ -353,7 +353,7 @@ class CallPlan:
         """Add an unpadded batch's volume to the tally, and note its tokens for checkpoints."""
         read = self.call.model.padding_read
         if self.unpads and read is not None:  # for checkpoints that run it again
-            read.note(self.call.inputs)
+            read.note_unpadded(self.call.inputs)
         if self.unpads and self.volume is not None:  # documents of a head are counted there
             tally.unpadded = tally.unpadded.plus(self.volume)
 
