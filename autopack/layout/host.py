@@ -60,7 +60,7 @@ _ASSERTING = ("cuda",)
 
 
 def _state(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return a tensor's version, address and shape, changed by writes, or None if unversioned."""
+    """Return a tensor's (version, address, shape), changed by writes; None if it has no version."""
     if tensor.is_inference():
         return None
     return tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape
