@@ -189,6 +189,7 @@ class PairAsRows(CallPlan):
         )
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the output of both rows in the form of the call: the batch's, or a tuple."""
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         # inside, names tell the halves' outputs apart

@@ -84,6 +84,7 @@ class EntryHook(ForwardGuard):
 
     @torches.only_inlined
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the forward's new (args, kwargs), or None if they stay."""
         entry = self.entry
         model = entry.link.follow(module)
         # The arguments before `ambient`: Dynamo would make every graph depend on that.
@@ -119,6 +120,7 @@ class ExitHook:
 
     @torches.only_inlined
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Return the output that the caller gets, or None if it stays."""
         model = self.entry.link.model
         if model is None:
             return None  # the entry has raised

@@ -36,6 +36,7 @@ class PoolerHook:
         self.link = link
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return new arguments, states with one document per row first; None if they stay."""
         running = scopes.of_model(self.link.follow(module))
         if running is None or running.plan is None or not args:
             return None
@@ -60,6 +61,7 @@ class OwnPositionsHook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return (args, kwargs) without `position_ids` in a packed call; None if they stay."""
         running = scopes.of_model(self.link.follow(module))
         if running is None or running.scope.layout is None or "position_ids" not in kwargs:
             return None
@@ -75,6 +77,7 @@ class SpanLogitsHook:
     # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
     @torch._dynamo.disable
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        """Return the logits with padding hidden, and note that; None if they stay."""
         running = scopes.current()
         if running is None or running.plan is None:
             return None

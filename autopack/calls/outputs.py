@@ -80,9 +80,11 @@ def restore(
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
 
         def join(parts: Sequence[Tensor], fill: bool = False) -> Tensor:
+            """Return a part in the rows and columns of the padded batch."""
             return way.restore(parts[0], axis, fill)
 
         def split(gradient: Tensor) -> list[Tensor]:
+            """Return the part's gradient, [one tensor], from the padded output's."""
             return [way.gather(gradient, axis)]
 
         def check(gradient: Tensor) -> None:

@@ -68,6 +68,7 @@ class PassThrough(CallPlan):
             tally.left[self.reason] += 1
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Look for reads of padding, or state kept of it, if this call is to check that; return None."""
         read, looks = self.scope.model.padding_read, self.reason == LOOKS
         if read is not None and self._state is not None:
             read.look_at_state(self._state, counts=not looks)
@@ -91,6 +92,7 @@ class Delegate(CallPlan):
         self._real, self._ran = real, 0 if read is None else read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Look for reads of padding if an inner entry has left padding out; return None."""
         read = self._read
         # else the model inside has left the padding where it was
         if read is not None and torch.is_grad_enabled() and read.ran > self._ran:

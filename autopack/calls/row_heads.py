@@ -238,6 +238,7 @@ class PerDocument(CallPlan):
         batch = TokenMap.of_documents(layout, documents)
 
         def chosen(value: Tensor) -> Tensor:
+            """Return the batch's entries of a value per document."""
             return value.index_select(0, upload(numbers, value.device))
 
         found = self.given.changed(batch.gather, chosen)

@@ -135,6 +135,7 @@ class Packed(RowsPlan):
             return module.forward(**self._as_rows)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the output for the call's rows, results per row made per document; None if it stays."""
         layout, restored = self.layout, None
         if self.way is not None:
             output = restored = super().finish(ended, module, output)
@@ -222,6 +223,7 @@ class Inside(RowsPlan):
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the backbone's output in the rows and columns of the call around it."""
         return outputs.restore(output, self.way, pooled=False)
 
 

@@ -140,6 +140,7 @@ class SharedRows(RowsPlan):
         )
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Raise `UnsupportedModel` if a loss was not made of `shift_labels`; return None."""
         if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(
                 f"{type(module).__name__} computed its loss otherwise than from the shift_labels "

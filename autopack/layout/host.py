@@ -160,6 +160,7 @@ class HostBatch(dict[str, Any]):
         """Return the batch moved to a device, with all values in its lists, tuples and dicts."""
 
         def moved(value: Any) -> Any:
+            """Return a value on the device; remember a moved tensor's integers from the CPU."""
             if not isinstance(value, Tensor):
                 return value.to(device) if hasattr(value, "to") else value
             there = value.to(device, non_blocking=non_blocking)

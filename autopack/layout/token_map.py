@@ -277,6 +277,7 @@ class Batches:
         """
 
         def joined(*parts: Any) -> Any:
+            """Return one part of all batches as (rows, columns, ...), or `otherwise` of it."""
             if not all(each.holds(part) for each, part in zip(self.maps, parts, strict=True)):
                 return otherwise(list(parts))
             flat = [part.flatten(0, 1) for part in parts]

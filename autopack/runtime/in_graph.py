@@ -76,6 +76,7 @@ def joined(
     results: dict[tuple[int, ...], Any] = {}
 
     def made(key: Any, each: Sequence[Any]) -> Any:
+        """Return `make` of the runs' values of a part, cached; tuples and lists item by item."""
         if isinstance(each[0], tuple | list):
             return type(each[0])(made(key, own) for own in zip(*each, strict=True))
         known = tuple(map(id, each))
@@ -114,6 +115,7 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: Tensor | None, as_tuple: 
     """
 
     def made(name: str, each: Sequence[Any]) -> Any:
+        """Return the `Joint` of a field's parts, or the merged field itself if it is no tensor."""
         if name == "loss":
             return None if loss is None else Joint(each)
         with torch.no_grad():
