@@ -95,7 +95,7 @@ class Call:
             logger.warning(message, *values)
 
     def handed_on(self, arguments: dict[str, Any]) -> Arguments:
-        """Return `arguments` as (args, kwargs), by position where the call gave them so."""
+        """Return `arguments` as (args, kwargs), each by position or name as in the call."""
         by_name, names = dict(arguments), self.entry.names
         named = [by_name.pop(name, None) for name in names[: len(self._by_position)]]
         return (*named, *self._by_position[len(names) :]), by_name

@@ -68,7 +68,7 @@ class PassThrough(CallPlan):
             tally.left[self.reason] += 1
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Look for reads of padding, or state kept of it, if this call is to check that; return None."""
+        """Look for reads of padding, or state kept of it, if that is due; return None."""
         read, looks = self.scope.model.padding_read, self.reason == LOOKS
         if read is not None and self._state is not None:
             read.look_at_state(self._state, counts=not looks)

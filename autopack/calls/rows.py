@@ -135,7 +135,7 @@ class Packed(RowsPlan):
             return module.forward(**self._as_rows)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Return the output for the call's rows, results per row made per document; None if it stays."""
+        """Return the output of the call's rows, its results per document; None if it stays."""
         layout, restored = self.layout, None
         if self.way is not None:
             output = restored = super().finish(ended, module, output)

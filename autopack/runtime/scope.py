@@ -61,7 +61,7 @@ class Scope:
 
     @property
     def ran(self) -> tuple[int, int]:
-        """Rows and columns that modules get: `layout`'s, a rank's part, or one row of prefixes."""
+        """Rows and columns that modules get: all, a rank's part, or one row with prefixes once."""
         assert self.layout is not None
         if self.shared is not None:
             return self.layout.rows, self.layout.columns // self.shared.ranks
