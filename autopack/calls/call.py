@@ -68,7 +68,7 @@ class Call:
         """Names of the arguments that are not None."""
         self._by_position = args
         self.unnamed = max(0, len(args) - len(entry.names))
-        """Number of positional arguments that the forward does not name."""
+        """Number of arguments given by position beyond those that the forward names."""
         self.outer = outer
         """The activation of an outer entry that left the decision to this call, if any."""
         self._declared: Declared | None = None
@@ -84,7 +84,7 @@ class Call:
 
     @property
     def of_head(self) -> str | None:
-        """Name of the head whose packed documents are this batch's rows; None for others."""
+        """Name of the outer head that made its packed documents this batch's rows, or None."""
         return None if self.outer is None else self.outer.plan.of_head
 
     def say_once(self, message: str, *values: Any) -> None:
@@ -95,7 +95,7 @@ class Call:
             logger.warning(message, *values)
 
     def handed_on(self, arguments: dict[str, Any]) -> Arguments:
-        """Return `arguments` as (args, kwargs), by position where the call gave them so."""
+        """Return `arguments` as (args, kwargs), each by position or name as in the call."""
         by_name, names = dict(arguments), self.entry.names
         named = [by_name.pop(name, None) for name in names[: len(self._by_position)]]
         return (*named, *self._by_position[len(names) :]), by_name
@@ -111,7 +111,7 @@ class Call:
 
     @cached_property
     def media(self) -> list[str]:
-        """The names of arguments that hold images or other media."""
+        """The names of the given arguments that hold images or other media."""
         return [] if self.given <= self.entry.plain_names else media.given(self.arguments)
 
     @property
@@ -123,7 +123,7 @@ class Call:
         return inputs.dim() == 3 + inputs.is_floating_point()
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Return a multiple-choice head's arguments per token, with one choice in each row."""
+        """Return a multiple-choice head's arguments per token, flattened to one choice per row."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {
             n: v.flatten(0, 1)
@@ -133,7 +133,7 @@ class Call:
 
     @property
     def declared(self) -> Declared:
-        """The documents and padding that the arguments declare, read once."""
+        """The documents and padding that the arguments declare; read once, with `prefixes`."""
         # No cached property: up to Python 3.11 one waits for that of another call, and a twin may
         # be asked meanwhile.
         if self._declared is None:
@@ -141,7 +141,7 @@ class Call:
         return self._declared
 
     def _read(self) -> Declared:
-        """Return the declared documents and padding; set `prefixes` to common beginnings."""
+        """Return the declared documents and padding; set `prefixes` to common row beginnings."""
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)
@@ -203,9 +203,9 @@ class Call:
         )
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Return a twin's reason why media of this kind may mix documents; None if there is none.
+        """Return a twin's reason why media of a kind may mix documents, or None if it has none.
 
-        The twin has a power of two of them, at least as many as the call, since code may treat the
+        The twin gets a power of two of them, at least as many as the call, since code may treat the
         tenth otherwise than the first.
         """
         if not self.model.options.verify:
@@ -237,7 +237,7 @@ class Call:
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Pairs of an output-name prefix and the mask of real tokens of these outputs."""
+        """Pairs (prefix, mask of real tokens in the outputs whose names begin with the prefix)."""
         return [("", self.padding.real)]
 
     @property
@@ -254,16 +254,16 @@ class Call:
         return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
-        """Add a volume to the model's tally, in place of `instead_of` if that was counted."""
+        """Add `volume`, if known, to the model's tally; subtract `instead_of`, counted before."""
         if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
         trains = self.anatomy.entries[0].training or torch.is_grad_enabled()
-        self.model.tally.ran(volume, trains, instead_of)
+        self.model.tally.count(volume, trains, instead_of)
 
     @property
     def labelled_padding(self) -> bool:
-        """True if labels of a padded batch count padding into the loss."""
+        """True if a padded batch has labels at padding, which count in the loss."""
         return self.declared.labelled_padding
 
     @cached_property
@@ -293,7 +293,10 @@ class Call:
         return not self.wants("return_dict", self.config, otherwise=True)
 
     def wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
-        """Return argument `name` as a bool; if it is not given, True if a configuration sets it."""
+        """Return argument `name` as a bool; if it is not given, True if a configuration sets it.
+
+        `otherwise` is the value of a configuration without the field.
+        """
         if name in self.given:
             return bool(self.arguments[name])
         return bool([config for config in configs if getattr(config, name, otherwise)])
@@ -350,12 +353,12 @@ class CallPlan:
         """Add an unpadded batch's volume to the tally, and note its tokens for checkpoints."""
         read = self.call.model.padding_read
         if self.unpads and read is not None:  # for checkpoints that run it again
-            read.note(self.call.inputs)
+            read.note_unpadded(self.call.inputs)
         if self.unpads and self.volume is not None:  # documents of a head are counted there
             tally.unpadded = tally.unpadded.plus(self.volume)
 
     def leave_apart(self, running: Activation) -> None:
-        """Mark a running call to compute every document whole, and correct its counted volume."""
+        """Mark a running call to run common beginnings per document; correct its counted volume."""
         running.apart = True
         if running.volume is not None:
             before, running.volume = running.volume, self.volume_apart
@@ -374,5 +377,5 @@ class CallPlan:
         return None if layout is None else TokenMap.of_documents(layout).gather(states)
 
     def span_logits(self, output: Any) -> Tensor | None:
-        """Return logits of starts and ends, least at padding; None for any other output."""
+        """Return `output` with its logits at padding hidden, or None to leave it unchanged."""
         return None

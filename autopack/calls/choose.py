@@ -55,12 +55,12 @@ def call_at(
     kwargs: dict[str, Any],
     outer: Activation | None = None,
 ) -> Call:
-    """Return the `Call` of an entry, arguments by name; a `PairCall` for an encoder-decoder."""
+    """Return a new `Call` at an entry with these arguments; a `PairCall` for an encoder-decoder."""
     return (PairCall if entry.is_pair else Call)(entry, module, args, kwargs, outer)
 
 
 def generates(model: EnabledModel) -> bool:
-    """Return True if `generate()` calls this model for the tokens that it generates.
+    """Return True if transformers' `generate()` is running on this model, without gradients.
 
     Positions of generation go on past padding, and restart there, without a document that begins.
     """
@@ -77,7 +77,7 @@ def decide(call: Call) -> CallPlan:
 
 
 def _choose_rows(call: Call) -> CallPlan:
-    """Return the plan of a call with one row of tokens for each document."""
+    """Return the plan of a call whose documents are one sequence each, not a pair of halves."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
         rows = rows_shared_by(call)
@@ -89,7 +89,7 @@ def _choose_rows(call: Call) -> CallPlan:
     layout = declared.layout
     if layout is None:
         return _choose_without_documents(call)
-    if refusals.says_it_all(call, layout):
+    if refusals.own_masks_suffice(call, layout):
         return _pass_through(call, _MASKED_APART)
     refusals.check_packed(call, layout)
     if declared.beside_ones and call.outer is None:
@@ -104,7 +104,7 @@ def _choose_rows(call: Call) -> CallPlan:
 
 
 def _choose_without_documents(call: Call) -> CallPlan:
-    """Return the plan of a call that declares padding only, or nothing."""
+    """Return the plan of a call that declares at most padding; warn of padding without a mask."""
     if call.declared.jumps:
         call.say_once(_JUMPS, call.name)
     if call.declared.real is None:
@@ -143,12 +143,12 @@ def _choose_without_documents(call: Call) -> CallPlan:
 
 
 def _pass_through(call: Call, reason: str, keeps_padding: bool = False) -> PassThrough:
-    """Return a plan that runs a call unchanged, but shows each row its own images only."""
+    """Return a plan that runs a call as it came, but shows each row its own images only."""
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
 def _why_not_unpadded(call: Call) -> str | None:
-    """Return the reason why a call has no known padding or may not drop it, or None."""
+    """Return the reason why padding is not known or has to stay; None if it may be left out."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if call.declared.real is None:

@@ -49,13 +49,12 @@ class PairCall(Call):
     _found: tuple[list[np.ndarray] | None, Pair | None] | None = None
 
     def one_sided_layout(self) -> PackedLayout | None:
-        """Return the encoder's layout if a per-row head makes decoder tokens of its tokens, or
-        None."""
+        """Return the encoder's layout if a per-row head makes the decoder's tokens; else None."""
         makes_tokens = self.entry.head is not None and self.given.isdisjoint(_OF_DECODER)
         return self.declared.layout if makes_tokens else None
 
     def find_pair(self) -> Pair | None:
-        """Return the documents of both halves, read once; None if none are packed or padded."""
+        """Return both halves' documents, read once; None if neither packed nor padded."""
         if self._found is None:
             given, halves = self.arguments, self.anatomy.halves
             decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
@@ -71,14 +70,14 @@ class PairCall(Call):
 
     @property
     def pair(self) -> Pair:
-        """The documents of both halves of a call that packs or pads them."""
+        """The documents of both halves; only for a call that packs or pads them."""
         pair = self.find_pair()
         assert pair is not None
         return pair
 
     @property
     def volume(self) -> Volume | None:
-        """The numbers of rows, columns and tokens of a padded batch's halves; None if not known."""
+        """Numbers of rows, columns and tokens of a padded batch, both halves; None if not known."""
         real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
@@ -89,13 +88,13 @@ class PairCall(Call):
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Pairs of an output-name prefix and the mask of real tokens of such outputs, by half."""
+        """Pairs (prefix of output names, mask of the real tokens of that half)."""
         encoder = self.pair.encoder
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
 
     def _hides_labels(self) -> bool:
-        """Return True if the model hides padding among decoder tokens that it makes of labels.
+        """Return True if the model makes decoder tokens of labels and masks some as padding.
 
         If the call brings the tokens, or a mask of single documents, it hides none.
         """
@@ -114,7 +113,7 @@ class PairCall(Call):
         return bool((hidden[:, :-1] & real[:, 1:]).any())
 
     def obstacles(self) -> refusals.Obstacles:
-        """Yield (reason, code) for what no entry can run as one row for each half."""
+        """Yield (reason, code) why no entry can run this call with one row for each half."""
         if self.traits.reads_encoder_tokens and self.given.isdisjoint(_OF_DECODER[:2]):
             yield "the model makes the decoder's tokens of the encoder's", "decoder-tokens"
         if self._hides_labels():
@@ -129,7 +128,7 @@ class PairCall(Call):
             yield "attention weights are wanted", "output-asked"
 
     def obstacles_here(self) -> refusals.Obstacles:
-        """Yield (reason, code) for what this very entry cannot run as one row for each half."""
+        """Yield (reason, code) why this entry cannot run it with one row for each half."""
         if self.entry.has_other_head:
             yield "the head takes the padded form", "result-per-row"
         if self.entry.foreign is not None and not self.pair.packs:
@@ -190,6 +189,7 @@ class PairAsRows(CallPlan):
         )
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the output of both rows in the form of the call: the batch's, or a tuple."""
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         # inside, names tell the halves' outputs apart
@@ -197,7 +197,10 @@ class PairAsRows(CallPlan):
 
 
 class HalfAsRow(CallPlan):
-    """Plan that runs one half as a row; the scope of a decoder holds the encoder's layout too."""
+    """Plan that runs one half, inside a `PairAsRows` call, as its packed row.
+
+    The scope of a decoder holds the encoder's layout too.
+    """
 
     what = "runs as the packed row of its half"
 
@@ -222,9 +225,9 @@ class HalfAsRow(CallPlan):
 
 
 def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
-    """Return encoded recordings or images, one per document, as the encoder's half.
+    """Return the encoder's half made of the decoder's `encoder_hidden_states`, one per document.
 
-    Their encoder ran as it is.
+    They are recordings or images, whose encoder ran unchanged.
     """
     states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     documents = len(pair.decoder.layout.lengths)
@@ -242,7 +245,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
-    """Return the half that an argument belongs to; None for an encoder that runs unchanged."""
+    """Return the half that argument `name` belongs to; None for an encoder that runs unchanged."""
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
@@ -276,7 +279,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
 
 
 def _shift_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the function of a model, or of its file, that makes decoder tokens of labels."""
+    """Return the function by which a model, or its file, makes decoder tokens of labels."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:
         return method

@@ -42,7 +42,7 @@ class Entry:
         self.config: Any = modules.config_of(module, entries[0])
         """Its configuration, or the whole model's if it has none of its own."""
         self.level = level
-        """Its place among the entries of the model: 0 for the whole, 1 for its parts."""
+        """Its number among the entries of the model, from 0 for the whole to the innermost."""
         self.is_pair = modules.is_pair(module)
         """True for an encoder-decoder, which takes tokens for both halves."""
         self.decodes = model.anatomy.in_decoder(module)
@@ -69,9 +69,9 @@ class Entry:
         self.holds_models = bool(inner)
         """True if models inside it take tokens."""
         self.holds_pair = any(map(modules.is_pair, inner))
-        """True if one of them is an encoder-decoder."""
+        """True if one of the models inside it is an encoder-decoder."""
         self.inner_head = next(filter(None, map(heads.row_head, inner)), None)
-        """Such a head of an inner entry."""
+        """The first head of an inner entry that gives one result per row, or None."""
         # A head that searches its row may look at all of its columns (BigBird, Splinter).
         searches_row = self.head is not None and self.head.spans
         # Some image-text backbones take labels.
@@ -87,7 +87,7 @@ class Entry:
         of_all = of_tokens and not vars(module).get("sparse_prediction")
         looks_further = (other_head and not of_all) or searches_row
         self.has_other_head = heads.is_head_of_pair(module) if self.is_pair else looks_further
-        """True if it has a head that takes labels and is not of each token by itself."""
+        """True if it has a head with labels that does not look at each token by itself."""
         self.has_pooler = getattr(entries[-1], "pooler", None) is not None
         """True if the innermost backbone has a pooler."""
         self.reads_one_token_per_row = not self.is_pair and (
@@ -111,7 +111,7 @@ class Entry:
         self.guarded = level > 0 and bool(
             any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
         )
-        """True if code that runs before it in a call may give it other documents than the call has.
+        """True if code between the top of the model and it may give it other documents.
 
         Such code is third-party, a whole whose tokens have other names, or a forward that takes
         positions by `**kwargs` and may lose them, where frequencies depend on them.
@@ -127,7 +127,7 @@ class Entry:
 
 
 def why_alone(model: EnabledModel, level: int) -> str | None:
-    """Return the reason why a per-row head has to run packed documents alone, or None.
+    """Return why the per-row head at entry `level` has to run packed documents alone, or None.
 
     Such a head reads padding although a mask tells its place, or its backbone cannot run without
     padding.

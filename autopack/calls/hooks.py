@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardGuard(ABC):
-    """A forward pre-hook that can tell when `model.forward(...)` was called past it."""
+    """Forward pre-hook that can tell if `model.forward(...)` was called directly, without it."""
 
     @abstractmethod
     def is_past(self, module: nn.Module) -> bool:
-        """Return True if this forward began without this hook; called once in every forward."""
+        """Return True if the running forward skipped this hook; called once in every forward."""
 
 
 def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a forward that calls the model, hooks included, where it was called directly."""
+    """Return a `forward` that, called directly, calls the module with its hooks instead."""
 
     @functools.wraps(original, updated=())
     def autopack_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any
 
 
 def _is_past_entry(module: nn.Module, forward: Any) -> bool:
-    """Return True if `forward` was called past the hooks and is the module's whole forward.
+    """Return True if `forward` was called without the hooks and is the module's whole forward.
 
     A forward of a subclass, or on the instance, that calls this one would run twice; the sites that
     it reaches raise.
@@ -77,13 +77,14 @@ def _is_past_entry(module: nn.Module, forward: Any) -> bool:
 
 
 class EntryHook(ForwardGuard):
-    """Forward pre-hook of an enabled model and of each model inside it that takes tokens."""
+    """Forward pre-hook of an entry: plans each call, opens its scope, changes its arguments."""
 
     def __init__(self, entry: Entry):
         self.entry = entry
 
     @torches.only_inlined
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the forward's new (args, kwargs), or None if they stay."""
         entry = self.entry
         model = entry.link.follow(module)
         # The arguments before `ambient`: Dynamo would make every graph depend on that.
@@ -105,20 +106,21 @@ class EntryHook(ForwardGuard):
         return _enter(self, model, module, args, kwargs)
 
     def is_past(self, module: nn.Module) -> bool:
-        """Return True if a forward was called directly, so that this hook has not run."""
+        """Return True if the running forward was called directly, so that this hook has not run."""
         model = self.entry.link.model
         running = None if model is None else scopes.of_model(model)
         return running is None or not (running.scope.stock or self.entry.level in running.passed)
 
 
 class ExitHook:
-    """Forward hook that ends the scope of a call, also after an error."""
+    """Forward hook of an entry: ends a call's scope, also after an error, and forms its output."""
 
     def __init__(self, entry: Entry):
         self.entry = entry
 
     @torches.only_inlined
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Return the output that the caller gets, or None if it stays."""
         model = self.entry.link.model
         if model is None:
             return None  # the entry has raised
@@ -133,7 +135,7 @@ class ExitHook:
 
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if a call brings one token per row, which can hold no two documents."""
+    """Return True if a call brings one token per row, so that no row holds two documents."""
     given = {**torches.by_name(entry.names, args), **kwargs}
     if entry.is_pair and given.get("encoder_outputs") is None:
         return False
@@ -153,7 +155,7 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
 def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
-    """Plan a call and put its scope in force; return its new arguments, or None if they stay."""
+    """Plan a call and put its scope in force; return new arguments, or None if they stay."""
     outer, level = scopes.of_model(model), hook.entry.level
     if outer is None or outer.level >= level:
         # A call, or one inside a forward that begins anew: the model is brought up to date with
@@ -174,7 +176,10 @@ def _enter(
 
 
 def _planned(call: Call) -> CallPlan:
-    """Return the plan of a call and count it, after a check if one is due."""
+    """Return the plan of a call, and count the call; check it first if a check is due.
+
+    Raises `AutopackError` if the call is refused; a lenient model runs it as it came instead.
+    """
     model = call.model
     try:
         plan = decide(call)
@@ -215,7 +220,7 @@ def _planned(call: Call) -> CallPlan:
 
 
 def _open(plan: CallPlan) -> Arguments | None:
-    """Put the scope of a plan in force; return the arguments that the forward gets."""
+    """Put a plan's scope in force; return the forward's new arguments, or None if they stay."""
     opened = scopes.ambient.activation = Activation(
         plan.scope,
         scopes.ambient.activation,
@@ -229,7 +234,7 @@ def _open(plan: CallPlan) -> Arguments | None:
 
 
 def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
-    """Enter a call inside a planned one of the same model; return its new arguments, or None."""
+    """Enter a call inside another of its model; return new arguments, or None if they stay."""
     entry, plan = call.entry, outer.plan
     if entry.is_half and isinstance(plan, PairAsRows):
         return _open(HalfAsRow(call, plan.pair))
@@ -248,10 +253,9 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
 
 
 def _enter_from_foreign_code(call: Call, outer: Activation) -> Arguments | None:
-    """Enter an inner call that third-party code makes; return its new arguments, or None.
+    """Enter a call from third-party code; return new arguments, or None to run it as `outer` is.
 
-    None is returned if it is to run as that call was meant; what is declared for it alone opens a
-    scope of its own.
+    Documents that are declared for it alone open a scope of its own.
     """
     layout = outer.scope.layout
     if layout is None:
@@ -298,14 +302,14 @@ def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) ->
 
 @torch._dynamo.disable
 def _check_together(ended: Activation, packs: bool) -> None:
-    """Check a finished call, if that is due, of a model whose parameters ranks gather together."""
+    """Check a finished call, if due, of a model whose parameters are gathered from ranks."""
     if ended.scope.model.live is not None:
         ended.scope.model.live.after(ended.plan.call, packs)
 
 
 @torch._dynamo.disable
 def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Check the loss of a call that runs third-party code; add its layouts to the outer call."""
+    """Raise if a third-party loss may mix documents; add a call's layouts to the outer call."""
     outer = ended.outer
     if ended.foreign:
         refusals.check_loss(ended, module, output)
@@ -323,7 +327,7 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Return an output of packed rows with one result of the pooler per document."""
+    """Return packed rows' output pooled per document, and note that; others unchanged."""
     running = scopes.of_model(model)
     if running is None or running.scope.layout is None:
         return output

@@ -27,7 +27,7 @@ from autopack.runtime.model import Link
 
 
 class PoolerHook:
-    """Forward pre-hook that gives a backbone's pooler one row per document.
+    """Forward pre-hook of a backbone's pooler that hands it one row per document.
 
     A pooler reads the first token of every row. Of a padded batch it gets the rows back.
     """
@@ -36,6 +36,7 @@ class PoolerHook:
         self.link = link
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return new arguments, states with one document per row first; None if they stay."""
         running = scopes.of_model(self.link.follow(module))
         if running is None or running.plan is None or not args:
             return None
@@ -60,6 +61,7 @@ class OwnPositionsHook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return (args, kwargs) without `position_ids` in a packed call; None if they stay."""
         running = scopes.of_model(self.link.follow(module))
         if running is None or running.scope.layout is None or "position_ids" not in kwargs:
             return None
@@ -75,6 +77,7 @@ class SpanLogitsHook:
     # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
     @torch._dynamo.disable
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        """Return the logits with padding hidden, and note that; None if they stay."""
         running = scopes.current()
         if running is None or running.plan is None:
             return None
@@ -84,7 +87,7 @@ class SpanLogitsHook:
 
 
 def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a cross entropy that ignores labels at boundaries of packed rows in third-party code.
+    """Return a cross entropy that, in third-party code, ignores labels at boundaries of documents.
 
     It replaces the function that the loss of language models calls with shifted labels, not that
     loss: trainers compare `model.loss_function` with it to see which labels a loss counts.
@@ -111,7 +114,7 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 @torch._dynamo.disable
 def _without_labels_at_boundaries(target: Tensor, ignored: int) -> Tensor:
-    """Return shifted labels, set to `ignored` where they compare tokens of two documents."""
+    """Return shifted labels, `ignored` at boundaries of documents, and note that a loss was met."""
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.
     shifts = any(frame.f_code is loss.__code__ for frame in running(function=loss.__code__.co_name))

@@ -54,7 +54,7 @@ def restore(
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
     def made(key: Any, values: Sequence[Any]) -> Any:
-        """Return a tensor with the functions that restore it to the padded batch's form."""
+        """Return a `Joint` that brings one tensor into the padded form; others unchanged."""
         (value,), name = values, key if isinstance(key, str) else None
         if not isinstance(value, Tensor):
             return value
@@ -80,9 +80,11 @@ def restore(
         refuse = None if read is None else partial(read.refuse, name or f"[{key}]")
 
         def join(parts: Sequence[Tensor], fill: bool = False) -> Tensor:
+            """Return a part in the rows and columns of the padded batch."""
             return way.restore(parts[0], axis, fill)
 
         def split(gradient: Tensor) -> list[Tensor]:
+            """Return the part's gradient, [one tensor], from the padded output's."""
             return [way.gather(gradient, axis)]
 
         def check(gradient: Tensor) -> None:
@@ -126,7 +128,7 @@ def parts_of(output: Any) -> dict[Any, Any]:
 
 
 def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
-    """Return the output with some parts changed; a `ModelOutput` is changed in place."""
+    """Return the output with its parts replaced by `changed`; a `ModelOutput` in place."""
     if isinstance(output, ModelOutput):
         for name, value in changed.items():
             output[name] = value
@@ -138,7 +140,7 @@ def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
 
 
 def loss_of(output: Any) -> Tensor | None:
-    """Return the loss in an output of any form, as one number; None if there is none."""
+    """Return the loss in an output of any form, summed to one number; None if there is none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None:
         is_plain = isinstance(output, tuple) and not hasattr(output, "_fields")
@@ -151,10 +153,10 @@ def loss_of(output: Any) -> Tensor | None:
 
 
 def without(output: Any, names: Collection[str]) -> Any:
-    """Return an output without some of its fields; they read as None where the output has
-    attributes.
+    """Return an output without the fields `names`; a `ModelOutput` is changed in place.
 
-    Raises `UnsupportedModel` for a tuple, in which fields have no names.
+    Where the output has attributes, they become None. Raises `UnsupportedModel` for a tuple, in
+    which fields have no names.
     """
     if isinstance(output, ModelOutput):
         for name in names:

@@ -50,7 +50,7 @@ _SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", 
 
 
 class PassThrough(CallPlan):
-    """Plan that runs a call as it came: it packs nothing, or its padding stays.
+    """Plan that runs a call as it came, neither packed nor without its padding.
 
     If the reason is `LOOKS` or `LOOKS_AT_STATE`, the run shows if results at padding are read or
     kept.
@@ -63,11 +63,12 @@ class PassThrough(CallPlan):
         self._state = State(call.module) if looks else None
 
     def count(self, tally: Tally) -> None:
-        """Count a padded batch that keeps its padding, by the reason."""
+        """Count the reason in the tally if a padded batch keeps its padding."""
         if self._keeps_padding:
             tally.left[self.reason] += 1
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Look for reads of padding, or state kept of it, if that is due; return None."""
         read, looks = self.scope.model.padding_read, self.reason == LOOKS
         if read is not None and self._state is not None:
             read.look_at_state(self._state, counts=not looks)
@@ -91,6 +92,7 @@ class Delegate(CallPlan):
         self._real, self._ran = real, 0 if read is None else read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Look for reads of padding if an inner entry has left padding out; return None."""
         read = self._read
         # else the model inside has left the padding where it was
         if read is not None and torch.is_grad_enabled() and read.ran > self._ran:
@@ -200,7 +202,7 @@ def reasons_here(call: Call, padding: TokenMap) -> Iterator[str]:
 
 
 def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
-    """Yield the reasons why a batch stays padded for code that may read results at padding.
+    """Yield the reasons why a batch stays padded since code may read results at padding.
 
     A head with one result per row has no results there.
     """
@@ -220,8 +222,7 @@ def _reasons_of_readers(call: Call, padding: TokenMap) -> Iterator[str]:
 
 
 def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
-    """Return up to three masked token ids other than the pad token; [] without ids or a pad
-    token."""
+    """Return up to three masked token ids other than the pad token; [] if it cannot be told."""
     pad = getattr(text_config(call.config), "pad_token_id", None)
     ids = call.arguments.get("input_ids")
     if not isinstance(pad, int) or not isinstance(ids, torch.Tensor) or ids.shape != padding.shape:
@@ -231,7 +232,7 @@ def _hidden_tokens(call: Call, padding: TokenMap) -> list[int]:
 
 
 def _keeps_largest_position(call: Call, padding: TokenMap) -> bool:
-    """Return True if the batch's largest position is a real token's, so that unpadding keeps it."""
+    """Return True if a real token has the batch's largest position, so that unpadding keeps it."""
     positions = call.declared.positions
     # its documents are numbered from their first tokens
     if positions is None and call.traits.recurs:

@@ -39,7 +39,7 @@ _NAMES_OF_NOISE = ("drop", "noise")
 
 
 def why_not(model: EnabledModel) -> str | None:
-    """Return the reason why a model never computes common row beginnings once; None if it may."""
+    """Return why a model may not compute common row beginnings once; None if it may."""
     anatomy, traits = model.anatomy, model.traits
     if not model.options.share:
         return "share=False"
@@ -74,10 +74,11 @@ def why_not(model: EnabledModel) -> str | None:
 
 
 def found_in(call: Any, declared: Declared) -> Prefixes | None:
-    """Return the common beginnings of a call's documents, or None if they must run apart.
+    """Return the common beginnings of documents, to be run once; None if all run whole.
 
-    `call` is an `autopack.calls.call.Call`, and `declared` its declaration: packed rows, or rows of
-    a batch with a document each. Tokens on a device are compared only if the host has them anyway.
+    Counts the reason in the tally if documents begin alike and run whole after all. `call` is an
+    `autopack.calls.call.Call`, and `declared` its declaration: packed rows, or rows of a batch with
+    a document each. Tokens on a device are compared only if the host has them anyway.
     """
     ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
     if type(ids) is not Tensor or ids.is_meta or torches.is_recorded():
@@ -143,7 +144,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
 
 
 def _reasons_apart(call: Any) -> Iterator[str]:
-    """Yield the reasons why documents that begin alike run apart."""
+    """Yield the reasons why documents of a call that begin alike have to run whole."""
     if call.wants_router_loss:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
@@ -159,14 +160,14 @@ def _reasons_apart(call: Any) -> Iterator[str]:
 
 
 def _is_single_value(value: object) -> bool:
-    """Return True for one number, a string or a one-element tensor, the same for all tokens."""
+    """Return True for a number, string or one-element tensor, which is the same for all tokens."""
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, bool | int | float | str)
 
 
 def _draws(model: nn.Module) -> bool:
-    """Return True if a module has dropout or noise on: drawn once, but in stock for each row."""
+    """Return True if some module has dropout or noise on, which stock draws for each row."""
     for module in model.modules():
         is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
         rates = vars(module).items() if module.training else ()
@@ -180,9 +181,9 @@ def _draws(model: nn.Module) -> bool:
 def find(
     tokens: np.ndarray, positions: np.ndarray, lengths: np.ndarray, least: int, share: float
 ) -> tuple[tuple[Stretch, ...], np.ndarray] | None:
-    """Return stretches of a row that holds common beginnings once; None if it saves too little.
+    """Return (stretches, columns) of a row with common beginnings once; None if it saves little.
 
-    The second result is the column in that row of each token of the documents.
+    `columns` has the column in that row of each token of the documents.
 
     `tokens` and `positions`, (T,) ints, belong to documents of these `lengths`, end to end. Tokens
     are common if they are equal in both. Shared stretches have at least `least` tokens, and at
@@ -209,10 +210,9 @@ def _tree(
     lengths: Sequence[int],
     least: int,
 ) -> tuple[list[Stretch], list[np.ndarray]]:
-    """Return a tree of stretches for documents sorted so that neighbours begin alike.
+    """Return the stretches of a row of sorted documents, and the columns of each document's tokens.
 
-    `common` is the number of tokens that each has in common with the next one. The second result
-    holds, for each document, the columns of its tokens.
+    `common` is the number of tokens that each has in common with the next one.
     """
     stretches: list[Stretch] = []
     columns = [np.empty(0, dtype=np.int64)] * len(lengths)

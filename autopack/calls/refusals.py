@@ -27,13 +27,13 @@ _TRAINERS = "transformers.trainer"
 _OF_DATA = {"cache-given", "does-not-fit", "first-position", "media-of-others", "wrong-labels"}
 """Codes of `InvalidPacking`; other obstacles are the model's (`UnsupportedModel`)."""
 Obstacles = Iterator[tuple[str, str]]
-"""What rules packed rows out: (reason, code) each."""
+"""Reasons against packed rows: (reason, code) each."""
 
 
 def refuse_bypassed_top(tops: list[Any]) -> None:
-    """Raise `OutsideForward` if the `forward` of a model around this entry was called directly.
+    """Raise `OutsideForward` if the running `forward` of one of `tops` was called directly.
 
-    `tops` are the models around it. A backbone called on its own is fine.
+    `tops` are the models around an entry. A backbone called on its own is fine.
     """
     for caller in callers(function=FORWARDS):
         if any(caller is top for top in tops):
@@ -45,7 +45,7 @@ def refuse_bypassed_top(tops: list[Any]) -> None:
 
 
 def refuse_what_trainers_lose(call: Call) -> None:
-    """Raise `InvalidPacking` in a trainer's step that treats a packed row as one document.
+    """Raise `InvalidPacking` in a trainer's step that would take a packed row for one document.
 
     Its data may come without the boundaries of documents, or its loss may add up whole rows.
     """
@@ -58,7 +58,7 @@ def refuse_what_trainers_lose(call: Call) -> None:
 
 
 def refuse_split_rows(call: Call) -> None:
-    """Raise `UnsupportedModel` for a call with parts of rows that ranks share.
+    """Raise `UnsupportedModel` if code other than autopack's splits a call's rows over ranks.
 
     A part does not tell if its row is packed: one in which no position begins anew may hold the end
     of one document and the beginning of the next.
@@ -75,7 +75,7 @@ def refuse_split_rows(call: Call) -> None:
 
 
 def obstacles(call: Call) -> Obstacles:
-    """Yield (reason, code) for what neither packed rows nor a batch without padding may have."""
+    """Yield (reason, code) why a call can run neither packed rows nor a batch without padding."""
     if torch.jit.is_tracing():
         yield "it is traced, and a trace would keep where documents or padding lie", "recorded-call"
     covered = call.model.neighbours.covered_mixer
@@ -93,8 +93,8 @@ def obstacles(call: Call) -> Obstacles:
             yield f"{name} was given, and {reason}", "argument-of-no-document"
 
 
-def _of_packed(call: Call) -> Obstacles:
-    """Yield (reason, code) for what packed rows of any kind of model may not have."""
+def _obstacles_of_packed(call: Call) -> Obstacles:
+    """Yield (reason, code) why a call of any model, pairs included, cannot run packed rows."""
     proof = call.model.proof
     if proof.why_not_packed is not None:
         yield f"they are not exact: {proof.why_not_packed}", "not-exact"
@@ -107,11 +107,14 @@ def _of_packed(call: Call) -> Obstacles:
     # What an encoder has made already is a half of the call, whatever it was made of.
     of_media = sorted({*call.media} - ({"encoder_outputs"} if call.entry.is_pair else set()))
     if of_media:
-        yield from _of_media(call, of_media)
+        yield from _obstacles_of_media(call, of_media)
 
 
-def _of_media(call: Call, of_media: list[str]) -> Obstacles:
-    """Yield (reason, code) for media that documents of packed rows may not bring."""
+def _obstacles_of_media(call: Call, of_media: list[str]) -> Obstacles:
+    """Yield (reason, code) why packed rows cannot have the media in the arguments `of_media`.
+
+    Raises `InvalidPacking` for sounds that would not be kept apart.
+    """
     traits, given = call.traits, {name: call.arguments[name] for name in call.given}
     for name in of_media:
         for kind in sorted(media.kinds(name, given[name])):
@@ -165,8 +168,8 @@ def _of_media(call: Call, of_media: list[str]) -> Obstacles:
         )
 
 
-def _of_rows(call: Call, layout: PackedLayout) -> Obstacles:
-    """Yield (reason, code) for what packed rows of all models but encoder-decoders may not have."""
+def _obstacles_of_rows(call: Call, layout: PackedLayout) -> Obstacles:
+    """Yield (reason, code) why a call, if of no encoder-decoder, cannot run packed rows."""
     if call.entry.earliest_position:
         yield from early_positions(call, layout)
     for size in call.model.chunk_sizes:
@@ -203,9 +206,9 @@ def _of_rows(call: Call, layout: PackedLayout) -> Obstacles:
 
 
 def refuse(call: Call, *others: Obstacles) -> None:
-    """Raise `AutopackError` for what no packed call may have, and for `others` (reason, code)."""
+    """Raise `AutopackError` for the first obstacle to packed rows in a call or in `others`."""
     call.model.lease.check()
-    for reason, code in chain(obstacles(call), _of_packed(call), *others):
+    for reason, code in chain(obstacles(call), _obstacles_of_packed(call), *others):
         raise (InvalidPacking if code in _OF_DATA else UnsupportedModel)(
             f"{call.name} cannot run packed rows: {reason}. Leave that out, or run the documents "
             "one per row.",
@@ -215,11 +218,11 @@ def refuse(call: Call, *others: Obstacles) -> None:
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
-    refuse(call, _of_rows(call, layout))
+    refuse(call, _obstacles_of_rows(call, layout))
 
 
 def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Raise `UnsupportedModel` for a third-party loss of packed rows with unseen labels.
+    """Raise `UnsupportedModel` if a loss of packed rows has labels that autopack has not seen.
 
     Labels that came by a known name had those at boundaries ignored; others may have met the site
     of the loss.
@@ -250,7 +253,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
         )
 
 
-def says_it_all(call: Call, layout: PackedLayout) -> bool:
+def own_masks_suffice(call: Call, layout: PackedLayout) -> bool:
     """Return True if a packed call's own masks keep documents apart, so that it runs as it came.
 
     A mask that lets every document see all that it would see alone does not count: such documents
@@ -293,7 +296,7 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
 
 
 def early_positions(call: Call, layout: PackedLayout) -> Obstacles:
-    """Yield (reason, code) for documents that begin before the model's earliest position.
+    """Yield (reason, code) if documents begin before the model's earliest position.
 
     They begin after padding's position; those before it are other rows of the table.
     """
@@ -312,7 +315,7 @@ def early_positions(call: Call, layout: PackedLayout) -> Obstacles:
 
 
 def check_documents_can_stay_padded(call: Call, reason: str) -> None:
-    """Raise `UnsupportedModel` if the rows are packed documents, which padding must not reach."""
+    """Raise `UnsupportedModel`, for `reason`, if a head made packed documents the batch's rows."""
     if call.of_head is not None:
         raise UnsupportedModel(
             f"{call.of_head} cannot run the documents of packed rows without padding: {reason}. "

@@ -66,7 +66,7 @@ def plan(call: Call, layout: PackedLayout) -> CallPlan:
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
-    """Return True if a head that looks for padding finds another token in a batch than alone."""
+    """Return True if a head may find another last token of a document in a batch than alone."""
     ids = given.arguments.get("input_ids")
     if ids is None:
         return heads.looks_for_padding(module)  # it takes the last column of embeddings
@@ -159,7 +159,7 @@ class PaddedDocuments(Delegate):
         self.of_head, self.defers = given.head.name, self.batch.is_padded
 
     def span_logits(self, output: Any) -> Tensor | None:
-        """Return logits of starts and ends (documents, longest, 2), least at padding, or None.
+        """Return logits of starts and ends (documents, longest, 2), least at padding.
 
         None for all other outputs.
         """
@@ -233,11 +233,12 @@ class PerDocument(CallPlan):
         super().__init__(call, reason, None, self.calls[0], volume)
 
     def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
-        """Return the arguments of a batch of these documents, `count` of them labelled."""
+        """Return the arguments of a batch of documents `numbers`, `count` of which have labels."""
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
 
         def chosen(value: Tensor) -> Tensor:
+            """Return the batch's entries of a value per document."""
             return value.index_select(0, upload(numbers, value.device))
 
         found = self.given.changed(batch.gather, chosen)
@@ -264,7 +265,7 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        """Return one field of the output for all documents, in their order."""
+        """Return field `name` of all documents' output, in order, from the batches' `parts`."""
         axes, batch = AXES.get(name, ()), self.given.batch
         if axes and all(isinstance(part, Tensor) and part.dim() > max(axes) for part in parts):
             fill = (
@@ -285,7 +286,7 @@ class PerDocument(CallPlan):
 
 
 def _counted_on(at: Tensor, real: Tensor) -> Tensor:
-    """Return positions (..., documents, columns) of documents, continued in their padding.
+    """Return positions `at` (..., documents, columns) that go on counting in padding.
 
     Where a model hides the mask, they must not look like another document's.
     """

@@ -62,7 +62,7 @@ class RowsPlan(CallPlan):
         """The last two arguments of `of_each_row`."""
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
-        """Return the output of the call run as it came, with all tokens that are left out now."""
+        """Run the call again as it came, with the tokens that were left out; return its output."""
         raise NotImplementedError
 
     @torch._dynamo.disable
@@ -129,12 +129,13 @@ class Packed(RowsPlan):
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
-        """Return the output of the packed rows run as they came: padded, nothing shared."""
+        """Run the packed rows again, padding and repeated tokens included; return the output."""
         self.leave_apart(ended)
         with scopes.in_force(self._scope_of_rows, self.call.entry.level):
             return module.forward(**self._as_rows)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the output of the call's rows, its results per document; None if it stays."""
         layout, restored = self.layout, None
         if self.way is not None:
             output = restored = super().finish(ended, module, output)
@@ -180,7 +181,7 @@ class Unpadded(RowsPlan):
             tally.after_padding += 1
 
     def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
-        """Return the output of the batch run with its padding, and correct the counts."""
+        """Run the batch again with its padding; correct the counts and return its output."""
         call, tally = self.call, self.scope.model.tally
         refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
@@ -222,13 +223,14 @@ class Inside(RowsPlan):
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Return the backbone's output in the rows and columns of the call around it."""
         return outputs.restore(output, self.way, pooled=False)
 
 
 def of_each_row(
     output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9
 ) -> list[Any]:
-    """Return names or indices of output tensors whose shape may mean one result per row.
+    """Return names or indices of the output's tensors whose shapes may mean one result per row.
 
     `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors
     of rows. Tensors with more than `most` dimensions do not count, nor do a loss and the parts of
@@ -283,7 +285,7 @@ def _padding_to_take_out(
 
 
 def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
-    """Return arguments with values per token gathered along `way`; other values stay."""
+    """Return arguments with values per token gathered into the row of `way`; others unchanged."""
     frame = Frame(*way.shape)
     return {
         n: v if is_media(n, v) else frame.changed(n, v, way.gather) for n, v in arguments.items()
@@ -291,7 +293,7 @@ def gathered(arguments: dict[str, Any], way: TokenMap) -> dict[str, Any]:
 
 
 def has_a_place(name: str, value: Any, padding: TokenMap) -> bool:
-    """Return True if a padded batch's argument can be moved into a packed row, or dropped."""
+    """Return True if an argument of a padded batch can be moved into a packed row or dropped."""
     if isinstance(value, list | tuple) and len(value) == padding.shape[0]:
         return False  # a word or number for each row
     if name in NOT_IN_ROWS:
@@ -307,7 +309,7 @@ def is_media(name: str, value: Any) -> bool:
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments without masks, caches and declarations of documents."""
+    """Return arguments with masks, caches and declarations of documents removed or None."""
     entry = call.entry
     kept = arguments | dict.fromkeys(call.given.intersection(DROPPED))
     for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
@@ -326,7 +328,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
 
 
 def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Put positions that restart at every document into `arguments`, if needed and missing."""
+    """Put positions that restart at every document into the dict, if needed and missing."""
     if not call.entry.uses_positions or arguments.get("position_ids") is not None:
         return
     if not call.entry.takes_positions:
@@ -343,7 +345,7 @@ def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) 
 
 
 def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Put token types into `arguments` if rows are longer than the model's buffer of them.
+    """Put token types into the dict if rows are longer than the model's buffer of them.
 
     Its forward would take as many of them as the row has columns. All tokens may run as one row.
     """
@@ -359,9 +361,9 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout)
 def arguments_of_rows(
     call: Call, layout: PackedLayout, positions: Tensor | None = None
 ) -> dict[str, Any]:
-    """Return the arguments of packed rows, with the positions and token types that they lack.
+    """Return a call's arguments for packed rows, with missing positions and token types added.
 
-    `positions` are those that the model has computed itself.
+    `positions` are those that the model has computed itself, if it has.
     """
     arguments = without_what_packing_drops(call, call.arguments)
     if positions is not None:

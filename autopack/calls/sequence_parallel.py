@@ -57,7 +57,7 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 def exchange_of(model: EnabledModel) -> Any:
     """Return DeepSpeed's exchange of tokens for heads in the model's attention, or None.
 
-    autopack's attention function is put around it, also if it was registered after `enable`.
+    Puts autopack's attention function around it, also if it was registered after `enable`.
     """
     for name in model.implementations():
         function = releases.attention_function(name)
@@ -115,8 +115,7 @@ class SharedRows(RowsPlan):
         )
 
     def further_in(self, call: Call) -> dict[str, Any]:
-        """Return the arguments of an inner model, called by third-party code, with this rank's
-        positions.
+        """Return an inner call's arguments, made by third-party code, with this rank's positions.
 
         Raises `UnsupportedModel` if it brings other positions than this call has.
         """
@@ -141,6 +140,7 @@ class SharedRows(RowsPlan):
         )
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
+        """Raise `UnsupportedModel` if a loss was not made of `shift_labels`; return None."""
         if self.targets is not None and not ended.met_loss and loss_of(output) is not None:
             raise UnsupportedModel(
                 f"{type(module).__name__} computed its loss otherwise than from the shift_labels "
@@ -152,7 +152,7 @@ class SharedRows(RowsPlan):
 
 
 def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
-    """Gather declarations of all ranks; return whole rows' layout, and counted labels or None.
+    """Gather all ranks' declarations; return whole rows' layout, and counted labels or None.
 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
     """
@@ -218,7 +218,7 @@ def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, 
 
 
 def _why_not_in_parts(call: Call) -> str | None:
-    """Return the reason why a model or call cannot run on parts of rows, or None."""
+    """Return the reason why a call cannot run on parts of rows; None if it can."""
     model, entry = call.model, call.entry
     anatomy, traits = model.anatomy, model.traits
     if call.outer is not None:
@@ -269,7 +269,7 @@ def _why_not_in_parts(call: Call) -> str | None:
 
 
 def _declarations_of_part(call: Call) -> dict[str, Tensor]:
-    """Return declarations and counted shifted labels of this rank's columns, by argument name.
+    """Return the declarations of this rank's columns, and mask of counted labels, by argument name.
 
     Raises `AutopackError` if this rank cannot serve parts of rows.
     """

@@ -40,19 +40,20 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 
 def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
-    """Return the first entry that has one of the named methods, and the method; or None."""
+    """Return (entry, method) of the first entry with a method of these names; None if none has."""
     entries = call.anatomy.entries[call.entry.level :]
     found = ((e, getattr(e, name)) for e in entries for name in names if hasattr(e, name))
     return next(found, None)
 
 
 def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
-    """Return a model's own positions (axes, rows, columns) of documents with media, or None.
+    """Return positions (axes, rows, columns) that the model gives documents with media, or None.
 
-    Positions of three axes that the call gives are left alone; positions of one axis only tell
-    where documents begin, as collators write them. A model that counts images over the rows of a
-    batch is asked for one document at a time. Raises `InvalidPacking` if the model cannot number
-    the documents with the media of the call.
+    None for text alone, and for models that do not number media. Positions of three axes that the
+    call gives are left alone; positions of one axis only tell where documents begin, as collators
+    write them. A model that counts images over the rows of a batch is asked for one document at a
+    time. Raises `InvalidPacking` if the model cannot number the documents with the media of the
+    call.
     """
     arguments = call.arguments
     told, found = arguments.get("position_ids"), _numbering(call, _WHOLE, _INDEX)
@@ -112,7 +113,7 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
 def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], TokenMap]:
-    """Return arguments with documents as right-padded rows, and the map into these rows."""
+    """Return the arguments with documents as right-padded rows, and the map into these rows."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(*layout.shape)
     call: dict[str, Any] = {}
@@ -132,10 +133,10 @@ def _as_rows(
 
 
 def positions_of_rows(call: Call) -> Tensor | None:
-    """Return positions (axes, rows, columns) of a batch, each row numbered alone; or None.
+    """Return positions (axes, rows, columns) of a padded batch, each row numbered alone, or None.
 
-    The model numbers the images over all rows. None if the call has no such images, or brings
-    positions.
+    The model itself numbers the images over all rows. None if the call has no such images, or
+    brings positions.
     """
     arguments, found = call.arguments, _numbering(call, _WHOLE)
     if found is None or "position_ids" in call.given or "mm_token_type_ids" not in call.given:
@@ -164,7 +165,7 @@ def _state_kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> Tensor:
-    """Return positions of rows, each computed alone with its images, runs of tokens of type 1."""
+    """Return positions (axes, rows, columns), computed row by row; an image is a run of type 1."""
     kinds = call.get("mm_token_type_ids")
     if kinds is None:
         return compute(**call)  # which says what is missing
@@ -184,7 +185,7 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> Tensor:
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
-    """Return the scope and arguments with which every row of a batch attends to its own images.
+    """Return (scope, arguments) with which each row of a batch attends to its own images only.
 
     They are None where upstream does not mix images of rows, or no mask tells which are a row's.
     Images that only fill up a row are none of its document.
@@ -241,6 +242,6 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
 
 
 def _real_images(call: Call) -> Tensor | None:
-    """Return True for images that belong to a row, False for fillers; None if nothing tells."""
+    """Return a mask (rows, images), False for images that only fill up a row; None if unknown."""
     ids = call.arguments.get(_OF_IMAGES)
     return ids != 0 if isinstance(ids, Tensor) else None

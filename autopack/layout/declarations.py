@@ -157,7 +157,7 @@ def _tensors(
     device: torch.device,
     continues: bool,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the arguments that declare documents, by name, after checking their shapes."""
+    """Yield (name, tensor) of arguments that declare documents; raise if one is malformed."""
     rows, columns = shape
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
@@ -172,7 +172,7 @@ def _tensors(
         ):
             # M-RoPE. With four sections the first holds text positions.
             yield (
-                (_SECTIONS, _in_one(position_ids))
+                (_SECTIONS, _one_per_token(position_ids))
                 if sections
                 else ("position_ids", position_ids[0])
             )
@@ -229,7 +229,7 @@ def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool
 def _declarations(
     host: dict[str, np.ndarray], real: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name for messages, True where a document starts: (rows, columns)) per declaration."""
+    """Yield (name for messages, mask (rows, columns) of documents' first tokens) for each form."""
     if "position_ids" in host:
         values, starts = host["position_ids"][real], np.zeros_like(real)
         if (values < 0).any():
@@ -250,7 +250,7 @@ def _declarations(
 
 
 def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
-    """Raise `InvalidPacking` if two arguments declare different documents."""
+    """Raise `InvalidPacking` if two arguments declare different starts at the tokens `later`."""
     for one, other in pairwise(declarations):
         differs = (declarations[one] != declarations[other]) & later
         if differs.any():
@@ -277,10 +277,10 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
     return (starts & real) | edges
 
 
-def _in_one(positions: Tensor) -> Tensor:
-    """Return positions (3, rows, columns) with one number per token: int64 (rows, columns).
+def _one_per_token(positions: Tensor) -> Tensor:
+    """Return one number per token, int64 (rows, columns), for positions (3, rows, columns).
 
-    The result is twice the time position, plus one if the sections differ, as in images, or are no
+    It is twice the time position, plus one if the sections differ, as in images, or are no
     whole numbers, as in videos; -1 if one is negative.
     """
     time = positions[0].long()
@@ -307,7 +307,7 @@ def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
 def _section_starts(
     sections: np.ndarray, real: np.ndarray, later: np.ndarray, declared: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return True where documents start by positions of three sections: at 0 in all of them.
+    """Return a mask (rows, columns), True where three sections of positions begin a document at 0.
 
     In a document, time goes on and text counts on by one. Anything else could be a document that
     starts at a later position, or a video with its sound numbered beside it; only another
@@ -339,7 +339,7 @@ def _section_starts(
 
 
 def _segment_starts(mask: np.ndarray) -> np.ndarray:
-    """Return True where a segment of an attention mask begins, (rows, columns)."""
+    """Return a mask (rows, columns), True where a segment id of an attention mask begins."""
     starts = changes(mask)
     rows, columns = np.nonzero(starts & (mask > 0))
     runs, counts = np.unique(np.stack([rows, mask[rows, columns]]), axis=1, return_counts=True)
@@ -354,7 +354,7 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
 
 
 def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return True where cumulative lengths begin a document, (rows, columns)."""
+    """Return a mask (rows, columns), True where cumulative lengths `bounds` begin a document."""
     columns, last = real.shape[1], int(bounds[-1])
     # Some collators repeat the end; an empty document is none. Others end before padding that the
     # mask marks.

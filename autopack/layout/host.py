@@ -60,7 +60,7 @@ _ASSERTING = ("cuda",)
 
 
 def _state(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return a tensor's version, address and shape, changed by writes, or None if unversioned."""
+    """Return a tensor's (version, address, shape), changed by writes; None if it has no version."""
     if tensor.is_inference():
         return None
     return tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape
@@ -160,6 +160,7 @@ class HostBatch(dict[str, Any]):
         """Return the batch moved to a device, with all values in its lists, tuples and dicts."""
 
         def moved(value: Any) -> Any:
+            """Return a value on the device; remember a moved tensor's integers from the CPU."""
             if not isinstance(value, Tensor):
                 return value.to(device) if hasattr(value, "to") else value
             there = value.to(device, non_blocking=non_blocking)

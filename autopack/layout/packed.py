@@ -73,7 +73,7 @@ class PackedLayout:
     def from_lengths(
         cls, lengths: list[list[int]], device: torch.device | str = "cpu"
     ) -> PackedLayout:
-        """Build from the lengths of documents in tokens, by row; all rows must be equally long."""
+        """Return the layout of documents of these lengths, by row; rows must be equally long."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(
@@ -92,7 +92,7 @@ class PackedLayout:
         real: np.ndarray,
         slots: int = 0,
     ) -> PackedLayout:
-        """Build from arrays (rows, columns), True at documents' first tokens and at real tokens.
+        """Return the layout of masks (rows, columns) of documents' first tokens and of real tokens.
 
         `positions` are the position ids of the call, of the same shape, if known. A run of padding
         longer than every document is cut: models may have no positions for so many tokens. `slots`
@@ -123,7 +123,7 @@ class PackedLayout:
         device: torch.device,
         positions: np.ndarray | None = None,
     ) -> PackedLayout:
-        """Build from rows of one document each, True at its tokens; padding is documents too."""
+        """Return the layout of rows of one document each, `real` tokens, and of runs of padding."""
         return cls.from_starts(changes(real), device, positions, real)
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -132,7 +132,7 @@ class PackedLayout:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns; in compiled code, of a tensor, so that one graph serves any numbers."""
+        """Rows and columns; in compiled code read from a tensor, so that one graph serves any."""
         if torch.compiler.is_compiling():
             return self.extent.shape[0], self.extent.shape[1]
         return self.rows, self.columns
@@ -196,7 +196,7 @@ class PackedLayout:
         return one_row(self.sizes[kept], self.device, first, largest)
 
     def in_chunks(self, size: int) -> PackedLayout:
-        """Return the layout of chunks of `size` tokens of each document (chunked attention)."""
+        """Return the layout with documents cut into chunks of `size` tokens (chunked attention)."""
 
         chunks = partial(PackedLayout, self.rows, self.columns)
         return self.derived(("chunks", size), lambda: chunks(_cut(self.bounds, size), self.device))
@@ -260,7 +260,7 @@ def real_tokens(layout: PackedLayout) -> np.ndarray:
 
 
 def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
-    """Return the bounds with further ones, so that no two are more than `size` apart."""
+    """Return `bounds` with more between them, so that neighbours are at most `size` apart."""
     return np.concatenate([*(np.arange(a, b, size) for a, b in pairwise(bounds)), bounds[-1:]])
 
 

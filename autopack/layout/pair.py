@@ -76,10 +76,9 @@ def declared_of(
     arguments: Mapping[str, Any],
     pad_token_id: int | None,
 ) -> tuple[list[np.ndarray] | None, Pair | None]:
-    """Return the real tokens of each half of a call, and its halves if it packs or pads documents.
+    """Return the halves' masks of real tokens, and a `Pair` if the call packs or pads, else None.
 
-    Real tokens are True in (rows, columns) of each half that the call brings; None if it brings
-    none.
+    There is one mask (rows, columns) for each half that the call brings; None if it brings none.
 
     `position_ids`, `seq_idx` or an `attention_mask` of segment ids declare the encoder's documents;
     the same names with `decoder_` before them declare the decoder's. In a padded batch without
@@ -179,7 +178,7 @@ def _read(
     prefix: str,
     inputs: Tensor,
 ) -> declarations.Declared:
-    """Return the documents and padding that are declared for one half."""
+    """Return the documents and padding that arguments with `prefix` declare for one half."""
     names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
     given = {name: arguments.get(full) for name, full in names.items()}
     known = {name: host[full] for name, full in names.items() if full in host}
@@ -192,7 +191,7 @@ def _before_last_label(
     target: Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
-    """Return True up to each row's last label, (rows, columns), for a decoder without a mask."""
+    """Return a mask (rows, columns), True up to each row's last label, for an unmasked decoder."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:

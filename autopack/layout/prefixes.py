@@ -55,7 +55,7 @@ class Prefixes:
 
     @property
     def saved(self) -> int:
-        """Number of tokens that are not computed, since another document has computed them."""
+        """Number of the documents' tokens that do not run, since another document has the same."""
         return len(self.columns) - self.tokens
 
     @cached_property

@@ -35,7 +35,7 @@ def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
 
 
 def sees_itself(mask: Tensor) -> Tensor:
-    """Return True at tokens that see themselves, bool (rows or 1, columns); others are padding."""
+    """Return a mask (rows or 1, columns), False at padding: tokens that do not see themselves."""
     return _seen(mask.diagonal(dim1=2, dim2=3)).any(1)
 
 
@@ -83,7 +83,7 @@ def images_of_documents(
     layout: PackedLayout,
     real: Tensor | None,
 ) -> SeenImages | str:
-    """Return the `SeenImages` of a mask (rows, columns, images, ...), or the reason if unclear.
+    """Return the `SeenImages` of a mask (rows, columns, images, ...), or a str: why it is unclear.
 
     `real` (rows, images) is False at images that only fill up a row, if the call declares it.
     """

@@ -90,12 +90,12 @@ class TokenMap:
 
     @cached_property
     def real(self) -> np.ndarray:
-        """True at tokens that the other batch has, (rows, columns) of the first one."""
+        """Mask of the first batch (rows, columns), True at tokens that the other batch has."""
         return self.places >= 0
 
     @cached_property
     def filled(self) -> np.ndarray:
-        """True at tokens of the other batch, False at its padding."""
+        """Mask of the other batch (rows, columns), True at its tokens, False at its padding."""
         return self.places.reshape(-1)[self.sources] == np.arange(self.sources.size).reshape(
             self.into
         )
@@ -148,7 +148,7 @@ class TokenMap:
         )
 
     def gather(self, value: Tensor, axis: int = 1) -> Tensor:
-        """Return a value of the first batch, (rows, columns, ...), rearranged for the other one.
+        """Return a value of the first batch, (rows, columns, ...), in the form of the other batch.
 
         Differentiable. The columns lie at `axis`, behind the rows. With 0 the value is flat,
         (rows * columns, ...), and so is the result.
@@ -159,9 +159,9 @@ class TokenMap:
         return found.unflatten(along, self.into) if axis else found
 
     def restore(self, value: Tensor, axis: int = 1, fill: bool = False) -> Tensor:
-        """Return a value of the other batch rearranged for the first, zero where that has no token.
+        """Return a value of the other batch in the form of the first, zero at tokens it leaves out.
 
-        Differentiable. With `fill`, the value of the first token stands there.
+        Differentiable. With `fill`, the value of the first token stands there instead of zero.
         """
         along = max(axis - 1, 0)
         tokens = value.flatten(along, along + 1) if axis else value
@@ -194,9 +194,9 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def in_order(parts: list[Any], groups: list[np.ndarray]) -> Tensor | None:
-    """Return results of groups, (documents of the group, ...) each, in the order of the documents.
+    """Return results of groups, each (documents, ...), as one tensor in the order of documents.
 
-    None stands for anything else, and for results of several shapes.
+    Returns None if a part has another form, and if their shapes differ.
     """
     tensors = [part for part in parts if isinstance(part, Tensor) and part.dim()]
     if [*map(len, tensors)] != [*map(len, groups)] or len({part.shape[1:] for part in tensors}) > 1:
@@ -211,7 +211,7 @@ def equally_long(layout: PackedLayout) -> list[np.ndarray]:
 
 
 def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
-    """Return `equally_long` without runs of padding, unless nothing else is there."""
+    """Return `equally_long` without runs of padding; with them if there is nothing else."""
     real, lengths = np.flatnonzero(real_documents(layout)), layout.sizes
     return [real[group] for group in by_length(lengths[real])] if len(real) else by_length(lengths)
 
@@ -250,7 +250,7 @@ class Batches:
 
     @classmethod
     def of(cls, layout: PackedLayout, groups: list[np.ndarray]) -> Batches:
-        """Return one batch per group of documents; tokens of documents in no group get zeros."""
+        """Return one batch per group of documents; tokens in no group get zeros back."""
         maps = [TokenMap.of_documents(layout, documents) for documents in groups]
         ends = np.cumsum([each.sources.size for each in maps])
         back = np.full((layout.rows, layout.columns), ends[-1])
@@ -260,7 +260,7 @@ class Batches:
 
     @classmethod
     def grouped(cls, layout: PackedLayout, grouping: Grouping | None = None) -> Batches:
-        """Return batches by `grouping`, or in buckets of similar length; made once per layout."""
+        """Return the `Batches` by `grouping`, by default in `buckets`; made once per layout."""
         grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
@@ -269,7 +269,7 @@ class Batches:
         outputs: list[Any],
         otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1],
     ) -> Any:
-        """Return a module's outputs for all batches as an output for packed rows.
+        """Return a module's outputs for all batches, put together to one for packed rows.
 
         Dictionaries, outputs of transformers, tuples and lists are put together part by part. A
         part without a value for every token becomes the result of `otherwise`: by default, the part
@@ -277,6 +277,7 @@ class Batches:
         """
 
         def joined(*parts: Any) -> Any:
+            """Return one part of all batches as (rows, columns, ...), or `otherwise` of it."""
             if not all(each.holds(part) for each, part in zip(self.maps, parts, strict=True)):
                 return otherwise(list(parts))
             flat = [part.flatten(0, 1) for part in parts]
@@ -325,10 +326,10 @@ def mean_loss(losses: list[Tensor | None], counts: list[int], device: torch.devi
 
 
 def items_of_share(arguments: Mapping[str, Any], count: int, total: int) -> dict[str, Any]:
-    """Return {"num_items_in_batch": the share of `count` of `total` labels}, or {} if not given.
+    """Return {"num_items_in_batch": the given number * `count` / `total`}, or {} if not given.
 
-    It is that share of the number given. Some losses divide a sum by it and others ignore it; in
-    both cases `mean_loss` of all shares is the loss of the whole.
+    `count` of `total` labels belong to this share. Some losses divide a sum by the number and
+    others ignore it; in both cases `mean_loss` of all shares is the loss of the whole.
     """
     items = arguments.get("num_items_in_batch")
     return {"num_items_in_batch": items * (count / total)} if items is not None and count else {}

@@ -25,7 +25,7 @@ class Of(Enum):
 
 
 def changes(values: np.ndarray) -> np.ndarray:
-    """Return True in column 0 and where a value is not the last one: (rows, columns)."""
+    """Return a mask (rows, columns), True in column 0 and where the value before differs."""
     starts = np.ones(values.shape, dtype=bool)
     starts[:, 1:] = np.diff(values, axis=1) != 0
     return starts
@@ -65,7 +65,7 @@ TABLE = (
 
 
 def names(wanted: Callable[[Declaration], bool]) -> tuple[str, ...]:
-    """Return the names of the table's entries for which `wanted` is True, in order."""
+    """Return the names of the declarations in `TABLE` for which `wanted` is True, in order."""
     return tuple(way.name for way in TABLE if wanted(way))
 
 

@@ -28,7 +28,7 @@ from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
-from autopack.runtime.runs import RankRuns, from_the_same_buffers, leaving_nothing, with_idle
+from autopack.runtime.runs import RankRuns, from_the_same_buffers, restoring_state, with_idle
 from autopack.runtime.scope import Scope, changed, running_scope, site_scope
 
 Function = Callable[..., Any]
@@ -88,7 +88,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
             idle = []
             for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
                 _, repeated, ran = max(runs, key=itemgetter(0))
-                with leaving_nothing(mixer), changed(layout=ran.layout, memory=ran.memory):
+                with restoring_state(mixer), changed(layout=ran.layout, memory=ran.memory):
                     idle.append(original(mixer, **repeated))
         scope.agreed[id(mixer)] = rank_runs.count
         output = with_idle(output, idle)

@@ -51,11 +51,11 @@ class Joint:
     """The shape of an output that is joined at its first use."""
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the output that `parts` are joined to."""
+        """Return `parts` joined to one output by `join`."""
         return parts[0] if self.join is None else self.join(parts)
 
     def output(self) -> Tensor:
-        """Return the output, detached from any graph; without values if it has a `shape`."""
+        """Return the joined output, in no graph; a placeholder without values if `shape` is set."""
         parts, join = [part.detach() for part in self.parts], self.values or self.joined
         if self.shape is not None:
             return _placeholder(parts[0], self.shape)
@@ -68,14 +68,15 @@ class Joint:
 def joined(
     parts: Mapping[Any, Sequence[Any]], make: Callable[[Any, Sequence[Any]], Any]
 ) -> dict[Any, Any]:
-    """Return the parts of an output, made of those of several runs, each in the graph of all later.
+    """Return an output's parts, joined from those of runs, each in the graph of all later ones.
 
-    `make` returns a part's `Joint` from its key and those of the runs, or what is no tensor as it
-    is to be; once for what stands in several places.
+    `make` returns a `Joint` from a part's key and the runs' values of it, or the final value of
+    what is no tensor; it is called once for a value that has several keys.
     """
     results: dict[tuple[int, ...], Any] = {}
 
     def made(key: Any, each: Sequence[Any]) -> Any:
+        """Return `make` of the runs' values of a part, cached; tuples and lists item by item."""
         if isinstance(each[0], tuple | list):
             return type(each[0])(made(key, own) for own in zip(*each, strict=True))
         known = tuple(map(id, each))
@@ -97,23 +98,24 @@ def joined(
             found[result] = result.output() if waits else result.joined(result.parts)
         if waits:
             _delay_values(found[result], result)
-    return {key: _each_joint(found, value) for key, value in whole.items()}
+    return {key: _replace_joints(value, found) for key, value in whole.items()}
 
 
-def _each_joint(found: Mapping[Joint, Tensor], value: Any) -> Any:
-    """Return a value, or the parts of a tuple or list, with the tensor that is `found` for each."""
+def _replace_joints(value: Any, outputs: Mapping[Joint, Tensor]) -> Any:
+    """Return a value, tuple or list with each `Joint` in it replaced by its tensor in `outputs`."""
     if isinstance(value, tuple | list):
-        return type(value)(_each_joint(found, part) for part in value)
-    return found[value] if isinstance(value, Joint) else value
+        return type(value)(_replace_joints(part, outputs) for part in value)
+    return outputs[value] if isinstance(value, Joint) else value
 
 
 def merged(outputs: Sequence[Any], merge: Merge, loss: Tensor | None, as_tuple: bool) -> Any:
-    """Return the outputs of several runs as one; `merge` gives each field, from its name and parts.
+    """Return one output of several runs' outputs; `merge` makes each field of its name and parts.
 
     `merge` is linear in the parts. `loss` takes the place of the runs' losses.
     """
 
     def made(name: str, each: Sequence[Any]) -> Any:
+        """Return the `Joint` of a field's parts, or the merged field itself if it is no tensor."""
         if name == "loss":
             return None if loss is None else Joint(each)
         with torch.no_grad():
@@ -129,7 +131,7 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: Tensor | None, as_tuple: 
 
 
 def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, Tensor]:
-    """Return the outputs of results, each in the graph of all outputs after it."""
+    """Return each result's output, put into the graph of all later outputs; {} if just one."""
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_graph_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
@@ -157,7 +159,7 @@ def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, Tensor]:
 
 
 class _SentGradients:
-    """Gradients that later outputs send to an earlier one, which is held weakly."""
+    """Gradients that later outputs send to one earlier output, which is held weakly."""
 
     def __init__(self, way: Joint, stands: Sequence[Tensor], parts: Sequence[Tensor]):
         self.edges = [get_gradient_edge(part) for part in parts]
@@ -168,7 +170,7 @@ class _SentGradients:
         self._parts: list[Tensor] = []
 
     def is_wanted(self, node: Any, to_every_leaf: bool) -> bool:
-        """Return True if this backward pass wants the gradient of the output that `node` makes."""
+        """Return True if this backward pass wants the output's gradient; `node` made the output."""
         output = None if self.output is None else self.output()
         if to_every_leaf:  # of one that waits nothing was asked for
             is_asked = any(not isinstance(hook, Look) for hook in self.hooks.values())
@@ -176,7 +178,7 @@ class _SentGradients:
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[Tensor | None]) -> Tensor | None:
-        """Add gradients of the result's parts; return the gradient of the output, or None."""
+        """Add gradients for the parts; return the output's gradient, or None if all are None."""
         if all(part is None for part in parts):
             return None
         if self.refuse is not None:
@@ -185,21 +187,21 @@ class _SentGradients:
             torch.zeros_like(zero) if p is None else p
             for p, zero in zip(parts, self.zeros, strict=True)
         ]
-        before, self._task = self.taken(), torch._C._current_graph_task_id()
+        before, self._task = self.take(), torch._C._current_graph_task_id()
         self._parts = (
             given if before is None else [a + b for a, b in zip(before, given, strict=True)]
         )
         return self.joined(given)
 
-    def taken(self) -> list[Tensor] | None:
-        """Return the gradients that this backward pass has sent, or None, and forget them."""
+    def take(self) -> list[Tensor] | None:
+        """Return and forget the gradients sent in this backward pass; None if there are none."""
         found = self._parts if self._task == torch._C._current_graph_task_id() else None
         self._task, self._parts = -1, []
         return found
 
 
 class _StandIn(torch.autograd.Function):
-    """Autograd function that returns a tensor's stand-in without memory, to differentiate by it."""
+    """Autograd function that returns a tensor's stand-in without memory, to differentiate by."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ class _StandIn(torch.autograd.Function):
 
 
 class _Place(torch.autograd.Function):
-    """Autograd function that returns a joined output; its gradient goes to the result's parts."""
+    """Autograd function that returns a joined output; gradients go to the result's parts."""
 
     @staticmethod
     def forward(
@@ -232,7 +234,7 @@ class _Place(torch.autograd.Function):
             return (None,) * (3 + len(stands) + len(earlier))
         if way.check is not None:
             way.check(gradient)
-        found, before = _gradients_of_parts(way, stands, gradient), sent.taken()
+        found, before = _gradients_of_parts(way, stands, gradient), sent.take()
         if before is not None:
             found = [part - other for part, other in zip(found, before, strict=True)]
         to_every_leaf = torch._C._will_engine_execute_node(probe)
@@ -281,7 +283,7 @@ class _Waiting(Tensor):
 
 
 def _delay_values(output: Any, result: Joint) -> None:
-    """Turn an output into a `_Waiting` tensor, in place."""
+    """Turn an output, in place, into a `_Waiting` tensor that joins `result` at its first use."""
     parts, join = [part.detach() for part in result.parts], result.values or result.joined
     inference = torch.is_inference_mode_enabled()
 
@@ -294,7 +296,7 @@ def _delay_values(output: Any, result: Joint) -> None:
 
 
 def _fill_waiting(output: Any) -> None:
-    """Compute the values of a `_Waiting` tensor, which becomes a plain one in place."""
+    """Turn a `_Waiting` tensor, in place, into a plain one with its values; leave others alone."""
     if type(output) is _Waiting:  # and was not met twice in one call
         values = output.__dict__.pop("values_to_come")
         output.__class__ = Tensor  # type: ignore[assignment]
@@ -302,7 +304,7 @@ def _fill_waiting(output: Any) -> None:
 
 
 def _placeholder(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of a shape in the memory of one number: NaN, or 0 for integers."""
+    """Return a tensor of `shape`, all NaN (0 for integers), in the memory of one number."""
     number = like.new_full((), float("nan")) if like.is_floating_point() else like.new_zeros(())
     return like.new_empty(0).set_(number.untyped_storage(), 0, shape, (0,) * len(shape))
 

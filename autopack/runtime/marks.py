@@ -35,7 +35,7 @@ class Mark:
 
     @property
     def model(self) -> EnabledModel | None:
-        """The enabled model that the module is a part of; None in a copy of a part of one."""
+        """The enabled model that the module is a part of; None in a copy of only a part of it."""
         return self.link.model
 
 
@@ -45,7 +45,7 @@ def mark_of(module: nn.Module) -> Mark | None:
 
 
 def is_severed(module: nn.Module) -> bool:
-    """Return True if a module has a mark whose enabled model it is no longer a part of."""
+    """Return True if a module has a mark, but is a copied part that belongs to no enabled model."""
     mark = mark_of(module)
     return mark is not None and mark.model is None
 
@@ -62,5 +62,5 @@ def enabled_in(model: nn.Module) -> EnabledModel | None:
 
 
 def enabled_at(model: nn.Module) -> EnabledModel | None:
-    """Return the `EnabledModel` of a model that is enabled itself, not a part of one; or None."""
+    """Return the `EnabledModel` of a model that was enabled itself; None for any other."""
     return model.__dict__.get(ENABLED)

@@ -27,7 +27,7 @@ from autopack.runtime.traits import Traits
 
 @dataclass(frozen=True)
 class Around:
-    """The name, module and function of a third-party forward around an enabled model, if known."""
+    """The name, module (if known) and function of third-party code around an enabled model."""
 
     name: str
     place: str | None
@@ -36,7 +36,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Facts and functions of `autopack.integrations` that calls of one model need.
+    """Facts and functions about other libraries that calls of one model need.
 
     `covered_mixer` is the class name of a mixer whose instance has a forward of its own, past
     autopack's, or None. `check_step` raises in the step of a trainer that loses documents.
@@ -99,16 +99,13 @@ class Link:
         RemovableHandle.next_id = max(RemovableHandle.next_id, self.next_hook)
 
     def follow(self, module: Any) -> EnabledModel:
-        """Return the enabled model that `module` is a part of.
-
-        Raises `OutsideForward` where it is a copy of such a part.
-        """
+        """Return the enabled model; raise `OutsideForward` if `module` is a copy without one."""
         if self.model is None:
-            raise OutsideForward(severed(module), code="copied-part")
+            raise OutsideForward(why_severed(module), code="copied-part")
         return self.model
 
 
-def severed(module: Any) -> str:
+def why_severed(module: Any) -> str:
     """Return the error text for a module in a copied part of an enabled model."""
     return (
         f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack "
@@ -225,7 +222,7 @@ class EnabledModel:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Mark that this thread examines the model in this block; its own calls are let through.
+        """Mark this thread as the one that examines the model in this block, so its calls pass.
 
         One thread of the process at a time does so. Threads that are given its context, such as the
         threads of twins, need not wait for it.
@@ -258,7 +255,7 @@ class EnabledModel:
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def ask_twin(self, *question: Any) -> str | None:
-        """Return a twin's reason against calls of a kind (see `twin_says`), or None; keep it."""
+        """Return a twin's reason against a kind of call (see `twin_says`) or None; remember it."""
         if self.is_settling or self.twin_says is None:
             return None
         if question not in self.said_by_twins:
@@ -270,18 +267,21 @@ class EnabledModel:
 
     @property
     def chunk_sizes(self) -> set[int]:
-        """Numbers of tokens that its layers process at a time; empty for all at once."""
+        """Numbers of tokens that its layers process at a time; empty if they take all at once."""
         held = (vars(module)["chunk_size_feed_forward"] for module in self.anatomy.chunked)
         return set(filter(None, held))
 
     def is_called_from(self, place: str, function: str = ".*") -> bool:
-        """Return True if an object with a running method of module `place` holds this model."""
+        """Return True if this model, or an object that holds it, runs a method in module `place`.
+
+        `place` is the beginning of a module's name, `function` a pattern for the method's.
+        """
         return not torch.compiler.is_compiling() and any(
             map(self._is_held_by, callers(place, function))
         )
 
     def _is_held_by(self, caller: Any) -> bool:
-        """Return True if the caller is the model, contains it, or has either as its `model`."""
+        """Return True if `caller` is the model or an entry, contains it, or has such a `model`."""
         held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
         if not isinstance(held, nn.Module):
             return False

@@ -33,11 +33,11 @@ _BLIND = "nobody can tell whether its results at padding are read: they get no g
 
 
 class Look(partial):
-    """A gradient hook that observes an output, and does not count as a wish for its gradient."""
+    """Gradient hook that only observes an output, so that it does not ask for its gradient."""
 
 
 class PaddingRead:
-    """Observations of code that reads one model's results at padding."""
+    """Observations whether code outside of one model reads its results at padding."""
 
     def __init__(self) -> None:
         self.ran = 0  # batches that have run without their padding
@@ -73,20 +73,20 @@ class PaddingRead:
         return LOOKS if self.is_due() or not self.answered else None
 
     def why_state_stays(self, model: nn.Module) -> str | None:
-        """Return the reason why a batch keeps its padding for state of modules, or None."""
+        """Return the reason why a batch keeps its padding for modules that keep state, or None."""
         if self.writes is not None:
             return f"{self.writes} in a training call, and keeps state of all columns as stock does"
         return LOOKS_AT_STATE if self.is_due() and not _is_in_backward() and State(model) else None
 
     def look_at_state(self, state: State, counts: bool) -> None:
-        """Note the state that an unchanged call wrote; `counts` if it is the call's only check."""
+        """Note the state that a padded call wrote; count it as a check if it `counts`."""
         self.writes = self.writes or state.changed()
         if counts and not _is_in_backward():
             self.looks += 1
             self.due_at = 2 * (self.ran + self.looks)
 
     def is_due(self) -> bool:
-        """Return True if the next batch is to run as it came, as a check: number 1, 2, 4, 8, ..."""
+        """Return True if the next batch is to keep its padding as a check: the 1st, 2nd, 4th ..."""
         return self.ran + self.looks + 1 >= self.due_at
 
     def look(
@@ -96,7 +96,7 @@ class PaddingRead:
         tokens: Tensor | None = None,
         refuses: bool = False,
     ) -> None:
-        """Put hooks on an output's tensors that note gradients at padding.
+        """Put hooks on an output's tensors that note, or refuse, gradients at padding.
 
         The batch ran as it came; or else it ran without its padding, and gradients there raise
         (`refuses`).
@@ -122,14 +122,14 @@ class PaddingRead:
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 
-    def note(self, tokens: Tensor | None) -> None:
-        """Count a batch that runs without its padding now, and forget its tokens."""
+    def note_unpadded(self, tokens: Tensor | None) -> None:
+        """Count a batch that runs without its padding now, and forget its `tokens`."""
         if not _is_in_backward():
             self.ran += 1
             self._forget(tokens)
 
     def _forget(self, tokens: Tensor | None) -> None:
-        """Forget the tokens of a batch whose gradients have come, and of batches that are gone."""
+        """Forget a batch's `tokens`, and those of all batches that no longer exist."""
         self._looked_at = [
             ref for ref in self._looked_at if ref() is not None and ref() is not tokens
         ]
@@ -153,7 +153,7 @@ class PaddingRead:
         refuses: bool,
         gradient: Tensor | None,
     ) -> None:
-        """Note, or refuse, an output whose gradient is not zero at padding: it is read there."""
+        """Note, or refuse, that an output is read at padding: its gradient is not zero there."""
         # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
         # no zero.
         if gradient is None or not bool(gradient.isfinite().all()):
@@ -175,7 +175,7 @@ class PaddingRead:
 
 
 def _is_in_backward() -> bool:
-    """Return True if a backward pass is running, in which checkpoints repeat earlier calls."""
+    """Return True if a backward pass is running, where checkpoints repeat earlier calls."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -84,7 +84,7 @@ class RowGroup:
         return torch.distributed.get_rank(self.group)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return integers (...) of all ranks, as (ranks, ...) on each; no gradients."""
+        """Return all ranks' integers (...) as (ranks, ...), on each rank; no gradients."""
         found = [torch.empty_like(values) for _ in range(self.ranks)]
         torch.distributed.all_gather(found, values.contiguous(), group=self.group)
         return torch.stack(found)
@@ -101,7 +101,7 @@ class RowGroup:
         return found
 
     def whole(self, part: Tensor, columns: int) -> Tensor:
-        """Return all ranks' parts joined along axis `columns` to whole rows; gradients add up.
+        """Return whole rows: all ranks' parts joined along axis `columns`; gradients add up.
 
         All ranks compute the results of whole rows; each keeps its `part` of them.
         """

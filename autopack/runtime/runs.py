@@ -51,7 +51,7 @@ class Buffers:
 
 
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """Return a module's forward whose every run begins with the buffers as they are now."""
+    """Return a forward that, before every run, puts back the module's buffers as they are now."""
     if not module.training or next(module.buffers(), None) is None:
         return original
     kept = Buffers(module)
@@ -77,13 +77,13 @@ class RankRuns:
         self.count = 0  # runs of this rank so far
 
     def begin(self) -> None:
-        """Count a run that this rank needs itself, and announce it to the other ranks."""
+        """Count a run that this rank needs for its own documents, and announce it to the others."""
         if self.count and self._total is None:
             _any_rank_goes_on(self._groups, True)
         self.count += 1
 
     def idle(self, obstacle: str | None = None) -> Iterator[None]:
-        """Yield once for each run that this rank has yet to make for other ranks.
+        """Yield, and count, once for each run that this rank has yet to make for other ranks.
 
         If a rank that has to has an `obstacle`, every rank raises `UnsupportedModel`.
         """
@@ -97,7 +97,7 @@ class RankRuns:
 
 
 def largest_over_ranks(groups: Sequence[Group], values: Sequence[int]) -> list[int]:
-    """Return the largest of each value over the ranks of all groups; every rank has to call it."""
+    """Return each value's maximum over the ranks of all groups; every rank has to call it."""
     found = list(values)
     for group in groups:
         # Where a group can do so on the CPU, no device is waited for.
@@ -112,7 +112,7 @@ def largest_over_ranks(groups: Sequence[Group], values: Sequence[int]) -> list[i
 
 
 def _any_rank_goes_on(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -> bool:
-    """Return True if any rank has more runs; raise `UnsupportedModel` if one then cannot."""
+    """Return True if any rank is `going_on`; raise `UnsupportedModel` if one then cannot."""
     anybody, stuck = largest_over_ranks(groups, [going_on, obstacle is not None])
     if anybody and stuck:
         raise UnsupportedModel(
@@ -129,7 +129,7 @@ _OF_ZERO = ("ds_", "applied_pre_backward_", "pre_bwd_fn", "post_bwd_fn")
 
 
 @contextmanager
-def leaving_nothing(module: nn.Module) -> Iterator[None]:
+def restoring_state(module: nn.Module) -> Iterator[None]:
     """Restore a module's random state, buffers and numbers at the end of this block.
 
     The graph of such a run keeps copies of the buffers.
@@ -155,7 +155,7 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:
-    """Return output `kept` with the results of idle runs added to its graph, part by part."""
+    """Return output `kept` with the outputs of idle runs in its graph, at a gradient of zero."""
     if not idle:
         return kept
     if isinstance(kept, Tensor):

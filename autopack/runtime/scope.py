@@ -29,7 +29,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.prepared import SeenImages
 from autopack.runtime.marks import MARK, Mark
-from autopack.runtime.model import EnabledModel, severed
+from autopack.runtime.model import EnabledModel, why_severed
 from autopack.runtime.row_group import RowGroup
 
 NO_ENTRY = -1  # level of an activation that no entry has opened
@@ -61,14 +61,14 @@ class Scope:
 
     @property
     def ran(self) -> tuple[int, int]:
-        """Rows and columns that modules see here of the rows of `layout`."""
+        """Rows and columns that modules get: all, a rank's part, or one row with prefixes once."""
         assert self.layout is not None
         if self.shared is not None:
             return self.layout.rows, self.layout.columns // self.shared.ranks
         return self.layout.shape if self.prefixes is None else (1, self.prefixes.tokens)
 
     def refused(self, why: str) -> UnsupportedModel:
-        """Return the error of a module that cannot run where `ran` is not what `layout` has."""
+        """Return the error `why` of a module that cannot run if `ran` is not `layout`'s shape."""
         if self.shared is not None:
             return UnsupportedModel(
                 f"{why}, where each rank has a part of every row. Train it without "
@@ -125,7 +125,7 @@ class Activation:
         return self.inside if self.scope.layout is None else [self.scope.layout]
 
     def enter(self, level: int) -> None:
-        """Note that an inner entry is passed, whose exit must not end this activation."""
+        """Note the start of the inner entry at `level`, whose exit must not end this activation."""
         self.passed = (*self.passed, level)
         self.deepest = max(self.deepest, level)
 
@@ -134,7 +134,7 @@ _HELPERS = ("autopack.", "torch._dynamo.", "contextlib")
 
 
 def _calling_frame() -> FrameType | None:
-    """Return the frame of the forward: the innermost outside autopack, Dynamo and contextlib."""
+    """Return the innermost frame outside autopack, Dynamo and contextlib: the forward's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HELPERS):
         frame = frame.f_back
@@ -156,7 +156,7 @@ ambient = Ambient()
 
 
 def current() -> Activation | None:
-    """Return this thread's innermost activation whose forward is running, or None; drop others.
+    """Return this thread's innermost activation, or None; first drop those whose forwards ended.
 
     Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. The
     activation of such a forward is dropped here: its frame is no longer on the stack.
@@ -181,13 +181,13 @@ def running_scope() -> Scope | None:
 
 
 def of_model(model: EnabledModel) -> Activation | None:
-    """Return this thread's activation if it belongs to this model, or None."""
+    """Return this thread's innermost activation if it is of this model; else None."""
     activation = None if ambient.activation is None else current()
     return activation if activation is not None and activation.scope.model is model else None
 
 
 def close(model: EnabledModel, level: int) -> Activation | None:
-    """Leave the entry at `level`; if no passed entry is left, end and return its activation."""
+    """Leave the entry at `level`; end and return its activation if none is left, else None."""
     activation = ambient.activation
     if (
         activation is None
@@ -205,7 +205,10 @@ def close(model: EnabledModel, level: int) -> Activation | None:
 
 @contextmanager
 def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None) -> Iterator[None]:
-    """Put a scope in force without an entry; `frame` runs it, by default the caller's."""
+    """Put a scope in force in this block, without an entry, for the forward that `frame` runs.
+
+    By default that is the caller's.
+    """
     outer = ambient.activation
     ambient.activation = Activation(scope, outer, level, frame=frame)
     try:
@@ -223,7 +226,7 @@ def stock(model: EnabledModel) -> Iterator[None]:
 
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
-    """Run a part of the current forward, in this block, in a scope with other `fields`."""
+    """Run a part of the current forward, in this block, in a copy of its scope with `fields`."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
@@ -237,7 +240,7 @@ def without_layout() -> AbstractContextManager[None]:
 
 
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
-    """Return the scope of `module`'s forward, or None if it has no mark or mixes no tokens.
+    """Return the scope that `module` runs in, or None if it has no mark or mixes no tokens.
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with
     another model's. With `one_token` the module has one token per row, which needs no scope: two
@@ -261,7 +264,7 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
     """Return the error for a mixing module that was reached without its model's scope."""
     if mark.model is None:
-        return OutsideForward(severed(module), code="copied-part")
+        return OutsideForward(why_severed(module), code="copied-part")
     return OutsideForward(
         f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached "
         "without passing that model's entry, so its documents are unknown. Call the model itself, "
@@ -313,7 +316,7 @@ class ArrivalHook:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return True if the module's compiled forward ran, in which arrival leaves no trace."""
+    """Return True if the module has a compiled forward, in which arrival leaves no trace."""
     method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
     return (
         getattr(method, "__self__", None) is module
@@ -327,7 +330,7 @@ arguments."""
 
 
 class _Rebound:
-    """A checkpointed function that runs in the scope in which it was first called."""
+    """A checkpointed function that runs, in backward too, in the scope of its first call."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope):
         self.function = function
@@ -375,7 +378,7 @@ class BoundCheckpoint:
 
 
 def bind_checkpointing(modules: list[nn.Module], bound: bool = True) -> None:
-    """Wrap every checkpoint function of `modules` once, or put back the wrapped ones."""
+    """Wrap every checkpoint function of `modules` once; if not `bound`, put them back."""
     for held in map(vars, modules):
         for name in _FUNCTIONS:
             function = held.get(name)

@@ -84,7 +84,7 @@ class Volume(NamedTuple):
         return Volume(*map(int.__add__, self, other))
 
     def minus(self, other: Volume) -> Volume:
-        """Return this volume without another one that is a part of it, field by field."""
+        """Return this volume less another one that is a part of it, field by field."""
         return Volume(*map(int.__sub__, self, other))
 
     @property
@@ -94,13 +94,13 @@ class Volume(NamedTuple):
 
     @property
     def padding_skipped(self) -> float:
-        """Share of padding that did not run in the columns that came."""
+        """Share of the columns that came that were padding and did not run."""
         came = self.columns + self.skipped + self.shared
         return self.skipped / came if came else 0.0
 
     @property
     def amount(self) -> str:
-        """The number of tokens that ran and of their columns, in words."""
+        """The numbers of real tokens and of columns that ran, in words."""
         shared = (
             f", {self.shared:,} of them computed with those of another row," if self.shared else ""
         )
@@ -142,8 +142,8 @@ class Tally:
     """
     _latest: tuple[float, int] = (0.0, 0)  # the same of the latest
 
-    def ran(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
-        """Count a call that is about to run, or correct its earlier count `instead_of`."""
+    def count(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
+        """Count a call that is about to run; or replace its earlier count, `instead_of`."""
         if instead_of is not None:
             volume = volume.minus(instead_of)
         if not trains:
@@ -191,7 +191,7 @@ class Tally:
 
     @property
     def padding(self) -> int:
-        """Number of padding tokens left out of padded batches that ran as a packed row."""
+        """Number of padding tokens that padded batches run as a packed row left out."""
         return self.unpadded.skipped
 
     @property
@@ -277,7 +277,7 @@ class Checked:
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
     def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
-        """Return True if a call is larger than the checked calls, or of another kind.
+        """Return True if a call is larger than all checked calls, or of another kind.
 
         It does if a size passes a power of two; of code that is checked `closely`, if it is larger.
         """
@@ -287,7 +287,7 @@ class Checked:
         return any(map(gt, sizes, known)) or not kinds <= self.kinds
 
     def count_and_ask(self, trains: bool) -> bool:
-        """Count a call; return True if it is to be checked, whatever its sizes and kinds."""
+        """Count a call; return True if its number alone, or an earlier leak, makes a check due."""
         self.calls, self.since, self.trained = self.calls + 1, self.since + 1, self.trained + trains
         if self.every and trains and self.trained % self.every == 0:
             return True
@@ -319,5 +319,5 @@ class Checked:
 
 
 def number_of(count: int, what: str) -> str:
-    """Return a count and its noun, singular or plural, such as "2 batches"."""
+    """Return a count and noun `what`, in the plural if needed, such as "2 batches"."""
     return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")

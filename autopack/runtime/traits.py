@@ -44,10 +44,10 @@ class Traits:
         self.reads_padding = any(way.reads_padding for way in ways)
         self.recurs = any(way.recurs for way in ways)
         self.adjusted = any(map(family.adjustment_of, anatomy.attention))
-        """True if its attention gets queries, keys or values that were made by columns."""
+        """True if its attention gets queries, keys or values that depend on columns."""
         self.counts_columns = self.adjusted or any(way.counts for way in ways)
         """True if something in it counts columns, padding's too."""
-        self.counts_padding = self.recurs or self.reads_padding or self.counts_columns
+        self.padding_matters = self.recurs or self.reads_padding or self.counts_columns
         """True if padding before a token changes its result, by a state or by counted columns."""
         self.uses_positions = family.positions and (attends or told_positions)
         """True if it takes `position_ids`."""

@@ -375,7 +375,7 @@ def cutter_of(trainer: Any) -> StepCutter | None:
 def _ignores_left_padding(enabled: EnabledModel) -> bool:
     """Return True if left padding moves no positions, or only differences between them count."""
     traits, model = enabled.traits, enabled.anatomy.entries[0]
-    if traits.counts_padding:
+    if traits.padding_matters:
         return False
     numbering = registry.numbering_of(model.config)
     return numbering.along_mask or numbering.after_pad_token or numbering.relative or rotates(model)

@@ -189,7 +189,7 @@ def _stock_ignores_padding(call: Call) -> bool:
         return not any(map(releases.is_flash, (own, *call.model.implementations())))
     if call.declared.real is None:
         return True
-    return not call.model.traits.counts_padding or (
+    return not call.model.traits.padding_matters or (
         call.padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary
     )
 

@@ -4,7 +4,7 @@ by."""
 import pytest
 from torch import nn
 
-from autopack.runtime.runs import leaving_nothing
+from autopack.runtime.runs import restoring_state
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,6 @@ from autopack.runtime.runs import leaving_nothing
 def test_numbers_are_put_back_where_they_are_of_the_model(name, is_kept, before):
     module = nn.Linear(2, 2)
     setattr(module, name, before)
-    with leaving_nothing(module):
+    with restoring_state(module):
         setattr(module, name, 3)
     assert getattr(module, name) == (3 if is_kept else before)
