@@ -19,17 +19,17 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 215_000,
-    "statements": 19_619,
-    "functions": 1_907,
-    "modules": 193,
+    "tokens": 210_055,
+    "statements": 19_381,
+    "functions": 1_878,
+    "modules": 179,
     "lines over 100 characters": 0,
     "files over 400 lines": 0,
     "class names in two places": 0,
     "docstrings that begin with a question word": 0,
     "places that look at the Python stack": 2,
-    "files that a packed call visits": 24,
-    "calls of the package in it": 248,
+    "files that a packed call visits": 22,
+    "calls of the package in it": 239,
 }
 """Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls;
 0 of the rest."""
