@@ -153,14 +153,12 @@ def _uses_first_label(run: Run, arguments: Arguments) -> bool | None:
         return arguments | {"labels": changed}
 
     heard = _loss_and_gradients(run, arguments)
-    if heard is None:
-        return None
     for column in range(3):
-        changed = _loss_and_gradients(run, with_other_label(column))
-        if changed is None and column == 0:
-            return None
-        if changed is not None and _differ(heard, changed):
-            return column == 0
+        changed = heard and _loss_and_gradients(run, with_other_label(column))
+        if heard and changed and _differ(heard, changed):
+            return not column
+        if not (changed or column):
+            break
     return None
 
 

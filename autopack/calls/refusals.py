@@ -209,9 +209,10 @@ def refuse(call: Call, *others: Obstacles) -> None:
     """Raise `AutopackError` for the first obstacle to packed rows in a call or in `others`."""
     call.model.lease.check()
     for reason, code in chain(obstacles(call), _obstacles_of_packed(call), *others):
+        way_out = "Or" if ". " in reason else "Leave that out, or"
         raise (InvalidPacking if code in _OF_DATA else UnsupportedModel)(
-            f"{call.name} cannot run packed rows: {reason}. Leave that out, or run the documents "
-            "one per row.",
+            f"{call.name} cannot run packed rows: {reason}. {way_out} run the documents one per "
+            "row.",
             code=code,
         )
 
