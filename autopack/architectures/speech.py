@@ -56,7 +56,7 @@ def _within_chunks(config: Any, given: Given) -> Lengths:
     return None if lengths is None else np.minimum(lengths, 2 * config.audio_config.n_window)
 
 
-def _with_a_frame_more(config: Any, given: Given) -> Lengths:
+def _if_padding_makes_a_feature(config: Any, given: Given) -> Lengths:
     """Return sounds' frames if Nemotron-H Omni would make a feature of padding, else None.
 
     It counts one frame more than the mask, which is padding if it begins a feature.
@@ -80,21 +80,21 @@ def _in_less_than_a_window(config: Any, given: Given) -> Lengths:
     return _lengths(config, given)
 
 
-def _refuse_unlike(
+def _why_unlike(
     frames: Callable[[Any, Given], Lengths],
     config: Any,
     given: Given,
     layout: PackedLayout,
 ) -> str | None:
-    """Return the reason to refuse sounds of different lengths by `frames`, or None if alike."""
+    """Return why sounds that differ in `frames` are refused; None if all are alike or unknown."""
     lengths = frames(config, given)
     if lengths is None or lengths.min() == lengths.max():
         return None
     return f"they have {lengths.min()} to {lengths.max()} frames, and {_BEHIND}"
 
 
-def _refuse_unlike_without_a_mask(config: Any, given: Given, layout: PackedLayout) -> str | None:
-    """Return the reason to refuse sounds of different lengths, or silence that may hide them.
+def _why_unlike_or_silent(config: Any, given: Given, layout: PackedLayout) -> str | None:
+    """Return why sounds of unlike length, or that may end in padding, are refused, else None.
 
     Silence and padding have one value in all bins.
     """
@@ -112,7 +112,7 @@ def _refuse_unlike_without_a_mask(config: Any, given: Given, layout: PackedLayou
                 f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no "
                 f"mask tells apart, and {_BEHIND}"
             )
-    return _refuse_unlike(_lengths, config, given, layout)
+    return _why_unlike(_lengths, config, given, layout)
 
 
 def _placeholders(config: Any, given: Given) -> Lengths:
@@ -138,8 +138,8 @@ def _refuse_adjacent(config: Any, given: Given, layout: PackedLayout) -> str | N
     )
 
 
-def _refuse_one_for_each(config: Any, given: Given, layout: PackedLayout) -> str | None:
-    """Return the reason to refuse single placeholders for Qwen2-Audio's sounds, or None.
+def _why_one_for_each(config: Any, given: Given, layout: PackedLayout) -> str | None:
+    """Return why sounds with one placeholder each are refused (Qwen2-Audio); None if any has a run.
 
     The model takes them for the older form, one per sound, and makes longer rows of them.
     """
@@ -154,13 +154,13 @@ def _refuse_one_for_each(config: Any, given: Given, layout: PackedLayout) -> str
 
 _BEHIND = "its encoder reads what stands behind a shorter one"
 _TOGETHER: dict[str, SoundsRule] = {
-    "gemma3n nemo_speechlm": partial(_refuse_unlike, _lengths),
-    "glmasr": partial(_refuse_unlike, _in_less_than_a_window),
+    "gemma3n nemo_speechlm": partial(_why_unlike, _lengths),
+    "glmasr": partial(_why_unlike, _in_less_than_a_window),
     "musicflamingo": _refuse_adjacent,
-    "nemotron_h_omni": partial(_refuse_unlike, _with_a_frame_more),
-    "qwen2_audio": _refuse_one_for_each,
-    "qwen3_omni_moe_thinker": partial(_refuse_unlike, _within_chunks),
-    "granite_speech granite_speech_plus phi4_multimodal": _refuse_unlike_without_a_mask,
+    "nemotron_h_omni": partial(_why_unlike, _if_padding_makes_a_feature),
+    "qwen2_audio": _why_one_for_each,
+    "qwen3_omni_moe_thinker": partial(_why_unlike, _within_chunks),
+    "granite_speech granite_speech_plus phi4_multimodal": _why_unlike_or_silent,
 }
 
 FAMILY = Family.of(

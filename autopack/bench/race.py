@@ -65,7 +65,7 @@ def race(
     least: int = 1,
     report: Callable[[int, dict[str, list[Lap]]], Any] = lambda number, laps: None,
 ) -> dict[str, list[Lap]]:
-    """Run every arm once per round, another one first each time, and return their laps by name.
+    """Run the arms in rounds, by turns, and return the laps, by name, of arms that did not fail.
 
     There are `rounds` rounds. If that is None, there are at least `least`, and more as long as
     another one should end before `until` (by `time.monotonic`). An arm, such as an `Entrant`,
@@ -168,7 +168,7 @@ def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> in
 
 
 def mebibytes(count: int | None) -> str:
-    """Return a number of bytes as text in MiB; "-" for None."""
+    """Return bytes as MiB, in text without the unit, such as "1,024.0"; "-" for None."""
     return "-" if count is None else f"{count / 2**20:,.1f}"
 
 
@@ -317,7 +317,7 @@ class Contest:
             self.update(call)
 
     def measure_peak(self, outcome: Outcome) -> None:
-        """Run an arm's largest call twice, and record the second run's peak memory in `outcome`."""
+        """Record the peak memory of an arm's largest call in `outcome`, in the `state` in force."""
         largest = max(self.calls[outcome.arm.name], key=lambda call: call["input_ids"].numel())
         self.model.train(self.optimizer is not None)
         self.update(largest)

@@ -31,7 +31,7 @@ Obstacles = Iterator[tuple[str, str]]
 
 
 def refuse_bypassed_top(tops: list[Any]) -> None:
-    """Raise `OutsideForward` if the running `forward` of one of `tops` was called directly.
+    """Raise `OutsideForward` if one of `tops`, the models around an entry, is running a forward.
 
     `tops` are the models around an entry. A backbone called on its own is fine.
     """
@@ -111,7 +111,7 @@ def _obstacles_of_packed(call: Call) -> Obstacles:
 
 
 def _obstacles_of_media(call: Call, of_media: list[str]) -> Obstacles:
-    """Yield (reason, code) why packed rows cannot have the media in the arguments `of_media`.
+    """Yield (reason, code) why packed rows cannot have these media; raise if sounds would mix.
 
     Raises `InvalidPacking` for sounds that would not be kept apart.
     """
@@ -169,7 +169,7 @@ def _obstacles_of_media(call: Call, of_media: list[str]) -> Obstacles:
 
 
 def _obstacles_of_rows(call: Call, layout: PackedLayout) -> Obstacles:
-    """Yield (reason, code) why a call, if of no encoder-decoder, cannot run packed rows."""
+    """Yield (reason, code) against packed rows of a call of no pair: layout, labels and head."""
     if call.entry.earliest_position:
         yield from early_positions(call, layout)
     for size in call.model.chunk_sizes:
@@ -218,7 +218,7 @@ def refuse(call: Call, *others: Obstacles) -> None:
 
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
-    """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
+    """Raise `AutopackError` if a call of a model that is no pair cannot run packed rows."""
     refuse(call, _obstacles_of_rows(call, layout))
 
 
@@ -255,7 +255,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 
 
 def own_masks_suffice(call: Call, layout: PackedLayout) -> bool:
-    """Return True if a packed call's own masks keep documents apart, so that it runs as it came.
+    """Return True if prepared masks must be kept, so that a packed call runs as it came.
 
     A mask that lets every document see all that it would see alone does not count: such documents
     are served. A mask that lets documents see each other contradicts other declarations. Raises

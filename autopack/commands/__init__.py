@@ -144,10 +144,10 @@ def add_model_options(
     dtype: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Add --attn, --trust-remote-code, --dtype and --device, with these defaults.
+    """Add --attn, --trust-remote-code, --dtype and --device; a default of None stays None.
 
-    By a default of None, the device is a GPU if there is one, and the dtype bfloat16 on a GPU, else
-    float32.
+    The help says that None stands for a GPU if there is one, and for bfloat16 there, else float32:
+    the caller fills that in.
     """
     parser.add_argument(
         "--attn-implementation",
@@ -267,7 +267,7 @@ def types_for(tasks: Iterable[str]) -> list[str]:
 
 
 def _task_for(model_type: str, tasks: Iterable[str]) -> str:
-    """Return the task, one of `tasks`, that a model type is built for.
+    """Return which of `tasks` a type is built for: its own (masked-lm, seq2seq), or the first.
 
     An encoder is built as a masked language model, an encoder-decoder as one, and others as the
     first that they can be.

@@ -55,7 +55,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_row(cls, documents: int, *halves: np.ndarray, saved: int = 0) -> Volume:
-        """Return the volume of a batch whose real tokens run as one row, or one per half.
+        """Return the volume of a batch run as one row, or one per half (masks of real tokens).
 
         `saved` of them do not run, since another row began with the same ones.
         """
@@ -143,7 +143,7 @@ class Tally:
     _latest: tuple[float, int] = (0.0, 0)  # the same of the latest
 
     def count(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
-        """Count a call that is about to run; or replace its earlier count, `instead_of`."""
+        """Add a call to `training` or `evaluation`, in place of `instead_of` if it was counted."""
         if instead_of is not None:
             volume = volume.minus(instead_of)
         if not trains:
@@ -174,7 +174,7 @@ class Tally:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Real tokens per second, over all time from the first training call to the latest."""
+        """Real tokens per second from first to latest training call; None before the second."""
         if self._first is None or self._latest[0] <= self._first[0]:
             return None
         return (self._latest[1] - self._first[1]) / (self._latest[0] - self._first[0])
@@ -196,7 +196,7 @@ class Tally:
 
     @property
     def trained(self) -> str | None:
-        """Number and rate of the tokens that ran in training, in words; None if none did."""
+        """Volume of all training calls and tokens per second, in words; None if there were none."""
         if not self.training.calls:
             return None
         rate = self.tokens_per_second
@@ -277,7 +277,7 @@ class Checked:
         self.since, self.sizes, self.kinds = 0, (0,) * len(self.sizes), set()
 
     def goes_beyond(self, sizes: tuple[int, ...], kinds: set[Any], closely: bool) -> bool:
-        """Return True if a call is larger than all checked calls, or of another kind.
+        """Return True if a call is of a new kind or size; sizes up to a power of two count as one.
 
         It does if a size passes a power of two; of code that is checked `closely`, if it is larger.
         """

@@ -130,7 +130,7 @@ class StepCutter:
             for number, each in enumerate(cut_anew.micro_batches, 1):
                 last = number == len(cut_anew.micro_batches)
                 with contextlib.nullcontext() if last or always else accelerator.no_sync(model):
-                    self._share = self._share_of(each)
+                    self._share = self._factor_of(each)
                     state._set_sync_gradients(last)  # by which DeepSpeed is told to step
                     total = total + self._original["training_step"](
                         model, each.batch, num_items_in_batch
@@ -215,8 +215,8 @@ class StepCutter:
             examples, columns, self.max_tokens, CostModel.for_model(config), ranks, moves
         )
 
-    def _share_of(self, part: MicroBatch) -> float:
-        """Return the factor of a micro-batch's loss: its share of documents for mean losses."""
+    def _factor_of(self, part: MicroBatch) -> float:
+        """Return the factor of a micro-batch: for mean losses its share of a batch, else 1 or 0."""
         if self._adds_up:
             return float(part.documents > 0)
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
@@ -283,7 +283,7 @@ class StepCutter:
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
-        """Run a block as `preserved`, in the weights' own precision; restore counts of losses."""
+        """Leave model and trainer as found after a block; yield a function that renews buffers."""
         kept = {
             name: copy.deepcopy(value)
             for name, value in vars(self._trainer).items()
@@ -351,7 +351,7 @@ def cut_steps(
     max_tokens: int | str,
     lenient: bool = False,
 ) -> StepCutter | None:
-    """Put a `StepCutter` on a trainer and return it; None if it has one with this `max_tokens`.
+    """Put a `StepCutter` on a trainer and return it; None if the same is there; raise if another.
 
     Raises `ValueError` for another number.
     """

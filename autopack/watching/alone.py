@@ -60,7 +60,7 @@ A value without axes is a loss.
 def difference_to_stock(
     call: Call, losses: bool = False, packs: bool = True, proves: bool = False
 ) -> Difference:
-    """Return a call's largest difference from stock; raise `CannotTell` if nothing is comparable.
+    """Return how far the results of a call are from stock's; raise `CannotTell` if unsure.
 
     Of packed rows these are the last and the first document alone, with `losses` their losses too,
     for which the call runs with the labels of one document; of a padded batch without its padding

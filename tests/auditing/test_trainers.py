@@ -183,10 +183,10 @@ def test_what_cuts_steps_anew_is_measured_and_left_as_it_was():
     before = copy.copy(vars(cutter))
     assert autopack.audit(trainer).exact
     assert vars(cutter) == before
-    cutter._share_of = lambda part: 2.0  # the control: what it makes of a step is what is measured
+    cutter._factor_of = lambda part: 2.0  # the control: what it makes of a step is what is measured
     report = autopack.audit(trainer)
     assert [row.part for row in report.rows if row.wrong] == ["of a step"]
-    del cutter._share_of
+    del cutter._factor_of
     autopack.disable(trainer)
 
 
