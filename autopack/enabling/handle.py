@@ -135,7 +135,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def backend(self) -> str:
-        """The backend that was asked for, or after `auto:` the backends that calls may get."""
+        """The backend that was asked for; for "auto" the backends that calls may get, in words."""
         if self.enabled.options.backend != "auto":
             return self.enabled.options.backend
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
