@@ -31,7 +31,7 @@ _VALUES = f"""
 {HIDDEN} output_embedding_size attention_hidden_size
 16 hidden_size_per_layer_input
 96 intermediate_size intermediate_size_mlp dense_intermediate_size ffn_hidden_size ffn_dim
-96 decoder_ffn_dim encoder_ffn_dim n_inner dff d_inner dim_ff feed_forward_size mlp_dim
+96 decoder_ffn_dim encoder_ffn_dim n_inner d_ff dff d_inner dim_ff feed_forward_size mlp_dim
 32 moe_intermediate_size expert_ffn_hidden_size
 32 shared_expert_intermediate_size shared_experts_intermediate_size
 32 moe_shared_expert_intermediate_size shared_intermediate_size
@@ -44,7 +44,7 @@ _VALUES = f"""
 {HEADS} decoder_attention_heads encoder_attention_heads
 {HEADS} num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads
 2 num_key_value_heads swa_num_key_value_heads num_kv_heads kv_n_heads num_query_groups
-{HEAD_DIM} head_dim swa_head_dim attention_head_size kv_channels d_head dim_head
+{HEAD_DIM} head_dim swa_head_dim attention_head_size kv_channels d_head dim_head d_kv
 {HEAD_DIM} query_pre_attn_scalar
 8 rotary_dim
 # latent attention: value heads narrower than query and key heads
