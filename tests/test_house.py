@@ -19,8 +19,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 210_055,
-    "statements": 19_381,
+    "tokens": 210_032,
+    "statements": 19_378,
     "functions": 1_878,
     "modules": 179,
     "lines over 100 characters": 0,

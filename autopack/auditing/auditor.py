@@ -260,9 +260,6 @@ class Audit(Measuring):
                 if self.all and not (is_first or form.trains):
                     continue
                 self.model.train(train)
-                # Where no gradients are compared, one form has some, and the others run as
-                # evaluation does.
-                torch.set_grad_enabled(gradients and (is_last or name == "default"))
                 try:
                     differentiate = gradients and is_last and form.trains == trains
                     if name == ROUTER:

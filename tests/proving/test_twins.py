@@ -377,3 +377,26 @@ def test_a_family_that_is_registered_later_is_asked_about(asks, monkeypatch):
     known = registry.look_up(llama())[0]
     monkeypatch.setattr(registry, "_registered", [dataclasses.replace(known, name="mine")])
     assert asks(llama())
+
+
+@pytest.mark.parametrize(
+    "leaks_in",
+    [
+        lambda ids, given: len(ids) > 1,
+        lambda ids, given: given.get("output_hidden_states"),
+        lambda ids, given: given.get("position_ids") is not None and given["position_ids"][0, 0],
+    ],
+    ids=["two rows", "every output", "an offset"],
+)
+def test_a_leak_in_eval_with_gradients_alone_is_refused(leaks_in):
+    """Forms that are called in eval run with gradients, as an evaluation without `no_grad` does."""
+
+    class Leaky(LlamaForCausalLM):
+        def forward(self, input_ids=None, **given):
+            output = super().forward(input_ids=input_ids, **given)
+            if torch.is_grad_enabled() and not self.training and leaks_in(input_ids, given):
+                output.logits = output.logits + output.logits.mean(1, keepdim=True)
+            return output
+
+    with pytest.raises(UnsupportedModel, match="not exact"):
+        autopack.enable(Leaky(tiny.config("llama")))
