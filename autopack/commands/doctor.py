@@ -149,12 +149,14 @@ def _examine_backends(found: dict[str, Any]) -> None:
 def _import_all() -> None:
     """Import every public name of autopack and the modules of all families."""
     import autopack
-    from autopack.errors import UnsupportedVersion
 
     for name in autopack.__all__:
-        # one name may need more than autopack does, and says so where it is used
-        with suppress(UnsupportedVersion):
+        try:
             getattr(autopack, name)
+        except ImportError as error:
+            # one name may need an extra, and its message says which
+            if "autopack[" not in str(error):
+                raise
     autopack.registry.families()
 
 
