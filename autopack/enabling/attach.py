@@ -23,7 +23,7 @@ from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.code import ModelCode
-from autopack.inspection.modules import Anatomy, modules_of
+from autopack.inspection.modules import Anatomy
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.patching import SiteLease
 from autopack.proving import twin as twins
@@ -175,7 +175,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 def strip_severed(part: nn.Module) -> bool:
     """Take a former model's marks and hooks off a copied part; return True if there were any."""
-    parts = modules_of(part)
+    parts = list(part.modules())
     marked = [module for module in parts if is_severed(module)]
     if not remove_hooks(part, _is_severed) and not marked:
         return False
@@ -204,7 +204,7 @@ def remove_hooks(
     """Remove hooks of autopack, or the `wanted`, from a model; return True if there were any."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     found = False
-    for module in modules_of(model):
+    for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (
