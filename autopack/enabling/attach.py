@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -158,8 +158,8 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     The mark of the model itself leaves last: where this is interrupted, it can be done again.
     """
     enabled.active = False
-    for entry in enabled.anatomy.entries:  # of which one may have been taken out of the model since
-        remove_hooks(entry)
+    # of the entries, one may have been taken out of the model since
+    remove_hooks({part for entry in enabled.anatomy.entries for part in entry.modules()})
     for module in [*enabled.anatomy.mixing, *enabled.anatomy.indifferent]:
         module.__dict__.pop(MARK, None)
     bind_checkpointing(enabled.anatomy.checkpointed, bound=False)
@@ -177,11 +177,11 @@ def strip_severed(part: nn.Module) -> bool:
     """Take a former model's marks and hooks off a copied part; return True if there were any."""
     parts = list(part.modules())
     marked = [module for module in parts if is_severed(module)]
-    if not remove_hooks(part, _is_severed) and not marked:
+    if not remove_hooks(parts, _is_severed) and not marked:
         return False
     for module in marked:
         del module.__dict__[MARK]
-        remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
+        remove_hooks(module.modules(), lambda hook: isinstance(hook, ArrivalHook))
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
     accelerate.put_back(parts)
@@ -198,13 +198,13 @@ def _is_severed(hook: Any) -> bool:
 
 
 def remove_hooks(
-    model: nn.Module,
+    modules: Iterable[nn.Module],
     wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
 ) -> bool:
-    """Remove hooks of autopack, or the `wanted`, from a model; return True if there were any."""
+    """Remove hooks of autopack, or the `wanted`, from modules; return True if there were any."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     found = False
-    for module in model.modules():
+    for module in modules:
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (
