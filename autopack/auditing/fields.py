@@ -17,9 +17,10 @@ from autopack.layout.forms import rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
 _NO_RESULTS = re.compile(
-    rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z|mlm|mep)_loss"
+    rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|(image|video|audio)_outputs|loss"
+    r"|(\w+_)?(aux|z|mlm|mep)_loss"
 )
-"""Fields that are not compared: caches and masks, absent from packed rows, and images' states.
+"""Fields that are not compared: caches and masks, absent from packed rows, and states of media.
 
 Losses of labels and routers are measured on their own.
 """
