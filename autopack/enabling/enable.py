@@ -195,17 +195,6 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
             type(base).__name__,
             reason,
         )
-    attention = enabled.anatomy.attention
-    logger.info(
-        "autopack enabled %s (%s): %s%s mixers, verified: %s",
-        type(base).__name__,
-        enabled.anatomy.model_type,
-        f"{len(attention)} attention modules by {Handle({ONE: enabled}).backend}, "
-        if attention
-        else "",
-        len(enabled.anatomy.mixers),
-        enabled.proof.how,
-    )
     return enabled
 
 
