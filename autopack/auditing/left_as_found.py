@@ -111,28 +111,23 @@ def preserved(
     rates = [] if noise else noise_of(model)
     kept: list[Any] = []
 
-    def keep(place: Any, before: Any, new: Any = (), parameters: Any = ()) -> None:
-        """Note a dict's values to put back, and the types of `new` entries to delete.
+    def keep(place: Any, before: Any, new: Any = (), spared: Any = ()) -> None:
+        """Note a dict's values to put back, and the types of `new` entries to delete."""
+        kept.append((place, {*place, *spared}, before, new))
 
-        FSDP puts gathered `parameters` there, and takes them away itself.
-        """
-        kept.append((place, {*place.keys(), *parameters}, before, new, parameters))
-
-    # A loss that finds no kind of problem writes its guess there.
-    configs: Any = {id(m.config): m.config for m in modules if hasattr(m, "config")}
-    for config in configs.values():
-        if hasattr(config, "problem_type"):
-            keep(vars(config), {"problem_type": config.problem_type})
     if enabled is not None:
         keep(vars(enabled), {name: getattr(enabled, name) for name in _SETTINGS})
         keep(vars(enabled.tally), enabled.tally.counted())
     for module in modules:
-        held = vars(module)
+        held, parameters = vars(module), module._parameters
         keep(module._buffers, dict(module._buffers))
         # States of its last batch, and rates of noise; and hooks, which transformers adds to record
-        # hidden states.
-        data = {name: value for name, value in held.items() if isinstance(value, _DATA)}
-        keep(held, data, _DATA, module._parameters.keys())
+        # hidden states. FSDP puts gathered parameters there, and takes them away itself.
+        data = {n: v for n, v in held.items() if isinstance(v, _DATA) and n not in parameters}
+        keep(held, data, _DATA, parameters)
+        config = held.get("config")
+        if hasattr(config, "problem_type"):  # a loss that finds no kind of one writes its guess
+            keep(vars(config), {"problem_type": config.problem_type})
         for name, hooks in held.items():
             if name.startswith("_forward") and isinstance(hooks, dict):
                 keep(hooks, {}, object)
@@ -141,12 +136,10 @@ def preserved(
     contents = Contents(model)
 
     def put_back() -> None:
-        for place, names, before, new, parameters in kept:
+        for place, names, before, new in kept:
             for name in [n for n, v in place.items() if n not in names and isinstance(v, new)]:
                 del place[name]
-            for name, value in before.items():
-                if name not in parameters and (name not in place or place[name] is not value):
-                    place[name] = value
+            place.update(before)
         for parameter, copied in weights:
             if parameter.shape == copied.shape:  # engines that share it out may have taken it back
                 parameter.data.copy_(copied)
@@ -165,15 +158,15 @@ def preserved(
             setattr(module, name, 0.0)
         for module in modules:
             # Reentrant checkpointing knows no torch.autograd.grad, by which an audit
-            # differentiates. Functions other than torch's may be another.
-            function = vars(module).get("_gradient_checkpointing_func")
+            # differentiates. Functions other than torch's may be another. In evaluation
+            # bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
+            held = vars(module)
+            function = held.get("_gradient_checkpointing_func")
             own = function is not None and not only_checkpoints(function)
-            if vars(module).get("gradient_checkpointing") and not (checkpoints and own):
-                module.__dict__["gradient_checkpointing"] = False
-            # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no
-            # gradients on for good.
-            if vars(module).get("support_avx512bf16_for_cpu"):
-                module.__dict__["support_avx512bf16_for_cpu"] = False
+            if held.get("gradient_checkpointing") and not (checkpoints and own):
+                held["gradient_checkpointing"] = False
+            if held.get("support_avx512bf16_for_cpu"):
+                held["support_avx512bf16_for_cpu"] = False
         if enabled is not None:
             enabled.padding_read, enabled.is_audited = None, True
         yield renew_copies
