@@ -28,7 +28,6 @@ from autopack.auditing.cases import (
     NoReference,
 )
 from autopack.auditing.compare import Arguments, Bounds, bounds_of
-from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
 from autopack.auditing.padded import padded, routers
 from autopack.auditing.report import LeakReport, ModeResult
@@ -37,6 +36,7 @@ from autopack.auditing.running import (
     dtype_of,
     first_that_moves,
     in_double,
+    left_as_found,
     run_as_stock,
 )
 from autopack.auditing.trainers import audit_trainer

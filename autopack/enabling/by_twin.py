@@ -17,8 +17,8 @@ from autopack import errors, registry
 from autopack.auditing.auditor import audited
 from autopack.auditing.cases import FORMS, empty_images
 from autopack.auditing.compare import OF_TWINS
-from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport, ModeResult
+from autopack.auditing.running import left_as_found
 from autopack.enabling.attach import attach, detach, examine
 from autopack.errors import AutopackError
 from autopack.inspection import releases

@@ -14,13 +14,18 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.enabling import twin_calls
-from autopack.enabling.attach import anatomy_and_traits, attach, remove_hooks, strip_severed
+from autopack.enabling.attach import (
+    anatomy_and_traits,
+    attach,
+    needed_sites,
+    remove_hooks,
+    strip_severed,
+)
 from autopack.enabling.by_twin import (
     callable_part,
     proof_by_twin,
     why_padding_is_unknown,
 )
-from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.code import ModelCode

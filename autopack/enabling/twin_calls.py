@@ -26,8 +26,7 @@ from autopack.auditing.compare import (
     gradient_error,
     scales_of,
 )
-from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.running import gradients_of, trained, weighted_sum
+from autopack.auditing.running import gradients_of, left_as_found, trained, weighted_sum
 from autopack.enabling.by_twin import (
     ask_twins,
     callable_part,
@@ -42,7 +41,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
 from autopack.proving import twin as twins
-from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
+from autopack.proving.apart import ThreadGroup, ranks_of_threads, run_together
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock

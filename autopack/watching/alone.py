@@ -35,7 +35,7 @@ from autopack.layout.forms import Frame
 from autopack.layout.packed import real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
-from autopack.watching.replaced import has_experts
+from autopack.watching.influence import has_experts
 from autopack.watching.schedule import (
     CannotTell,
     Runs,
