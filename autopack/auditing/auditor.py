@@ -148,15 +148,13 @@ class Audit(Measuring):
         """
         enabled = enabled_in(model)
         report = LeakReport(
-            model=f"{type(model).__name__} ({model.config.model_type})",
-            implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
-            enabled=enabled is not None,
-            dtype=str(dtype_of(model)).removeprefix("torch."),
-            lengths=lengths,
-            tolerance=bounds.results,
-            gradient_tolerance=bounds.gradients,
-            loss_tolerance=bounds.losses,
-            results=[],
+            f"{type(model).__name__} ({model.config.model_type})",
+            str(getattr(model.config, "_attn_implementation", None) or "eager"),
+            enabled is not None,
+            str(dtype_of(model)).removeprefix("torch."),
+            lengths,
+            *bounds,
+            [],
         )
         case = _alike_case(model, lengths) if alike else Case(model, lengths)
         super().__init__(model, case, report)

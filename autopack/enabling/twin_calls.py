@@ -197,14 +197,11 @@ def _result_of_part(
 
 def _join_parts(parts: Sequence[Result]) -> Result:
     """Return one result of all parts: outputs side by side, losses and gradients added."""
-    found = {}
+    found: Fields = {}
     for name in parts[0][0][0]:
         values = [fields[name] for (fields,), _ in parts]
-        found[name] = torch.stack(values).sum(0) if name == "loss" else torch.cat(values, dim=1)
-    return [found], [
-        torch.stack(each).sum(0)
-        for each in zip(*(gradients for _, gradients in parts), strict=True)
-    ]
+        found[name] = torch.cat(values, dim=1) if values[0].dim() else torch.stack(values).sum()
+    return [found], [sum(each) for each in zip(*(grads for _, grads in parts), strict=True)]
 
 
 # --- Documents with media
