@@ -140,7 +140,6 @@ class _Answer:
 
     twin: Twin
     part: PreTrainedModel
-    outside: list[str]
     report: LeakReport
     refused: list[ModeResult]
 
@@ -166,7 +165,7 @@ def _audit_twin(
     With `is_own`, library code alone, refused calls are kept apart.
     """
     twin = twins.of(model, dtype, device)
-    outside = parts_outside(twin)
+    parts_outside(twin)
     for module in twin.model.modules() if device == "cpu" else ():
         # some mixers insist on GPU kernels (Jamba, Zamba, up to transformers 4)
         if vars(module).get("use_fast_kernels") is True:
@@ -179,20 +178,20 @@ def _audit_twin(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
-    results: list[ModeResult] = []
-    refused: list[ModeResult] = []
     for result in report.results:
-        is_refused = result.failure is not None and is_refusal(result.failure)
-        # the library's own code comes by it in the user's call too, which says what to do
-        (refused if is_refused and is_own else results).append(result)
-        if result.failure is not None and not is_refused:
+        if result.failure is not None and not is_refusal(result.failure):
             raise _Raised(f"its twin raised {result.failure}")
     if not report.results:
         raise NoTwin("nothing of its twin can be compared with stock")
-    report = replace(report, results=results)
-    if results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
+    refused = []
+    if is_own:  # its code comes by a refusal in the user's call too, which says what to do
+        refused = [result for result in report.results if result.failure is not None]
+        report = replace(report, results=[r for r in report.results if r.failure is None])
+    if report.results and not (
+        math.isfinite(report.worst) and math.isfinite(report.worst_gradient)
+    ):
         raise NoTwin("its twin gives what is no number")
-    return _Answer(twin, part, outside, report, refused)
+    return _Answer(twin, part, report, refused)
 
 
 def is_refusal(failure: str) -> bool:
@@ -204,7 +203,7 @@ def is_refusal(failure: str) -> bool:
 def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     """Return the proof by audits of twins; later ones add call forms that the first left out."""
     first = answers[0]
-    twin, report = first.twin.model, first.report
+    twin, report, outside = first.twin.model, first.report, parts_outside(first.twin)
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
         for kind in ("packed", "labels", "padded")
@@ -221,8 +220,8 @@ def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool)
         f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error "
         f"{report.worst:.1e}"
     )
-    if first.outside:
-        how += f", but for {', '.join(first.outside)}: its calls are checked closely"
+    if outside:
+        how += f", but for {', '.join(outside)}: its calls are checked closely"
     if first.refused:
         how += f", refused: {', '.join(result.name for result in first.refused)}"
     said = "" if foreign is None else f" (it runs third-party code: {foreign})"
@@ -231,7 +230,7 @@ def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool)
         inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     )
     padded = why_padding_is_unknown(twin, first.part) or padded
-    source = "part" if first.outside else "twin"
+    source = "part" if outside else "twin"
     left_out = sorted(set().union(*(answer.report.unattributed for answer in answers)))
     if left_out and first.part is not twin:  # code around a part may read it
         packed = (
@@ -299,11 +298,9 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to
             # give.
-            misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
-            misses_images = isinstance(error, TypeError | ValueError) and re.search(
-                _IMAGES, str(error)
-            )
-            if not (misses_tokens or misses_images):
+            missing = _IMAGES if isinstance(error, ValueError) else f"input_ids|{_IMAGES}"
+            is_told = isinstance(error, TypeError | ValueError)
+            if not (is_told and re.search(missing, str(error))):
                 return module
     return nested[-1]
 
