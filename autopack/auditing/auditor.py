@@ -37,7 +37,6 @@ from autopack.auditing.running import (
     first_that_moves,
     in_double,
     left_as_found,
-    run_as_stock,
 )
 from autopack.auditing.trainers import audit_trainer
 from autopack.calls.prefixes import why_not
@@ -214,7 +213,7 @@ class Audit(Measuring):
                 case.options = options
             try:
                 with torch.set_grad_enabled(differentiable):
-                    run_as_stock(self.model, self.case.by_itself(0))
+                    self.alone(self.case, self.case.call(FORMS["default"]))
             except Exception as error:
                 first = first or f"{type(error).__name__}: {error}"
                 continue

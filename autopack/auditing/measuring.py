@@ -61,27 +61,43 @@ class Measuring:
         self.enabled = enabled_in(model)
         self.labels: Labels | None = None
         """Labels that the loss takes; None if none were found."""
+        self._fields_stay = False
+        """True if stock gives a document with labels all fields that it gives it without."""
         self._kept: dict[Any, tuple[Fields, Any]] = {}
 
     def case_of(self, name: str) -> Case:
         """Return the documents of a form: its own, or the usual ones."""
         return self.others.get(name, self.case)
 
-    def alone(self, case: Case, call: Input, **more: Any) -> list[Fields]:
-        """Return stock's fields for each document of a call alone, with `more` arguments."""
-        return [self.one_alone(case, call, number, **more)[0] for number in range(len(call.first))]
+    def alone(self, case: Case, call: Input, apart: bool = False, **more: Any) -> list[Fields]:
+        """Return stock's fields for each document of a call alone, with `more` arguments.
+
+        With `apart`, a document that stands in two rows has a graph for each: where upstream goes
+        through float32, gradients of two uses round otherwise than the sum of each.
+        """
+        count = len(case.documents)
+        labels = self.labels if self._fields_stay and case is self.case and not more else None
+        return [
+            self.one_alone(case, call, number, labels, use=apart and number >= count, **more)[0]
+            for number in range(len(call.first))
+        ]
 
     def one_alone(
-        self, case: Case, call: Input, number: int, labels: Labels | None = None, **more: Any
+        self,
+        case: Case,
+        call: Input,
+        number: int,
+        labels: Labels | None = None,
+        use: int = 0,
+        **more: Any,
     ) -> tuple[Fields, Any]:
         """Return stock's (fields, loss) of one document alone, with their graph, and keep them.
 
         `more` are arguments besides its own and labels, with which stock has to give a loss: raise
-        `NoReference` if it gives none. A document that stands in two rows has a
-        graph for each: where upstream goes through float32, gradients of two uses round otherwise
-        than the sum of each."""
-        own = number if labels is None else number % len(case.documents)
-        key = own, call.first[number], id(case), self.model.training, labels is not None, *more
+        `NoReference` if it gives none. Each `use` of the results has a graph of its own.
+        """
+        own = number % len(case.documents)
+        key = own, call.first[number], id(case), self.model.training, labels is not None, use, *more
         if key not in self._kept:
             given = case.alone(call, number)
             if labels is not None:
@@ -155,11 +171,14 @@ class Measuring:
         alone: list[Fields] = []
         outputs, told = Fields(), dict[str, Any]()
         try:
-            alone = self.alone(case, call, **call.options)
+            alone = self.alone(case, call, differentiate, **call.options)
             if self.labels is not None and form.labels:
                 outputs, told["loss"], told["loss_refused"] = self._with_labels(
                     call, self.labels, replaces and name == "default"
                 )
+                if replaces and outputs:
+                    labelled = self.one_alone(case, call, 0, self.labels)[0]
+                    self._fields_stay = _has_all_fields(labelled, alone)
             if (replaces and form.replaces) or not _has_all_fields(outputs, alone):
                 # With labels, some models do not return all that they return without.
                 given = case.given(call)

@@ -25,7 +25,7 @@ from autopack.family import Family
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.code import ModelCode
 from autopack.inspection.foreign import is_of_library, is_own
-from autopack.inspection.modules import Anatomy, modules_of
+from autopack.inspection.modules import Anatomy
 from autopack.integrations import accelerate, boundaries, peft
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site, SiteLease
@@ -161,8 +161,8 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     The mark of the model itself leaves last: where this is interrupted, it can be done again.
     """
     enabled.active = False
-    for entry in enabled.anatomy.entries:  # of which one may have been taken out of the model since
-        remove_hooks(entry)
+    # of the entries, one may have been taken out of the model since
+    remove_hooks({part for entry in enabled.anatomy.entries for part in entry.modules()})
     for module in [*enabled.anatomy.mixing, *enabled.anatomy.indifferent]:
         module.__dict__.pop(MARK, None)
     bind_checkpointing(enabled.anatomy.checkpointed, bound=False)
@@ -178,13 +178,13 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 def strip_severed(part: nn.Module) -> bool:
     """Take a former model's marks and hooks off a copied part; return True if there were any."""
-    parts = modules_of(part)
+    parts = list(part.modules())
     marked = [module for module in parts if is_severed(module)]
-    if not remove_hooks(part, _is_severed) and not marked:
+    if not remove_hooks(parts, _is_severed) and not marked:
         return False
     for module in marked:
         del module.__dict__[MARK]
-        remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
+        remove_hooks(module.modules(), lambda hook: isinstance(hook, ArrivalHook))
     # What of these is of a model that is still enabled is bound again by its next call, which finds
     # it changed.
     accelerate.put_back(parts)
@@ -201,13 +201,13 @@ def _is_severed(hook: Any) -> bool:
 
 
 def remove_hooks(
-    model: nn.Module,
+    modules: Iterable[nn.Module],
     wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS),
 ) -> bool:
-    """Remove hooks of autopack, or the `wanted`, from a model; return True if there were any."""
+    """Remove hooks of autopack, or the `wanted`, from modules; return True if there were any."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     found = False
-    for module in modules_of(model):
+    for module in modules:
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (

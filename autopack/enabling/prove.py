@@ -57,7 +57,7 @@ def renew(enabled: EnabledModel) -> None:
         inside = set(map(id, anatomy.entries))
         for module in before.entries:
             if id(module) not in inside:
-                remove_hooks(module)  # it was taken out of the model
+                remove_hooks(module.modules())  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy))
         settle(model, enabled, family)

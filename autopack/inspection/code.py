@@ -65,10 +65,10 @@ class ModelCode:
         self._classes: dict[Any, str | None] = {}
         self._seen: set[Any] = set()
         self._waiting: list[FunctionType] = []
-        modules = list(model.named_modules())
-        for _, module in modules:
+        modules = [(*named, hooks_of(named[1]).values()) for named in model.named_modules()]
+        for _, module, hooks in modules:
             self._of_class(class_of(module))
-            for value in [*(on for *_, on in functions_on(module)), *hooks_of(module).values()]:
+            for value in [*(on for *_, on in functions_on(module)), *hooks]:
                 self._follow(value)
             for losses, kind in _places_of_loss(module):
                 self._follow_place(losses, kind, losses[kind])
@@ -80,12 +80,12 @@ class ModelCode:
             self._follow_names(
                 function.__globals__, names_in(function.__code__), function.__globals__
             )
-        for name, module in modules:
+        for name, module, hooks in modules:
             said = name or "the model"
             for part, value in self._parts_of(module):
                 self._note(f"{said}: {part}", known=is_from(value, "trl"))
             is_model = isinstance(module, PreTrainedModel)
-            for hook in hooks_of(module).values():
+            for hook in hooks:
                 told = f"{said}: a hook on it is {whose(hook)}"
                 is_foreign, looks = not is_own(hook), looks_at_rows(hook)
                 # What is on a model itself gets the form that it knows there

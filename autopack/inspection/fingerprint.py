@@ -28,7 +28,6 @@ from autopack.inspection.foreign import (
     original,
     replaced_in_torch,
 )
-from autopack.inspection.modules import modules_of
 
 _FOLLOWED = frozenset(
     "_attn_implementation_internal _attn_implementation _experts_implementation_internal "
@@ -47,7 +46,7 @@ class Fingerprint:
     """A model's modules, code and configs when it was proven; `changed` names a difference."""
 
     def __init__(self, model: nn.Module, code: ModelCode, configs: list[PretrainedConfig]):
-        modules = modules_of(model)
+        modules = list(model.modules())
         # What torch.jit has made keeps its parts in an object of its own, and they do not change.
         children = [
             module._modules for module in modules if not isinstance(module, torch.jit.ScriptModule)

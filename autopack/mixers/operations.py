@@ -210,7 +210,12 @@ def _inner(original: Function, layout: PackedLayout, args: Any, kwargs: Argument
     return run_per_document_row(run, layout)
 
 
-_DELTA_RULE = _Scan((0, 1, 2, "query", "key", "value", "g", "beta"), 1, "cu_seqlens")
+_DELTA_RULE = _Scan(
+    (0, 1, 2, "query", "key", "value", "g", "beta"),
+    1,
+    "cu_seqlens",
+    lambda longest: max(16, 1 << (longest - 1).bit_length()),
+)
 
 OPERATIONS: dict[str, Function] = {
     "causal_conv1d_fn": _convolution,
@@ -219,7 +224,7 @@ OPERATIONS: dict[str, Function] = {
     "mamba_inner_fn": _inner,
     "mamba_selective_scan": _Scan((0, 1, 3, 4, "z"), -1, None),
     "torch_chunk_gated_delta_rule": _DELTA_RULE,
-    "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=lambda longest: 32),
+    "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=lambda longest: 16),
 }
 """Adaptations to documents of functions that mix tokens, by the names in transformers' modeling
 files.

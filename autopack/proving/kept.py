@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from autopack import registry
 from autopack.inspection.code import ModelCode
 from autopack.inspection.foreign import is_from, is_of_library, is_own, original, passes_on
-from autopack.inspection.modules import modules_of
 
 T = TypeVar("T")
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
@@ -62,6 +61,7 @@ class Kinds:
     def __init__(self, model: nn.Module, code: ModelCode | None = None):
         self.by_name: dict[str, Kind] = {}
         self.read = (code or ModelCode(model)).words
+        self._names: dict[Any, list[str]] = {}
         self._walk(model, "", None)
         self.all = set(self.by_name.values())
 
@@ -74,7 +74,11 @@ class Kinds:
             cls, "peft"
         )
         if not wraps:
-            self.by_name[name] = (above, cls, frozenset(_attributes(module, self.read)))
+            shape = type(module), *vars(module)
+            if shape not in self._names:
+                self._names[shape] = _names_read(module, self.read)
+            attributes = frozenset(_attributes(module, self._names[shape]))
+            self.by_name[name] = (above, cls, attributes)
         for child_name, child in module.named_children():
             self._walk(
                 child, f"{name}.{child_name}" if name else child_name, above if wraps else cls
@@ -106,23 +110,32 @@ def _code_or_function(function: Any) -> Any:
     return function.__code__ if getattr(function, "__closure__", None) else function
 
 
-def _attributes(module: nn.Module, read: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value or a word for it) of the attributes that a module's code may read.
+def _names_read(module: nn.Module, read: set[Any]) -> list[str]:
+    """Return the names of a module's attributes that its code may read.
+
+    Attributes that no code of the model reads, and that replace nothing of its class, are left out:
+    users' notes, and marks by which programs find their own again (DeepSpeed, ms-swift).
+    """
+    return [
+        name
+        for name in vars(module).keys() - _NOT_OF_THE_CODE
+        if not name.startswith("_") and (name in read or hasattr(type(module), name))
+    ]
+
+
+def _attributes(module: nn.Module, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value or a word for it) of attributes of a module.
 
     They are flags and names as they are, types of numbers and the like, names of parts, and
-    presence and class of parameters. Attributes that no code of the model reads, and that replace
-    nothing of its class, are left out: users' notes, and marks by which programs find their own
-    again (DeepSpeed, ms-swift). Functions count by identity, so that a third-party one is told from
-    the class's own.
+    presence and class of parameters. Functions count by identity, so that a third-party one is told
+    from the class's own.
     """
     kind: Any = type(module)
-    for name in vars(module).keys() - _NOT_OF_THE_CODE:
+    for name in names:
         value = vars(module)[name]
         # Tensors may be views of parameters that FSDP has made one, or weights that a norm of torch
         # makes anew.
-        if name.startswith("_") or isinstance(value, torch.Tensor):
-            continue
-        if name not in read and not hasattr(kind, name):
+        if isinstance(value, torch.Tensor):
             continue
         if value is not None and value is getattr(kind, name, None):
             continue
@@ -159,7 +172,7 @@ def key_of(model: PreTrainedModel, code: ModelCode) -> Hashable:
     if code.foreign:
         return None
     kinds = Kinds(model, code).by_name
-    models = (part for part in modules_of(model) if isinstance(part, PreTrainedModel))
+    models = (part for part in model.modules() if isinstance(part, PreTrainedModel))
     losses = [vars(part).get("_loss_function") for part in models]
     values = [value for _, _, attributes in kinds.values() for _, value in attributes]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]

@@ -106,6 +106,7 @@ def test_its_size(model):
 def pytest_in(folder, *options, status, **texts):
     """Run pytest in a project with these files, where the plugin is installed as pyproject.toml has
     it."""
+    (folder / "pytest.ini").write_text("[pytest]\n")  # no other file above the folder is read
     for name, text in {"ours": MODEL, **texts}.items():
         (folder / f"{name}.py").write_text(text)
     told = re.search(
