@@ -69,12 +69,12 @@ def anatomy_and_traits(model: PreTrainedModel, family: Family) -> tuple[Anatomy,
     return anatomy, Traits(family, anatomy, numbering, media, sounds_together)
 
 
-def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> ModelCode:
+def attach(enabled: EnabledModel, family: Family) -> ModelCode:
     """Mark mixing modules, install a model's sites, hook its entries; return its `ModelCode`.
 
     What is marked and hooked already is brought up to date.
     """
-    anatomy = enabled.anatomy
+    anatomy, model = enabled.anatomy, enabled.module
     code = ModelCode(model, enabled.implementations())
     foreign = [code.first_foreign(module) for module in anatomy.entries]
     across = (
@@ -126,12 +126,12 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Mod
 
 def _shifts_labels(enabled: EnabledModel, level: int) -> bool:
     """Return True if an entry's third-party loss shifts labels, by its twin's answer or its own."""
-    model, module = enabled.anatomy.entries[0], enabled.anatomy.entries[level]
+    module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
 
     def ask_twin() -> bool | None:
-        twin = modules.entries(twins.of(model, torch.float32).model)[level]
+        twin = modules.entries(twins.of(enabled.module, torch.float32).model)[level]
         return first_label_counts(twin) if type(twin) is own_class(module) else None
 
     counts = None
@@ -155,7 +155,7 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
         hooks.move_to_end(known)
 
 
-def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def detach(enabled: EnabledModel) -> None:
     """Take off all marks, hooks and sites of a model, also of one that is attached in part.
 
     The mark of the model itself leaves last: where this is interrupted, it can be done again.
@@ -167,13 +167,13 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
         module.__dict__.pop(MARK, None)
     bind_checkpointing(enabled.anatomy.checkpointed, bound=False)
     accelerate.put_back(enabled.anatomy.mixers)
-    strip_severed(model)
+    strip_severed(enabled.module)
     try:
         enabled.lease.release()
     except SiteDrift:
-        model.__dict__.pop(ENABLED, None)
+        enabled.module.__dict__.pop(ENABLED, None)
         raise
-    model.__dict__.pop(ENABLED, None)
+    enabled.module.__dict__.pop(ENABLED, None)
 
 
 def strip_severed(part: nn.Module) -> bool:

@@ -46,52 +46,45 @@ Their sum is a prime, so that columns are not taken for heads or channels of tha
 """
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+def proof_by_twin(enabled: EnabledModel, foreign: str | None) -> Proof:
     """Return the proof of a model by audits of its twin; raise `NoTwin` if that is impossible.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for
     another one. `foreign` says what of its code is third-party, if any.
     """
-    if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
+    if foreign is not None and getattr(enabled.module.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin(
             "its layers take some tokens at a time, and those of a twin one, beside which nothing "
             "is mixed",
         )
     question = "proof", enabled.options.unpad
-    proof = ask_twins(model, enabled, question, partial(_proof, model, enabled, foreign))
+    proof = ask_twins(enabled, question, partial(_proof, enabled, foreign))
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, why_not_labels=None) if beside_images else proof
 
 
-def ask_twins(
-    model: PreTrainedModel,
-    enabled: EnabledModel,
-    question: tuple[Any, ...],
-    ask: Callable[..., T],
-) -> T:
+def ask_twins(enabled: EnabledModel, question: tuple[Any, ...], ask: Callable[..., T]) -> T:
     """Return `ask(dtypes, device)`, run `apart`, or the answer that is kept for the `question`.
 
     Answers about models whose code is all of libraries are kept.
     """
-    precisions, implementations = precisions_of(model, enabled), enabled.implementations()
+    precisions, implementations = precisions_of(enabled), enabled.implementations()
     backend = enabled.options.backend
     key = enabled.kind and (enabled.kind, question, backend, implementations, precisions)
     with without_exchange(implementations):
         return kept.answered(key, lambda: apart(lambda: ask(*precisions)))
 
 
-def precisions_of(
-    model: PreTrainedModel, enabled: EnabledModel
-) -> tuple[tuple[torch.dtype, ...], str]:
+def precisions_of(enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
     """Return the dtypes in which a twin is tried, in order, and the name of its device."""
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
     if (
         flash or "flex_attention" in asked or enabled.options.backend == "flex"
     ) and torch.cuda.is_available():
-        held = next(model.parameters(), None)  # a rank may hold none
+        held = next(enabled.module.parameters(), None)  # a rank may hold none
         gpu = str(held.device) if held is not None and held.is_cuda else "cuda"
         if not flash:
             return (torch.float32,), gpu  # flex has a backward there alone
@@ -104,7 +97,6 @@ def precisions_of(
 
 
 def _proof(
-    model: PreTrainedModel,
     enabled: EnabledModel,
     foreign: str | None,
     precisions: tuple[torch.dtype, ...],
@@ -116,7 +108,7 @@ def _proof(
     for dtype in precisions:
         modes = answers[0].unmeasured if answers else None
         try:
-            answers.append(_audit_twin(model, enabled, dtype, device, modes, foreign is None))
+            answers.append(_audit_twin(enabled, dtype, device, modes, foreign is None))
         except NoTwin as error:
             failure = error
             continue
@@ -153,7 +145,6 @@ class _Answer:
 
 
 def _audit_twin(
-    model: PreTrainedModel,
     enabled: EnabledModel,
     dtype: torch.dtype,
     device: str,
@@ -164,7 +155,7 @@ def _audit_twin(
 
     With `is_own`, library code alone, refused calls are kept apart.
     """
-    twin = twins.of(model, dtype, device)
+    twin = twins.of(enabled.module, dtype, device)
     parts_outside(twin)
     for module in twin.model.modules() if device == "cpu" else ():
         # some mixers insist on GPU kernels (Jamba, Zamba, up to transformers 4)
@@ -258,14 +249,14 @@ def enabled_like(
     try:
         if set(like.implementations()) - set(enabled.implementations()):
             raise NoTwin(f"its twin attends by {', '.join(enabled.implementations())}")
-        code = attach(model, enabled, family)
+        code = attach(enabled, family)
         enabled.proof = Proof("of a twin")
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
         # transformers 4 puts forwards on layers when states are first asked for
         with enabled.settling():
             yield enabled
     finally:
-        detach(model, enabled)
+        detach(enabled)
 
 
 def _refuse_change(enabled: EnabledModel) -> None:

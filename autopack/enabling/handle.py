@@ -112,7 +112,7 @@ class Handle(AbstractContextManager["Handle"]):
     @property
     def model(self) -> PreTrainedModel:
         """The first model."""
-        return self.enabled.anatomy.entries[0]
+        return self.enabled.module
 
     @property
     def _holds_one_model(self) -> bool:
@@ -177,7 +177,7 @@ class Handle(AbstractContextManager["Handle"]):
         found = {}
         for name, each in reversed(self._enabled.items()):
             if not _is_in_force(each):
-                name = type(each.anatomy.entries[0]).__name__
+                name = type(each.module).__name__
                 raise ValueError(f"{name} is disabled, so its calls run as without autopack")
             with each.tally.unchanged():
                 found[name] = explain(each, args, batch)
@@ -287,13 +287,13 @@ class Handle(AbstractContextManager["Handle"]):
 def take_off(enabled: EnabledModel) -> None:
     """Disable one model, unless it was disabled or enabled anew in the meantime."""
     if _is_in_force(enabled):
-        detach(enabled.anatomy.entries[0], enabled)
+        detach(enabled)
     leave_harness(enabled)
 
 
 def _is_in_force(enabled: EnabledModel) -> bool:
     """Return True if a model still has this state: neither disabled nor enabled anew."""
-    return enabled_at(enabled.anatomy.entries[0]) is enabled
+    return enabled_at(enabled.module) is enabled
 
 
 def leave_harness(enabled: EnabledModel) -> None:

@@ -275,28 +275,25 @@ _ASKED: dict[str, Callable[..., str | None]] = {
 }
 
 
-def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
+def why_not(enabled: EnabledModel, kind: str, *given: Any) -> str | None:
     """Return the reason why calls of a kind are not exact on a model's twin; None if they are.
 
     `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
     and hooks are all the library's is kept. Weights of the model have no part in it.
     """
     try:
-        for name, module in model.named_modules() if kind == "parts" else ():
+        for name, module in enabled.module.named_modules() if kind == "parts" else ():
             for hook in hooks_of(module).values():
                 # One that looks at the token before finds none at the beginning of a part, which no
                 # check of a call sees.
                 if not is_own(hook):
                     raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
-        return ask_twins(
-            model, enabled, (kind, *given), partial(_answer, model, enabled, kind, given)
-        )
+        return ask_twins(enabled, (kind, *given), partial(_answer, enabled, kind, given))
     except NoTwin as error:
         return f"no twin of it tells whether it gives the same: {error}"
 
 
 def _answer(
-    model: PreTrainedModel,
     enabled: EnabledModel,
     kind: str,
     given: tuple[Any, ...],
@@ -311,7 +308,7 @@ def _answer(
     for dtype in dtypes:
 
         def make_twin(dtype: torch.dtype = dtype) -> PreTrainedModel:
-            twin = twins.of(model, dtype, device)
+            twin = twins.of(enabled.module, dtype, device)
             parts_outside(twin)
             for name, module in twin.others.items() if kind == "parts" else ():
                 # It may look at earlier tokens.
