@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,8 +56,28 @@ def proof_by_twin(enabled: EnabledModel, foreign: str | None) -> Proof:
             "its layers take some tokens at a time, and those of a twin one, beside which nothing "
             "is mixed",
         )
-    question = "proof", enabled.options.unpad
-    proof = ask_twins(enabled, question, partial(_proof, enabled, foreign))
+
+    def by_audits(precisions: tuple[torch.dtype, ...], device: str) -> Proof:
+        """Return the proof by audits of twins in one precision after another; raise `NoTwin`."""
+        answers: list[_Answer] = []
+        failure = NoTwin()
+        for dtype in precisions:
+            modes = answers[0].unmeasured if answers else None
+            try:
+                answers.append(_audit_twin(enabled, dtype, device, modes, foreign is None))
+            except NoTwin as error:
+                failure = error
+                continue
+            if not answers[0].unmeasured:
+                break
+        if answers:
+            return _proof_of_answers(answers, foreign, enabled.anatomy.causal)
+        if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
+            said = str(failure)
+            return Proof(f"not, for {said}", said, said, said, source="twin")
+        raise failure
+
+    proof = ask_twins(enabled, ("proof", enabled.options.unpad), by_audits)
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
@@ -94,32 +113,6 @@ def precisions_of(enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
             torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,
         ), gpu
     return (torch.float64, torch.float32), "cpu"
-
-
-def _proof(
-    enabled: EnabledModel,
-    foreign: str | None,
-    precisions: tuple[torch.dtype, ...],
-    device: str,
-) -> Proof:
-    """Return the proof by audits of twins, in one precision after another, or raise `NoTwin`."""
-    answers: list[_Answer] = []
-    failure = NoTwin()
-    for dtype in precisions:
-        modes = answers[0].unmeasured if answers else None
-        try:
-            answers.append(_audit_twin(enabled, dtype, device, modes, foreign is None))
-        except NoTwin as error:
-            failure = error
-            continue
-        if not answers[0].unmeasured:
-            break
-    if answers:
-        return _proof_of_answers(answers, foreign, enabled.anatomy.causal)
-    if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
-        said = str(failure)
-        return Proof(f"not, for {said}", said, said, said, source="twin")
-    raise failure
 
 
 class _Raised(NoTwin):
