@@ -18,8 +18,13 @@ from transformers import PreTrainedModel
 from autopack.auditing.cases import Case, Input, empty_images, tokens_to_draw
 from autopack.auditing.compare import Arguments, Fields, largest, relative_error
 from autopack.auditing.fields import Side, Sides, fields_of
-from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.running import dtype_of, gradients_of, run_as_stock, stock_again
+from autopack.auditing.running import (
+    dtype_of,
+    gradients_of,
+    left_as_found,
+    run_as_stock,
+    stock_again,
+)
 from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head

@@ -28,7 +28,6 @@ from autopack.auditing.cases import (
     NoReference,
 )
 from autopack.auditing.compare import Arguments, Bounds, bounds_of
-from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.measuring import Measuring
 from autopack.auditing.padded import padded, routers
 from autopack.auditing.report import LeakReport, ModeResult
@@ -37,6 +36,7 @@ from autopack.auditing.running import (
     dtype_of,
     first_that_moves,
     in_double,
+    left_as_found,
 )
 from autopack.auditing.trainers import audit_trainer
 from autopack.calls.prefixes import why_not
@@ -147,15 +147,13 @@ class Audit(Measuring):
         """
         enabled = enabled_in(model)
         report = LeakReport(
-            model=f"{type(model).__name__} ({model.config.model_type})",
-            implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
-            enabled=enabled is not None,
-            dtype=str(dtype_of(model)).removeprefix("torch."),
-            lengths=lengths,
-            tolerance=bounds.results,
-            gradient_tolerance=bounds.gradients,
-            loss_tolerance=bounds.losses,
-            results=[],
+            f"{type(model).__name__} ({model.config.model_type})",
+            str(getattr(model.config, "_attn_implementation", None) or "eager"),
+            enabled is not None,
+            str(dtype_of(model)).removeprefix("torch."),
+            lengths,
+            *bounds,
+            [],
         )
         case = _alike_case(model, lengths) if alike else Case(model, lengths)
         super().__init__(model, case, report)

@@ -157,11 +157,9 @@ class Case:
         configs = model.config, text_config(model.config)
         flags = [getattr(each, "output_router_logits", None) for each in configs]
         self.has_router = any(flag is not None for flag in flags)
-        asked = {
-            "output_hidden_states": self.takes("output_hidden_states"),
-            "output_router_logits": self.has_router,
-        }
-        self.outputs: Arguments = {name: True for name, takes in asked.items() if takes}
+        self.outputs: Arguments = {"output_router_logits": True} if self.has_router else {}
+        if self.takes("output_hidden_states"):
+            self.outputs["output_hidden_states"] = True
         self.without_router: Arguments = {"output_router_logits": False} if any(flags) else {}
         """An argument to leave a configured router's loss out, as it is no mean over documents."""
         allowed, end = tokens_to_draw(model), heads.end_token(model)
@@ -221,10 +219,9 @@ class Case:
                 "an encoder-decoder numbers both halves of a document from their beginnings"
             )
         count = len(self.lengths)
-        numbers = range(count)
-        rows = [[number] for number in numbers] if form.is_padded else [[*numbers]]
+        rows = [[n] for n in range(count)] if form.is_padded else [[*range(count)]]
         if form.rows == "two":
-            rows.append([count + number for number in reversed(numbers)])
+            rows.append([*reversed(range(count, 2 * count))])
         arguments: Arguments = {}
         sides = []
         for place, half in enumerate(self.halves):

@@ -178,15 +178,10 @@ def how_far(name: str, one: Tensor, two: Tensor) -> Difference:
         return Difference(name, 0.0)
     if one.shape != two.shape or not one.is_floating_point():
         return Difference(name, 1.0 if one.shape == two.shape else math.inf)
-    nothing = one.isnan() & two.isnan()
-    error, scale = (
-        largest(two.masked_fill(nothing, 0.0), one.masked_fill(nothing, 0.0)),
-        scale_of([one]),
-    )
-    sane = one[is_sane(one, one.dtype)].abs()
-    rounding = (
-        ROUNDINGS * torch.finfo(one.dtype).eps * float(sane.max()) / scale if sane.numel() else 0.0
-    )
+    nothing, scale = one.isnan() & two.isnan(), scale_of([one])
+    error = largest(*(each.masked_fill(nothing, 0.0) for each in (two, one)))
+    size = float(torch.where(is_sane(one, one.dtype), one, 0.0).abs().max())
+    rounding = ROUNDINGS * torch.finfo(one.dtype).eps * size / scale
     return Difference(name, error / scale, max(rounding, OF_SHAPES * bounds_of(one.dtype).results))
 
 

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopack.auditing.asking import Labels, expected_losses
+from autopack.auditing.asking import expected_losses
 from autopack.auditing.cases import FORMS, ROUTER, Form, Input, NoReference
-from autopack.auditing.compare import Arguments, Fields, relative_error
+from autopack.auditing.compare import Arguments, relative_error
 from autopack.auditing.fields import Sides, WrongShape, fields_of
 from autopack.auditing.measuring import MADE_OF_LABELS, Measuring, Results, with_axes
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import run_as_stock
 from autopack.calls.outputs import loss_of, parts_of
 from autopack.errors import AutopackError
-from autopack.runtime.model import EnabledModel
 
 
 def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
@@ -58,31 +57,28 @@ def padded(audit: Measuring, name: str, differentiate: bool) -> ModeResult:
         return replace(measured, loss=loss, unpadded=unpadded, **errors)
 
     result = against(_results(wanted, call.sides))
-    if not audit.report.is_exact(result) and _reads_padding(audit, enabled):
+    reads_padding = (
+        enabled.traits.padding_matters
+        # By flash kernels upstream lets a decoder see the padding of its encoder.
+        or (case.is_pair and "flash" in audit.report.implementation)
+        or enabled.anatomy.has_row_dependent_rotary
+    )
+    if reads_padding and not audit.report.is_exact(result):
         # Where tokens get something of what stands in padding, documents alone tell, and not
         # stock's batch.
         labels = None if loss_of(wanted) is None else audit.labels
         makes = case.is_pair and "decoder_input_ids" not in arguments
-        alone = _alone(audit, call, of_stock, labels, MADE_OF_LABELS if makes else {})
-        other = alone and against(alone)
-        return other if other and audit.report.is_exact(other) else result
+        more = MADE_OF_LABELS if makes else {}
+        numbers = range(len(call.first))
+        with suppress(WrongShape, NoReference):
+            answers = (audit.one_alone(case, call, number, labels, **more) for number in numbers)
+            alone, losses = zip(*answers, strict=True)
+            _, documents, _ = call.sides.split(with_axes(of_stock), [*alone])
+            loss = None if labels is None else expected_losses([*losses], labels.counts)[0]
+            other = against(Results(documents, loss))
+            if audit.report.is_exact(other):
+                return other
     return result
-
-
-def _alone(
-    audit: Measuring, call: Input, fields: Fields, labels: Labels | None, more: Arguments
-) -> Results | None:
-    """Return documents' results alone, shaped as a padded batch's; None if stock has none."""
-    with suppress(WrongShape, NoReference):
-        answers = (
-            audit.one_alone(audit.case, call, number, labels, **more)
-            for number in range(len(call.first))
-        )
-        alone, losses = zip(*answers, strict=True)
-        _, documents, _ = call.sides.split(with_axes(fields), [*alone])
-        loss = None if labels is None else expected_losses([*losses], labels.counts)[0]
-        return Results(documents, loss)
-    return None
 
 
 def _batch_arguments(
@@ -104,15 +100,6 @@ def _batch_arguments(
         if form.labels == "tokens" and labels.per_token:
             arguments = {n: v for n, v in arguments.items() if not n.startswith("decoder_")}
     return arguments
-
-
-def _reads_padding(audit: Measuring, enabled: EnabledModel) -> bool:
-    """Return True if padding may change stock's results at tokens, as in recurrences."""
-    traits = enabled.traits
-    reads = traits.recurs or traits.reads_padding or traits.counts_columns
-    # By flash kernels upstream lets a decoder see the padding of its encoder.
-    of_encoder = audit.case.is_pair and "flash" in audit.report.implementation
-    return reads or of_encoder or enabled.anatomy.has_row_dependent_rotary
 
 
 def _reference(audit: Measuring, arguments: Arguments, sides: Sides) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,20 +216,15 @@ class LeakReport(Report):
     def influence(self) -> np.ndarray:
         """Influence [i, j] of document j on i, in the worst mode that measured all pairs."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
-        found = max(
-            ran,
-            key=lambda each: (np.isnan(each[1]).sum() <= len(each[1]), each[0]),
-            default=(0.0, np.full((1, 1), np.nan)),
-        )
-        return found[1]
+        whole = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
+        nothing = 0.0, np.full((1, 1), np.nan)
+        return max(whole or ran, key=itemgetter(0), default=nothing)[1]
 
     def _headline(self) -> str:
         """Return a line with the model, its state and dtype, and the verdict."""
         state = "enabled by autopack" if self.enabled else "stock, not enabled"
-        raised = any(
-            result.failure is not None or result.worst == math.inf for result in self.results
-        )
-        wrong = "LEAKS" if self.results and not raised else "NOT EXACT"
+        leaks = self.results and self.worst_result.worst < math.inf
+        wrong = "LEAKS" if leaks else "NOT EXACT"
         return (
             f"{self.model}, {state}, {self.implementation}, {self.dtype}: "
             f"{'exact' if self.exact else wrong}"
@@ -237,12 +233,14 @@ class LeakReport(Report):
     def _table(self) -> list[list[str]]:
         """Return the rows of the table of call modes, as texts, headings included."""
         rows = [["call mode", "", "vs alone", "influence", "gradients", "loss", ""]]
+        of_padded = ["padded batch", "", "vs stock", *[""] * 4]
         for r in self.results:
-            if r.kind == "padded" and not any(row[0] == "padded batch" for row in rows):
-                rows.append(["padded batch", "", "vs stock", "", "", "", ""])
-            wrong = "raised" if r.failure is not None else "LEAK" if r.kind == "packed" else "WRONG"
+            is_padded = r.kind == "padded"
+            if is_padded and of_padded not in rows:
+                rows.append(of_padded)
+            wrong = "raised" if r.failure else "WRONG" if is_padded else "LEAK"
             verdict = "exact" if self.is_exact(r) else wrong
-            if r.kind == "padded" and r.failure is None:
+            if is_padded and not r.failure:
                 verdict += ", without padding" if r.unpadded else ", left as it came"
             numbers = map(_number, r.errors)
             rows.append([r.mode, "train" if r.training else "eval", *numbers, verdict])
@@ -252,12 +250,9 @@ class LeakReport(Report):
         """Return a line for each mode that was left out or raised, and for each note."""
         said = [f"not run: {mode}: {reason}" for mode, reason in sorted(self.left_out.items())]
         said += [f"{what}: {reason}" for what, reason in sorted(self.notes.items())]
-        said += sorted(
-            {f"raised with labels: {r.loss_refused}" for r in self.results if r.loss_refused}
-        )
-        return said + sorted(
-            {f"raised: {r.failure}" for r in self.results if r.failure is not None}
-        )
+        raised = {f"raised: {r.failure}" for r in self.results if r.failure}
+        raised |= {f"raised with labels: {r.loss_refused}" for r in self.results if r.loss_refused}
+        return said + sorted(raised)
 
     def _sections(self) -> Sections:
         """Return the pieces of the report that text and HTML consist of."""
@@ -323,7 +318,7 @@ class TrainerReport(LeakReport):
 
 def _largest(influence: np.ndarray) -> float:
     """Return the largest influence, NaN left out; NaN if all are."""
-    return math.nan if np.isnan(influence).all() else float(np.nanmax(influence))
+    return float(np.fmax.reduce(influence, axis=None))
 
 
 def _number(value: float | None) -> str:

@@ -23,9 +23,8 @@ from autopack.auditing import handed as words
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.auditing.compare import bounds_of, gradient_error, relative_error
 from autopack.auditing.handed import Content
-from autopack.auditing.left_as_found import trainer_left_as_found
 from autopack.auditing.report import Measured, TrainerReport
-from autopack.auditing.running import dtype_of, stock_again, trained
+from autopack.auditing.running import dtype_of, stock_again, trained, trainer_left_as_found
 from autopack.errors import UnsupportedModel, in_a_line
 from autopack.integrations.boundaries import what_is_lost
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of

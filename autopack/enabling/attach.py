@@ -1,4 +1,4 @@
-"""Put marks and hooks on a model and install its sites, and take all of it off again."""
+"""Put marks, hooks and functions of autopack on a model, and take all of it off again."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from autopack import registry
+from autopack.attention.document_mask import adapt_mask, adapt_preprocessing
 from autopack.attention.rotary import PerDocumentRotary
+from autopack.attention.site import PARAMETERS, adapt_attention
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
-from autopack.calls.hooks import EntryHook, ExitHook
-from autopack.calls.met_inside import OwnPositionsHook, PoolerHook, SpanLogitsHook
-from autopack.enabling.sites import needed_sites
-from autopack.errors import SiteDrift
+from autopack.calls.hooks import EntryHook, ExitHook, adapt_forward
+from autopack.calls.met_inside import OwnPositionsHook, PoolerHook, SpanLogitsHook, adapt_loss
+from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.family import Family
-from autopack.inspection import modules
+from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.code import ModelCode
+from autopack.inspection.foreign import is_of_library, is_own
 from autopack.inspection.modules import Anatomy
 from autopack.integrations import accelerate, boundaries, peft
-from autopack.patching import SiteLease
+from autopack.mixers.site import adapt_mixer
+from autopack.patching import Site, SiteLease
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart, is_apart
 from autopack.proving.kept import own_class
 from autopack.proving.twin import NoTwin
-from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed
+from autopack.runtime.marks import ENABLED, MARK, Mark, is_severed, mark_of
 from autopack.runtime.model import EnabledModel, Neighbours, Options
 from autopack.runtime.scope import ArrivalHook, bind_checkpointing
 from autopack.runtime.traits import Traits
@@ -66,12 +69,12 @@ def anatomy_and_traits(model: PreTrainedModel, family: Family) -> tuple[Anatomy,
     return anatomy, Traits(family, anatomy, numbering, media, sounds_together)
 
 
-def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> ModelCode:
+def attach(enabled: EnabledModel, family: Family) -> ModelCode:
     """Mark mixing modules, install a model's sites, hook its entries; return its `ModelCode`.
 
     What is marked and hooked already is brought up to date.
     """
-    anatomy = enabled.anatomy
+    anatomy, model = enabled.anatomy, enabled.module
     code = ModelCode(model, enabled.implementations())
     foreign = [code.first_foreign(module) for module in anatomy.entries]
     across = (
@@ -123,12 +126,12 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Mod
 
 def _shifts_labels(enabled: EnabledModel, level: int) -> bool:
     """Return True if an entry's third-party loss shifts labels, by its twin's answer or its own."""
-    model, module = enabled.anatomy.entries[0], enabled.anatomy.entries[level]
+    module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
 
     def ask_twin() -> bool | None:
-        twin = modules.entries(twins.of(model, torch.float32).model)[level]
+        twin = modules.entries(twins.of(enabled.module, torch.float32).model)[level]
         return first_label_counts(twin) if type(twin) is own_class(module) else None
 
     counts = None
@@ -152,7 +155,7 @@ def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) ->
         hooks.move_to_end(known)
 
 
-def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def detach(enabled: EnabledModel) -> None:
     """Take off all marks, hooks and sites of a model, also of one that is attached in part.
 
     The mark of the model itself leaves last: where this is interrupted, it can be done again.
@@ -164,13 +167,13 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
         module.__dict__.pop(MARK, None)
     bind_checkpointing(enabled.anatomy.checkpointed, bound=False)
     accelerate.put_back(enabled.anatomy.mixers)
-    strip_severed(model)
+    strip_severed(enabled.module)
     try:
         enabled.lease.release()
     except SiteDrift:
-        model.__dict__.pop(ENABLED, None)
+        enabled.module.__dict__.pop(ENABLED, None)
         raise
-    model.__dict__.pop(ENABLED, None)
+    enabled.module.__dict__.pop(ENABLED, None)
 
 
 def strip_severed(part: nn.Module) -> bool:
@@ -222,3 +225,110 @@ def remove_hooks(
                 for number in [n for n in extra if n not in hooks]:
                     del extra[number]
     return found
+
+
+def needed_sites(anatomy: Anatomy, implementations: tuple[str, ...]) -> list[Site]:
+    """Return the sites of a model with marked mixers, for these attention implementations."""
+    sites = [*_mixer_sites(anatomy.mixers)]
+    # a model may be a mixer itself, run on each document alone
+    taken = {(site.module, site.path) for site in sites}
+    sites += [
+        site
+        for site in forward_sites(map(type, anatomy.entries))
+        if (site.module, site.path) not in taken
+    ]
+    # The eager functions stand in for sdpa where attention weights are asked for, so they are
+    # always needed.
+    sites += [
+        Site(module, name, adapt_attention, parameters=PARAMETERS)
+        for module, name in source.eager_functions(anatomy.attention)
+    ]
+    if releases.losses():
+        sites.append(
+            Site(
+                releases.LOSS_UTILS,
+                "fixed_cross_entropy",
+                adapt_loss,
+                parameters=("source", "target"),
+            ),
+        )
+    for implementation in implementations:
+        if implementation != "eager" and anatomy.attention:
+            sites += _attention_sites(anatomy.attention, implementation)
+    # Models that attend in code of their own make masks as the others do, which ranks that share
+    # rows ask for.
+    configs = modules.configs_of([*anatomy.entries])
+    by_configs = [getattr(config, "_attn_implementation", None) or "eager" for config in configs]
+    for implementation in dict.fromkeys(
+        [*implementations, *(by_configs if not anatomy.attention else ())]
+    ):
+        if masks.has_mask_interface() and masks.mask_function(implementation) is not None:
+            sites.append(Site(*masks.MAPPING, adapt_mask, key=implementation))
+    if masks.has_mask_interface():
+        parameters = ("config", "position_ids")
+        sites.append(
+            Site(
+                masks.MASKING_UTILS,
+                "_preprocess_mask_arguments",
+                adapt_preprocessing,
+                parameters=parameters,
+            )
+        )
+    return sites
+
+
+def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
+    """Yield the sites of mixers: their forwards, and operations in their Python modules."""
+    for kind in dict.fromkeys(modules.defining_class(type(mixer)) for mixer in mixers):
+        # A forward of the user's may be taken back at any time; a module that then runs past its
+        # site raises.
+        yield _forward_site(kind, adapt_mixer, soft=not is_own(vars(kind)["forward"]))
+    ways = (
+        (mark.way, mixer)
+        for mixer in mixers
+        if (mark := mark_of(mixer)) is not None and mark.way is not None
+    )
+    sites = (
+        site
+        for way, mixer in ways
+        for site in way.sites(modules.defining_class(type(mixer)).__module__)
+    )
+    yield from dict.fromkeys(sites)
+
+
+def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
+    """Return sites at transformers' own forwards, so that `model.forward(...)` is `model(...)`."""
+    own = (
+        kind
+        for kind in map(modules.defining_class, kinds)
+        if is_of_library(kind) and kind is not nn.Module
+    )
+    return (_forward_site(kind, adapt_forward, soft=True) for kind in dict.fromkeys(own))
+
+
+def _forward_site(kind: type[nn.Module], adapter: Callable[..., Any], soft: bool) -> Site:
+    """Return the site at a class's forward, for `adapter`; other code may replace a `soft` one."""
+    return Site(kind.__module__, f"{kind.__qualname__}.forward", adapter, soft=soft)
+
+
+def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:
+    """Return the sites at the attention functions of one implementation."""
+    if releases.attention_function(implementation) is None:
+        raise UnsupportedModel(
+            f"attn_implementation={implementation!r} is not registered with transformers' "
+            "AttentionInterface, so autopack cannot reach it. Load the model with 'sdpa', 'eager', "
+            "'flex_attention' or a flash attention.",
+            code="backend-unavailable",
+        )
+    local = source.modules_with_own_function(attention, implementation)
+    if local:
+        return [
+            Site(
+                module,
+                "ALL_ATTENTION_FUNCTIONS._local_mapping",
+                adapt_attention,
+                key=implementation,
+            )
+            for module in local
+        ]
+    return [Site(*releases.attention_mapping(), adapt_attention, key=implementation)]

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from autopack import errors, registry
 from autopack.auditing.auditor import audited
 from autopack.auditing.cases import FORMS, empty_images
 from autopack.auditing.compare import OF_TWINS
-from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport, ModeResult
+from autopack.auditing.running import left_as_found
 from autopack.enabling.attach import attach, detach, examine
 from autopack.errors import AutopackError
 from autopack.inspection import releases
@@ -46,52 +45,65 @@ Their sum is a prime, so that columns are not taken for heads or channels of tha
 """
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, foreign: str | None) -> Proof:
+def proof_by_twin(enabled: EnabledModel, foreign: str | None) -> Proof:
     """Return the proof of a model by audits of its twin; raise `NoTwin` if that is impossible.
 
     The weights, the device and the gradients of the model have no part in it; no process waits for
     another one. `foreign` says what of its code is third-party, if any.
     """
-    if foreign is not None and getattr(model.config, "chunk_size_feed_forward", 0) > 1:
+    if foreign is not None and getattr(enabled.module.config, "chunk_size_feed_forward", 0) > 1:
         raise NoTwin(
             "its layers take some tokens at a time, and those of a twin one, beside which nothing "
             "is mixed",
         )
-    question = "proof", enabled.options.unpad
-    proof = ask_twins(model, enabled, question, partial(_proof, model, enabled, foreign))
+
+    def by_audits(precisions: tuple[torch.dtype, ...], device: str) -> Proof:
+        """Return the proof by audits of twins in one precision after another; raise `NoTwin`."""
+        answers: list[_Answer] = []
+        failure = NoTwin()
+        for dtype in precisions:
+            modes = answers[0].unmeasured if answers else None
+            try:
+                answers.append(_audit_twin(enabled, dtype, device, modes, foreign is None))
+            except NoTwin as error:
+                failure = error
+                continue
+            if not answers[0].unmeasured:
+                break
+        if answers:
+            return _proof_of_answers(answers, foreign, enabled.anatomy.causal)
+        if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
+            said = str(failure)
+            return Proof(f"not, for {said}", said, said, said, source="twin")
+        raise failure
+
+    proof = ask_twins(enabled, ("proof", enabled.options.unpad), by_audits)
     # A twin is asked of text: labels that the family takes beside images alone have no answer
     # there.
     beside_images = foreign is None and "labels" in enabled.traits.refused_of_text
     return replace(proof, why_not_labels=None) if beside_images else proof
 
 
-def ask_twins(
-    model: PreTrainedModel,
-    enabled: EnabledModel,
-    question: tuple[Any, ...],
-    ask: Callable[..., T],
-) -> T:
+def ask_twins(enabled: EnabledModel, question: tuple[Any, ...], ask: Callable[..., T]) -> T:
     """Return `ask(dtypes, device)`, run `apart`, or the answer that is kept for the `question`.
 
     Answers about models whose code is all of libraries are kept.
     """
-    precisions, implementations = precisions_of(model, enabled), enabled.implementations()
+    precisions, implementations = precisions_of(enabled), enabled.implementations()
     backend = enabled.options.backend
     key = enabled.kind and (enabled.kind, question, backend, implementations, precisions)
     with without_exchange(implementations):
         return kept.answered(key, lambda: apart(lambda: ask(*precisions)))
 
 
-def precisions_of(
-    model: PreTrainedModel, enabled: EnabledModel
-) -> tuple[tuple[torch.dtype, ...], str]:
+def precisions_of(enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
     """Return the dtypes in which a twin is tried, in order, and the name of its device."""
     asked = enabled.implementations()
     flash = any(map(releases.is_flash, asked))
     if (
         flash or "flex_attention" in asked or enabled.options.backend == "flex"
     ) and torch.cuda.is_available():
-        held = next(model.parameters(), None)  # a rank may hold none
+        held = next(enabled.module.parameters(), None)  # a rank may hold none
         gpu = str(held.device) if held is not None and held.is_cuda else "cuda"
         if not flash:
             return (torch.float32,), gpu  # flex has a backward there alone
@@ -101,33 +113,6 @@ def precisions_of(
             torch.float16 if held is not None and held.dtype == torch.float16 else torch.bfloat16,
         ), gpu
     return (torch.float64, torch.float32), "cpu"
-
-
-def _proof(
-    model: PreTrainedModel,
-    enabled: EnabledModel,
-    foreign: str | None,
-    precisions: tuple[torch.dtype, ...],
-    device: str,
-) -> Proof:
-    """Return the proof by audits of twins, in one precision after another, or raise `NoTwin`."""
-    answers: list[_Answer] = []
-    failure = NoTwin()
-    for dtype in precisions:
-        modes = answers[0].unmeasured if answers else None
-        try:
-            answers.append(_audit_twin(model, enabled, dtype, device, modes, foreign is None))
-        except NoTwin as error:
-            failure = error
-            continue
-        if not answers[0].unmeasured:
-            break
-    if answers:
-        return _proof_of_answers(answers, foreign, enabled.anatomy.causal)
-    if isinstance(failure, _Raised) and foreign is None:  # calls of the model would raise too
-        said = str(failure)
-        return Proof(f"not, for {said}", said, said, said, source="twin")
-    raise failure
 
 
 class _Raised(NoTwin):
@@ -140,7 +125,6 @@ class _Answer:
 
     twin: Twin
     part: PreTrainedModel
-    outside: list[str]
     report: LeakReport
     refused: list[ModeResult]
 
@@ -154,7 +138,6 @@ class _Answer:
 
 
 def _audit_twin(
-    model: PreTrainedModel,
     enabled: EnabledModel,
     dtype: torch.dtype,
     device: str,
@@ -165,8 +148,8 @@ def _audit_twin(
 
     With `is_own`, library code alone, refused calls are kept apart.
     """
-    twin = twins.of(model, dtype, device)
-    outside = parts_outside(twin)
+    twin = twins.of(enabled.module, dtype, device)
+    parts_outside(twin)
     for module in twin.model.modules() if device == "cpu" else ():
         # some mixers insist on GPU kernels (Jamba, Zamba, up to transformers 4)
         if vars(module).get("use_fast_kernels") is True:
@@ -179,20 +162,20 @@ def _audit_twin(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise NoTwin(f"its twin raised {type(error).__name__}: {error}") from error
-    results: list[ModeResult] = []
-    refused: list[ModeResult] = []
     for result in report.results:
-        is_refused = result.failure is not None and is_refusal(result.failure)
-        # the library's own code comes by it in the user's call too, which says what to do
-        (refused if is_refused and is_own else results).append(result)
-        if result.failure is not None and not is_refused:
+        if result.failure is not None and not is_refusal(result.failure):
             raise _Raised(f"its twin raised {result.failure}")
     if not report.results:
         raise NoTwin("nothing of its twin can be compared with stock")
-    report = replace(report, results=results)
-    if results and not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
+    refused = []
+    if is_own:  # its code comes by a refusal in the user's call too, which says what to do
+        refused = [result for result in report.results if result.failure is not None]
+        report = replace(report, results=[r for r in report.results if r.failure is None])
+    if report.results and not (
+        math.isfinite(report.worst) and math.isfinite(report.worst_gradient)
+    ):
         raise NoTwin("its twin gives what is no number")
-    return _Answer(twin, part, outside, report, refused)
+    return _Answer(twin, part, report, refused)
 
 
 def is_refusal(failure: str) -> bool:
@@ -204,7 +187,7 @@ def is_refusal(failure: str) -> bool:
 def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool) -> Proof:
     """Return the proof by audits of twins; later ones add call forms that the first left out."""
     first = answers[0]
-    twin, report = first.twin.model, first.report
+    twin, report, outside = first.twin.model, first.report, parts_outside(first.twin)
     packed, labels, padded = (
         next(filter(None, (getattr(answer.report, kind) for answer in answers)), None)
         for kind in ("packed", "labels", "padded")
@@ -221,8 +204,8 @@ def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool)
         f"on a tiny copy of it ({count:,} parameters, {report.dtype}), worst relative error "
         f"{report.worst:.1e}"
     )
-    if first.outside:
-        how += f", but for {', '.join(first.outside)}: its calls are checked closely"
+    if outside:
+        how += f", but for {', '.join(outside)}: its calls are checked closely"
     if first.refused:
         how += f", refused: {', '.join(result.name for result in first.refused)}"
     said = "" if foreign is None else f" (it runs third-party code: {foreign})"
@@ -231,7 +214,7 @@ def _proof_of_answers(answers: list[_Answer], foreign: str | None, causal: bool)
         inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     )
     padded = why_padding_is_unknown(twin, first.part) or padded
-    source = "part" if first.outside else "twin"
+    source = "part" if outside else "twin"
     left_out = sorted(set().union(*(answer.report.unattributed for answer in answers)))
     if left_out and first.part is not twin:  # code around a part may read it
         packed = (
@@ -259,14 +242,14 @@ def enabled_like(
     try:
         if set(like.implementations()) - set(enabled.implementations()):
             raise NoTwin(f"its twin attends by {', '.join(enabled.implementations())}")
-        code = attach(model, enabled, family)
+        code = attach(enabled, family)
         enabled.proof = Proof("of a twin")
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
         # transformers 4 puts forwards on layers when states are first asked for
         with enabled.settling():
             yield enabled
     finally:
-        detach(model, enabled)
+        detach(enabled)
 
 
 def _refuse_change(enabled: EnabledModel) -> None:
@@ -299,11 +282,9 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to
             # give.
-            misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
-            misses_images = isinstance(error, TypeError | ValueError) and re.search(
-                _IMAGES, str(error)
-            )
-            if not (misses_tokens or misses_images):
+            missing = _IMAGES if isinstance(error, ValueError) else f"input_ids|{_IMAGES}"
+            is_told = isinstance(error, TypeError | ValueError)
+            if not (is_told and re.search(missing, str(error))):
                 return module
     return nested[-1]
 

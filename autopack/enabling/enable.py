@@ -172,13 +172,13 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
         )
     family = registry.family_for(base)
     enabled = examine(base, family, wanted, renew)
-    _check_backend(base, enabled)
+    _check_backend(enabled)
     try:
         base.__dict__[ENABLED] = enabled
-        settle(base, enabled, family)
-        _refuse_leaks(base, enabled)
+        settle(enabled, family)
+        _refuse_leaks(enabled)
     except BaseException:
-        detach(base, enabled)
+        detach(enabled)
         raise
     if wanted.check_every or (wanted.verify and wanted.check_every is None):
         enabled.live = Live(wanted.check_every or 0)
@@ -195,17 +195,6 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> EnabledModel:
             type(base).__name__,
             reason,
         )
-    attention = enabled.anatomy.attention
-    logger.info(
-        "autopack enabled %s (%s): %s%s mixers, verified: %s",
-        type(base).__name__,
-        enabled.anatomy.model_type,
-        f"{len(attention)} attention modules by {Handle({ONE: enabled}).backend}, "
-        if attention
-        else "",
-        len(enabled.anatomy.mixers),
-        enabled.proof.how,
-    )
     return enabled
 
 
@@ -223,7 +212,7 @@ def _check_same_options(found: Options, given: Options) -> None:
             )
 
 
-def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def _check_backend(enabled: EnabledModel) -> None:
     """Raise `UnsupportedModel` if the chosen backend cannot serve the model on this machine."""
     backend = enabled.options.backend
     if backend == "auto":
@@ -232,9 +221,9 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
         possible = candidates(implementation)
         if backend not in possible:
             raise UnsupportedModel(
-                f"backend={backend!r} cannot serve {type(model).__name__} with attn_implementation="
-                f"{implementation!r}; possible: {', '.join(possible)}. Load the model with another "
-                f"attn_implementation, or use backend='auto'.",
+                f"backend={backend!r} cannot serve {type(enabled.module).__name__} with "
+                f"attn_implementation={implementation!r}; possible: {', '.join(possible)}. Load "
+                "the model with another attn_implementation, or use backend='auto'.",
                 code="backend-unavailable",
             )
         usable, reason = BACKENDS[backend].availability()
@@ -245,9 +234,9 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
             )
 
 
-def _refuse_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+def _refuse_leaks(enabled: EnabledModel) -> None:
     """Raise `UnsupportedModel` for a model that is not exact; warn if only packed rows are not."""
-    proof, name = enabled.proof, type(model).__name__
+    proof, name = enabled.proof, type(enabled.module).__name__
     if proof.why_not_packed is not None and enabled.options.verify == "strict" and not proof.source:
         raise UnsupportedModel(
             f"verify='strict' refuses {name} ({enabled.anatomy.model_type!r}): "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -48,8 +49,9 @@ class EnabledTrainer:
         """Names and texts about the trainer's data and steps, for `print(handle)`."""
         found = [
             ("data keep", ", ".join(self.kept)),
-            ("steps:", cutter_of(self.trainer)),
-            ("data:", self.cut),
+            ("steps", cutter_of(self.trainer)),
+            ("data", self.cut),
+            *((name, f"left alone: {reason}") for name, reason in self.left_alone.items()),
         ]
         return [(name, str(said)) for name, said in found if said]
 
@@ -110,7 +112,7 @@ class Handle(AbstractContextManager["Handle"]):
     @property
     def model(self) -> PreTrainedModel:
         """The first model."""
-        return self.enabled.anatomy.entries[0]
+        return self.enabled.module
 
     @property
     def _holds_one_model(self) -> bool:
@@ -175,7 +177,7 @@ class Handle(AbstractContextManager["Handle"]):
         found = {}
         for name, each in reversed(self._enabled.items()):
             if not _is_in_force(each):
-                name = type(each.anatomy.entries[0]).__name__
+                name = type(each.module).__name__
                 raise ValueError(f"{name} is disabled, so its calls run as without autopack")
             with each.tally.unchanged():
                 found[name] = explain(each, args, batch)
@@ -258,51 +260,40 @@ class Handle(AbstractContextManager["Handle"]):
             )
         return said
 
-    def _text(self, indent: str) -> str:
-        """Return the summary and the facts of the first model, as indented lines."""
-        return "\n".join(
-            [self.summary, *(f"{indent}{name + ':':<11}{value}" for name, value in self._facts())]
-        )
-
-    @property
-    def _trainer_or_count(self) -> str:
+    def _groups(self) -> list[tuple[str, Facts]]:
+        """Return the headings, and the names and texts below each, of the text and the HTML."""
+        if self._holds_one_model:
+            return [(f"autopack: {self.summary}", self._facts())]
         names = [type(each.trainer).__name__ for each in self._trainers]
-        return names[0] if len(names) == 1 else number_of(len(self._enabled), "model")
+        what = names[0] if len(names) == 1 else number_of(len(self._enabled), "model")
+        of_trainers = [fact for each in self._trainers for fact in each.facts]
+        models = self.models.items()
+        return [
+            (f"autopack: {what}", of_trainers),
+            *((f"{name}: {each.summary}", each._facts()) for name, each in models),
+        ]
 
     def __repr__(self) -> str:
-        if self._holds_one_model:
-            return f"autopack: {self._text('  ')}"
-        said = [f"  {name}: {each._text('    ')}" for name, each in self.models.items()]
-        said += [f"  {name}: left alone: {reason}" for name, reason in self.left_alone.items()]
-        said += [f"  {name} {fact}" for each in self._trainers for name, fact in each.facts]
-        return "\n".join([f"autopack: {self._trainer_or_count}", *said])
+        first, *others = (
+            "\n".join([heading, *(f"  {name + ':':<10} {said}" for name, said in facts)])
+            for heading, facts in self._groups()
+        )
+        return "\n".join([first, *(indent(each, "  ") for each in others)])
 
     def _repr_html_(self) -> str:
-        if self._holds_one_model:
-            return parts.facts([(f"autopack: {self.summary}", self._facts())])
-        groups = [(f"{name}: {each.summary}", each._facts()) for name, each in self.models.items()]
-        groups.append(
-            (
-                "",
-                [
-                    *self.left_alone.items(),
-                    *(fact for each in self._trainers for fact in each.facts),
-                ],
-            )
-        )
-        return parts.facts([(f"autopack: {self._trainer_or_count}", []), *groups])
+        return parts.facts(self._groups())
 
 
 def take_off(enabled: EnabledModel) -> None:
     """Disable one model, unless it was disabled or enabled anew in the meantime."""
     if _is_in_force(enabled):
-        detach(enabled.anatomy.entries[0], enabled)
+        detach(enabled)
     leave_harness(enabled)
 
 
 def _is_in_force(enabled: EnabledModel) -> bool:
     """Return True if a model still has this state: neither disabled nor enabled anew."""
-    return enabled_at(enabled.anatomy.entries[0]) is enabled
+    return enabled_at(enabled.module) is enabled
 
 
 def leave_harness(enabled: EnabledModel) -> None:

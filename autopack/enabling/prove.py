@@ -10,17 +10,20 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from transformers import PreTrainedModel
-
 from autopack import registry
 from autopack.enabling import twin_calls
-from autopack.enabling.attach import anatomy_and_traits, attach, remove_hooks, strip_severed
+from autopack.enabling.attach import (
+    anatomy_and_traits,
+    attach,
+    needed_sites,
+    remove_hooks,
+    strip_severed,
+)
 from autopack.enabling.by_twin import (
     callable_part,
     proof_by_twin,
     why_padding_is_unknown,
 )
-from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.code import ModelCode
@@ -38,7 +41,7 @@ def renew(enabled: EnabledModel) -> None:
 
     Later calls refuse what cannot be served; padded batches then stay as they come.
     """
-    model, before = enabled.anatomy.entries[0], enabled.anatomy
+    model, before = enabled.module, enabled.anatomy
     # until it is settled: after an interrupt the next call looks at it again
     enabled.fingerprint = None
     if enabled.live is not None:
@@ -55,7 +58,7 @@ def renew(enabled: EnabledModel) -> None:
                 remove_hooks(module.modules())  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy))
-        settle(model, enabled, family)
+        settle(enabled, family)
     except AutopackError as error:
         reason = (
             "it was changed after it had been enabled, and cannot be served any more: "
@@ -64,7 +67,7 @@ def renew(enabled: EnabledModel) -> None:
         enabled.proof = _unproven(reason)
 
 
-def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
+def settle(enabled: EnabledModel, family: Family) -> None:
     """Mark, hook and prove a model; keep the proof, and a fingerprint that shows changes."""
     # Asked when rows first begin alike, ranks first share them or media first come, and then of
     # what the model is.
@@ -73,10 +76,10 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         # what it was refused for must not refuse the calls of its proof
         enabled.proof = Proof("not yet")
         # Of labels nothing is known either until it is proven.
-        code = attach(model, enabled, family)
+        code, model = attach(enabled, family), enabled.module
         verify = enabled.options.verify
         enabled.kind = kept.key_of(model, code)
-        proof = _proof(model, enabled, code)
+        proof = _proof(enabled, code)
         if verify and code.onlooker is not None and proof.why_not_unpadded is None:
             proof = replace(proof, why_not_unpadded=f"{code.onlooker}, and sees the padded form")
         is_whole = proof.source in ("twin", "")
@@ -100,13 +103,13 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         enabled.fingerprint = Fingerprint(model, code, enabled.anatomy.configs)
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Proof:
+def _proof(enabled: EnabledModel, code: ModelCode) -> Proof:
     """Return the proof of a model by its twin, or one that leaves it to checks of its calls."""
     if not enabled.options.verify:
         return Proof("not asked for (verify=False)")
     foreign = next(iter(code.foreign), None)
     try:
-        return proof_by_twin(model, enabled, foreign)
+        return proof_by_twin(enabled, foreign)
     except NoTwin as error:
         because = (
             f"{foreign}; no twin tells, for {error}" if foreign else f"no twin tells, for {error}"
@@ -115,13 +118,13 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: ModelCode) -> Pr
         return _unproven(because)
     # What its own forward makes of a part is compared with nothing; it is handed the form that it
     # knows.
-    unasked = why_padding_is_unknown(model, callable_part(enabled))
+    unasked = why_padding_is_unknown(enabled.module, callable_part(enabled))
     if because not in enabled.logged:
         enabled.logged.add(because)
         logger.warning(
             "%s could not be proven by a tiny copy of it, so its calls are checked while they run: "
             "%s",
-            type(model).__name__,
+            type(enabled.module).__name__,
             because,
         )
     return Proof(f"call by call, in use ({because})", why_not_unpadded=unasked, source="checks")

@@ -26,8 +26,7 @@ from autopack.auditing.compare import (
     gradient_error,
     scales_of,
 )
-from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.running import gradients_of, trained, weighted_sum
+from autopack.auditing.running import gradients_of, left_as_found, trained, weighted_sum
 from autopack.enabling.by_twin import (
     ask_twins,
     callable_part,
@@ -42,7 +41,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.row_parts import shard_rows
 from autopack.proving import kept
 from autopack.proving import twin as twins
-from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
+from autopack.proving.apart import ThreadGroup, ranks_of_threads, run_together
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
@@ -119,35 +118,27 @@ def _why_not_parts(
     `num_items_in_batch` tokens where the loss is of shifted labels, else by the tokens that each
     part counts.
     """
-    wanted = _results_of(make(), enabled, None, labels)
-    groups = ranks_of_threads(_RANKS)
+
+    def results_of(twin: PreTrainedModel, group: ThreadGroup | None = None) -> list[Result]:
+        """Return results of a part of rows (of whole rows without group), in each mode."""
+        found = []
+        with enabled_like(twin, enabled, sequence_parallel=group) as twin_enabled:
+            if callable_part(twin_enabled) is not twin:
+                raise NoTwin(
+                    "its own forward cannot be called with tokens and positions by their names"
+                )
+            for training, padded in itertools.product((False, True), repeat=2):
+                with left_as_found(twin):  # without dropout
+                    twin.train(training)
+                    found.append(_result_of_part(twin, _rows(twin, labels, padded), group, labels))
+        return found
+
+    wanted, groups = results_of(make()), ranks_of_threads(_RANKS)
     models = {group: make() for group in groups}
     # what one thread puts back, another may have drawn from
     with generators_restored(models[groups[0]]):
-        parts = run_together(
-            groups, lambda group: _results_of(models[group], enabled, group, labels)
-        )
+        parts = run_together(groups, lambda group: results_of(models[group], group))
     return _difference(list(map(_join_parts, zip(*parts, strict=True))), wanted, dtype)
-
-
-def _results_of(
-    twin: PreTrainedModel,
-    like: EnabledModel,
-    group: ThreadGroup | None,
-    labels: Labels,
-) -> list[Result]:
-    """Return results of a group's part of rows (of whole rows if None), in each mode of calls."""
-    found = []
-    with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
-        if callable_part(twin_enabled) is not twin:
-            raise NoTwin(
-                "its own forward cannot be called with tokens and positions by their names"
-            )
-        for training, padded in itertools.product((False, True), repeat=2):
-            with left_as_found(twin):  # without dropout
-                twin.train(training)
-                found.append(_result_of_part(twin, _rows(twin, labels, padded), group, labels))
-    return found
 
 
 def _rows(model: Any, labels: Labels, padded: bool) -> Arguments:
@@ -198,14 +189,11 @@ def _result_of_part(
 
 def _join_parts(parts: Sequence[Result]) -> Result:
     """Return one result of all parts: outputs side by side, losses and gradients added."""
-    found = {}
+    found: Fields = {}
     for name in parts[0][0][0]:
         values = [fields[name] for (fields,), _ in parts]
-        found[name] = torch.stack(values).sum(0) if name == "loss" else torch.cat(values, dim=1)
-    return [found], [
-        torch.stack(each).sum(0)
-        for each in zip(*(gradients for _, gradients in parts), strict=True)
-    ]
+        found[name] = torch.cat(values, dim=1) if values[0].dim() else torch.stack(values).sum()
+    return [found], [sum(each) for each in zip(*(grads for _, grads in parts), strict=True)]
 
 
 # --- Documents with media
@@ -279,59 +267,46 @@ _ASKED: dict[str, Callable[..., str | None]] = {
 }
 
 
-def why_not(model: PreTrainedModel, enabled: EnabledModel, kind: str, *given: Any) -> str | None:
+def why_not(enabled: EnabledModel, kind: str, *given: Any) -> str | None:
     """Return the reason why calls of a kind are not exact on a model's twin; None if they are.
 
-    `kind` is the name that `EnabledModel.twin_says` has for it. The answer about a model whose code
-    and hooks are all the library's is kept. Weights of the model have no part in it.
+    `kind` is the name that `EnabledModel.twin_says` has for it, `given` are further arguments of
+    the question. The answer about a model whose code and hooks are all the library's is kept.
+    Weights of the model have no part in it. The first precision that runs decides.
     """
+
+    def make_twin(dtype: torch.dtype, device: str) -> PreTrainedModel:
+        twin = twins.of(enabled.module, dtype, device)
+        parts_outside(twin)
+        for name, module in twin.others.items() if kind == "parts" else ():
+            # It may look at earlier tokens.
+            if not is_own(kept.own_class(module)):
+                raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
+        return twin.model.eval()
+
+    def answer(dtypes: tuple[torch.dtype, ...], device: str) -> str | None:
+        failure: Exception | None = None
+        for dtype in dtypes:
+            try:
+                return _ASKED[kind](enabled, partial(make_twin, dtype, device), dtype, *given)
+            except AutopackError as error:
+                return f"its twin refuses it: {error.message}".partition(". ")[0]
+            except NoTwin:
+                raise
+            except Exception as error:  # a class may compute nothing at this size, or no float64
+                failure = error
+        raise NoTwin(f"it raised {type(failure).__name__}: {failure}")
+
     try:
-        for name, module in model.named_modules() if kind == "parts" else ():
+        for name, module in enabled.module.named_modules() if kind == "parts" else ():
             for hook in hooks_of(module).values():
                 # One that looks at the token before finds none at the beginning of a part, which no
                 # check of a call sees.
                 if not is_own(hook):
                     raise NoTwin(f"it has no hook, and {whose(hook)} is on {name}")
-        return ask_twins(
-            model, enabled, (kind, *given), partial(_answer, model, enabled, kind, given)
-        )
+        return ask_twins(enabled, (kind, *given), answer)
     except NoTwin as error:
         return f"no twin of it tells whether it gives the same: {error}"
-
-
-def _answer(
-    model: PreTrainedModel,
-    enabled: EnabledModel,
-    kind: str,
-    given: tuple[Any, ...],
-    dtypes: tuple[torch.dtype, ...],
-    device: str,
-) -> str | None:
-    """Return the reason why a twin's calls of a kind are not exact; None if they are.
-
-    The first precision that runs decides. `given` are further arguments of the question.
-    """
-    failure: Exception | None = None
-    for dtype in dtypes:
-
-        def make_twin(dtype: torch.dtype = dtype) -> PreTrainedModel:
-            twin = twins.of(model, dtype, device)
-            parts_outside(twin)
-            for name, module in twin.others.items() if kind == "parts" else ():
-                # It may look at earlier tokens.
-                if not is_own(kept.own_class(module)):
-                    raise NoTwin(f"it has no {type(module).__name__}, which {name} is")
-            return twin.model.eval()
-
-        try:
-            return _ASKED[kind](enabled, make_twin, dtype, *given)
-        except AutopackError as error:
-            return f"its twin refuses it: {error.message}".partition(". ")[0]
-        except NoTwin:
-            raise
-        except Exception as error:  # a class may compute nothing at this size, or know no float64
-            failure = error
-    raise NoTwin(f"it raised {type(failure).__name__}: {failure}")
 
 
 def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -> str | None:
@@ -343,12 +318,9 @@ def _difference(found: list[Result], wanted: list[Result], dtype: torch.dtype) -
         if not error <= tolerance:
             return f"its twin gives something else: {name} by {error:.0e} of its deviation"
         # Stock alone may have no numbers: eager attention of tokens that see no image, in Idefics.
-        sound = [
-            pair
-            for pair in zip(gradients, right_gradients, strict=True)
-            if bool(pair[1].isfinite().all())
-        ]
-        error = gradient_error([one for one, _ in sound], [other for _, other in sound])
+        sound = [bool(each.isfinite().all()) for each in right_gradients]
+        both = ([*itertools.compress(each, sound)] for each in (gradients, right_gradients))
+        error = gradient_error(*both)
         if not error <= of_gradients:
             return f"its twin gives something else: gradients by {error:.0e} of their size"
     return None

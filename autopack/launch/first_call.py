@@ -113,7 +113,7 @@ def _wait(model: Any) -> None:
 
 def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
     """Return the sites of a model class's `forward`, for a `SiteLease`."""
-    from autopack.enabling.sites import forward_sites
+    from autopack.enabling.attach import forward_sites
 
     return list(forward_sites([kind]))
 

@@ -195,6 +195,11 @@ class EnabledModel:
         self._settler: object | None = None
         self.link = Link(self)  # what its marks and hooks know it by
 
+    @property
+    def module(self) -> Any:
+        """The model itself, the outermost of its entries."""
+        return self.anatomy.entries[0]
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.link.model is None:  # of a copy, or of a model that is loaded
@@ -260,9 +265,7 @@ class EnabledModel:
             return None
         if question not in self.said_by_twins:
             with self.settling():
-                self.said_by_twins[question] = self.twin_says(
-                    self.anatomy.entries[0], self, *question
-                )
+                self.said_by_twins[question] = self.twin_says(self, *question)
         return self.said_by_twins[question]
 
     @property

@@ -21,7 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from autopack import registry
-from autopack.auditing.left_as_found import preserved
+from autopack.auditing.running import preserved
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.positions import rotates
 from autopack.integrations.accelerate import in_their_own_precision, says_when_to_step

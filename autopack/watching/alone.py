@@ -35,7 +35,7 @@ from autopack.layout.forms import Frame
 from autopack.layout.packed import real_documents
 from autopack.layout.token_map import TokenMap
 from autopack.layout.ways import LAYOUT_KWARGS, Of
-from autopack.watching.replaced import has_experts
+from autopack.watching.influence import has_experts
 from autopack.watching.schedule import (
     CannotTell,
     Runs,
@@ -79,10 +79,11 @@ def difference_to_stock(
                 if padded
                 else _compare_packed(call, runs, output, sides, losses)
             )
-            alike = (
-                each for each in compared if each[1].shape == each[2].shape and each[2].numel()
-            )
-            found = [_difference(call, *each, bound_in_use(dtypes), proves) for each in alike]
+            found = [
+                _difference(call, name, one, other, number, bound_in_use(dtypes), proves)
+                for name, one, other, number in compared
+                if one.shape == other.shape and other.numel()
+            ]
         if not found:
             raise CannotTell("no field of its output has a counterpart in a document alone")
         worst = max(found, key=lambda each: each.excess)

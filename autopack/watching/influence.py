@@ -1,38 +1,226 @@
-"""Leaks between documents of a live packed call, found by gradients.
+"""The influence of documents of a call on one another: what others get when some are replaced, and
+gradients of inputs.
 
-A document cannot always be cut out of a call and run alone: only its model knows which images are
-its own, for one. But an input without a part in a result gets no gradient by it. So the gradients
-of a call's embedded tokens and media, by the results of some documents and by the results of all
-others, may not meet at any number.
+*Replaced*: the call runs as it came and with other tokens in some documents, in the same shapes and
+with the same random numbers, so nothing but these tokens can make a difference. After 2 log2(D)
+checks any two of D documents have been on different sides. *Gradients*: a document cannot always be
+cut out of a call and run alone: only its model knows which images are its own, for one. But an
+input without a part in a result gets no gradient by it. So the gradients of a call's embedded
+tokens and media, by the results of some documents and by the results of all others, may not meet
+at any number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from autopack.auditing.compare import ADDED_UP, MET, Difference, largest
-from autopack.auditing.fields import Sides, fields_of
-from autopack.auditing.running import gradients_of, listening, trained, weighted_sum
+from autopack.auditing.cases import tokens_named
+from autopack.auditing.compare import (
+    ADDED_UP,
+    MET,
+    UNDIVIDED,
+    Arguments,
+    Difference,
+    Fields,
+    how_far,
+    largest,
+)
+from autopack.auditing.fields import Side, Sides, fields_of
+from autopack.auditing.running import (
+    first_that_moves,
+    gradients_of,
+    listening,
+    trained,
+    weighted_sum,
+)
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media
 from autopack.inspection.foreign import is_own
+from autopack.inspection.randomness import Pinned
 from autopack.inspection.source import class_of
-from autopack.watching.schedule import CannotTell, sides_of, unnoticed
+from autopack.watching.schedule import CannotTell, Runs, sides_of, unnoticed
 
+_TOGETHER = 4
+"""Runs of each rank that gathers parameters together with others."""
+_FEWEST = 4
+"""Least number of different tokens in a call from which other tokens are drawn."""
 _MOST = 20_000_000
 """Numbers of the parameters of third-party modules, above which their gradients are not compared.
 """
 _LABELLED = ("labels", "num_items_in_batch")
 _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
+
+
+def replaced(
+    call: Call, turn: int, both: bool = True, share: float | None = None, packs: bool = True
+) -> Difference:
+    """Return the largest difference in documents' results when other documents are replaced.
+
+    Half of the documents are replaced, another half in each `turn`; with `both` then the other half
+    too. With a `share` every draw is the number below which that share of draws lie. Ranks that run
+    together run equally often, whatever they have, also where a call does not pack. Raises
+    `CannotTell`.
+    """
+    drawn = nullcontext() if share is None else Pinned(share)
+    # Experts may draw for the tokens that they get, and Reformer draws its hashes by itself.
+    draws = call.module.training and (has_experts(call.module) or not call.model.is_checked_closely)
+    # Documents that begin alike by the tokens that they are given share what they did in the call
+    # as it came.
+    kept: dict[str, bool] = {"share": call.prefixes is not None, "checkpoints": True}
+    for noise in (True, False):
+        with unnoticed(call, noise=noise, **kept) as runs, drawn:
+            with runs.on_ranks(packs, _TOGETHER, _TOGETHER):
+                worst, begins_in = _largest_move(call, runs, turn, both)
+            if worst.excess <= 1 or runs.together:
+                break
+            if not (noise and draws):
+                return replace(worst, module=begins_in() or "")
+    return worst
+
+
+def _largest_move(
+    call: Call, runs: Runs, turn: int, both: bool
+) -> tuple[Difference, Callable[[], str | None]]:
+    """Return (the largest difference, a function that returns the module in which it begins).
+
+    Raises `CannotTell`.
+    """
+    sides = sides_of(call)
+    count = sides.count if call.part is None else len(call.part[0].lengths)
+    if count < 2:
+        raise CannotTell("it has one document")
+    first, moved_before = fields_of(runs(call.arguments)), Fields()
+    moved: list[tuple[Difference, np.ndarray, Arguments]] = []
+    for touched in halves_of(count, turn)[: 1 + both]:
+        arguments = with_other_tokens(call, sides, touched, turn)
+        moves = _moves(sides, moved_before, first, fields_of(runs(arguments)), touched)
+        moved += [(found, touched, arguments) for found in moves]
+    reason = CannotTell("no part of its output can be divided among its documents")
+    for worst, touched, arguments in sorted(moved, key=lambda each: -each[0].excess):
+        again = [partial(runs, given) for given in (call.arguments, arguments)]
+        begins_in = partial(first_that_moves, call.module, again, sides, touched)
+        try:
+            return runs.widened(worst, first, call.arguments), begins_in
+        except CannotTell as of_one_field:
+            reason = of_one_field
+    raise reason
+
+
+def _moves(
+    sides: Sides, moved_before: Fields, first: Fields, second: Fields, touched: np.ndarray
+) -> Iterator[Difference]:
+    """Yield each field's difference in untouched documents; of an indivisible one only a leak.
+
+    A number of an indivisible field leaks if it changes with both halves: the first one's changes
+    are kept in `moved_before`.
+    """
+
+    def move_in(name: str, chosen: np.ndarray) -> Difference | None:
+        one, two = (sides.part(name, each[name], chosen) for each in (first, second))
+        return None if one is None or two is None else how_far(name, one, two)
+
+    for name, one in first.items():
+        two = second.get(name)
+        if two is None or not one.dim():
+            continue
+        found = move_in(name, ~touched)
+        if found is None:
+            # Of what nobody can divide no number may depend on both halves.
+            now = one != two if one.shape == two.shape else torch.ones((), dtype=torch.bool)
+            if name in moved_before and bool((now & moved_before[name]).any()):
+                yield Difference(name + UNDIVIDED)
+            moved_before[name] = now
+            continue
+        each = ((n, move_in(name, np.arange(len(touched)) == n)) for n in np.flatnonzero(~touched))
+        moved = (int(n) for n, of_one in each if of_one is not None and of_one.excess > 1)
+        yield replace(found, document=next(moved, 0)) if found.excess > 1 else found
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Return True if a module of the model, by its name, sends tokens to experts."""
+    return any(
+        "experts" in module._modules or "Expert" in type(module).__name__
+        for module in model.modules()
+    )
+
+
+def halves_of(count: int, turn: int) -> list[np.ndarray]:
+    """Return two complementary masks of documents (D,): those to replace first, and the others.
+
+    Every other turn tells neighbours apart, since those are the first to meet. The first document
+    is in the set that comes first in two turns of three, since most code looks back.
+    """
+    bits = max(1, (count - 1).bit_length())
+    bit = turn // 2 % bits if turn % 2 else 0
+    second = (np.arange(count) >> bit & 1).astype(bool)
+    halves = [~second, second]
+    return halves[::-1] if turn % 3 == 2 else halves
+
+
+def with_other_tokens(call: Call, sides: Sides, touched: np.ndarray, turn: int) -> Arguments:
+    """Return arguments with other tokens in the documents `touched`; raise `CannotTell` if none.
+
+    A rank's part of a row may have none of them. Tokens that the configuration names stay, and so
+    do common beginnings of rows.
+    """
+    arguments = dict(call.arguments)
+    generator = torch.Generator().manual_seed(turn)
+    special = torch.tensor(sorted({call.ignored_label, *tokens_named(call.module.config)}))
+    changed = False
+    for side in sides.halves:
+        names = [f"{side.prefix}input_ids", f"{side.prefix}inputs_embeds"]
+        given = [name for name in names if arguments.get(name) is not None]
+        # of labels it makes the decoder's tokens
+        for name in given or (["labels"] if side.prefix else []):
+            value = arguments.get(name)
+            if isinstance(value, Tensor) and tuple(value.shape[:2]) == side.owner.shape:
+                where = torch.from_numpy(
+                    np.append(touched, False)[side.owner] & ~_common_beginnings(call, side)
+                )
+                where = where.to(value.device).reshape(*where.shape, *[1] * (value.dim() - 2))
+                new = _redrawn(value, where, special.to(value.device), generator)
+                changed = changed or not torch.equal(new, value)
+                arguments[name] = new
+    if not changed and call.part is None:
+        raise CannotTell("it brings no tokens that could be replaced")
+    return arguments
+
+
+def _common_beginnings(call: Call, side: Side) -> np.ndarray:
+    """Return a mask (R, C) of tokens in common beginnings, and of the token behind each."""
+    shared = np.zeros(side.owner.shape, dtype=bool)
+    if call.prefixes is not None and len(call.prefixes.columns) == len(side.real):
+        columns = call.prefixes.columns
+        several = np.bincount(columns)[columns] > 1
+        several[1:] |= several[:-1]
+        shared[side.owner >= 0] = several
+    return shared
+
+
+def _redrawn(value: Tensor, where: Tensor, special: Tensor, generator: torch.Generator) -> Tensor:
+    """Return tokens or embeddings, redrawn at `where` from the same call; `special` tokens stay."""
+    if value.is_floating_point():
+        drawn = torch.randperm(value.shape[1], generator=generator)
+        return torch.where(where, value[:, drawn.to(value.device)].flip(-1), value)
+    ordinary = ~torch.isin(value, special)
+    pool = torch.unique(value[ordinary]).cpu()
+    if len(pool) < _FEWEST:
+        pool = torch.arange(3, 200)[~torch.isin(torch.arange(3, 200), special.cpu())]
+    drawn = pool[torch.randint(0, len(pool), tuple(value.shape), generator=generator)].to(value)
+    return torch.where(where & ordinary, drawn, value)
 
 
 def leak_by_gradients(call: Call) -> Difference:
@@ -55,9 +243,11 @@ def leak_by_gradients(call: Call) -> Difference:
             return found
     throughout = _Throughout()
     found, is_blind = _leak_in_run(call, sides, throughout)
-    if found.excess <= 1 and blind and is_blind:
+    if found.excess > 1:
+        return found
+    if blind and is_blind:
         raise CannotTell("no gradient reaches its images or other media")
-    if found.excess <= 1 and throughout.ended:
+    if throughout.ended:
         raise CannotTell(
             "numbers that it computes become Python's or NumPy's, where no gradient follows them",
         )
@@ -68,16 +258,39 @@ def _leak_in_run(
     call: Call, sides: Sides, mode: AbstractContextManager[Any]
 ) -> tuple[Difference, bool]:
     """Return (the largest leak in a run in `mode`, True if media get no gradient in it)."""
-    held = [(parameter, parameter.grad) for parameter in call.module.parameters()]
+    leaves: list[Tensor] = []
+    """Copies of media, which come first, and of embedded tokens."""
+
+    def leaf_of(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaves.append(tensor.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # some write to it
+
+    def followed(value: Any) -> Any:
+        """Return a value whose floating tensors are copies of new leaves."""
+        return tree_map_only(Tensor, leaf_of, value)
+
+    module: Any = call.module
+    held = [(parameter, parameter.grad) for parameter in module.parameters()]
+    given = {name: value for name, value in call.arguments.items() if name not in _LABELLED}
+    embedding = None
+    with suppress(NotImplementedError):
+        embedding = module.get_input_embeddings()
     try:
         with unnoticed(call, share=False), torch.inference_mode(False), torch.enable_grad():
             # Reversible layers (Reformer) add to `.grad` in any backward pass.
             for parameter, _ in held:
                 parameter.grad = None
-            name, sums, leaves, count = _sums_and_leaves(call, sides, mode)
+            given |= {name: followed(given[name]) for name in media.given(given)}
+            count = len(leaves)
+            given |= {name: followed(given[name]) for name in _FOLLOWED if name in given}
+            with listening(lambda part, _, out: followed(out) if part is embedding else None), mode:
+                output = module(**given | {"return_dict": True})
+            name, sums = _sums_of_documents(output, sides)
             of_media = gradients_of(sums.sum(), leaves[:count]) if count else []
             is_blind = bool(of_media) and not any(bool(each.any()) for each in of_media)
-            return _largest_leak(name, sums, leaves, _foreign_parameters(call.module)), is_blind
+            return _largest_leak(name, sums, leaves, _foreign_parameters(module)), is_blind
     finally:
         for parameter, gradient in held:
             parameter.grad = gradient
@@ -118,28 +331,16 @@ class _Throughout(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _sums_and_leaves(
-    call: Call, sides: Sides, mode: AbstractContextManager[Any]
-) -> tuple[str, Tensor, list[Tensor], int]:
-    """Run a call in `mode`; return a field's name, documents' sums, leaves, and number of media.
+def _sums_of_documents(output: Any, sides: Sides) -> tuple[str, Tensor]:
+    """Return the name of a field with results of tokens, and a sum of it for each document.
 
-    The field has results of tokens. Leaves are copies of media, which come first, and of embedded
-    tokens.
+    Raises `CannotTell` if no such field has a gradient.
     """
-    given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {
-        "return_dict": True
-    }
-    leaves: list[Tensor] = []
-    given |= {name: _from_leaves(given[name], leaves) for name in media.given(given)}
-    count = len(leaves)
-    given |= {name: _from_leaves(given[name], leaves) for name in _FOLLOWED if name in given}
-    with _embeddings_from_leaves(call.module, leaves), mode:
-        output = call.module(**given)
     shape = sides.halves[0].owner.shape
     for name, states in fields_of(output).items():
         if states.requires_grad and states.shape[:2] == shape:
             sums = [weighted_sum([{"": part}], {"": 1.0}) for part in sides.parts(name, states)]
-            return name, torch.stack([each for each in sums if each is not None]), leaves, count
+            return name, torch.stack([each for each in sums if each is not None])
     raise CannotTell("no result of it that has something for each token has a gradient")
 
 
@@ -196,27 +397,3 @@ def _foreign_parameters(model: nn.Module) -> list[Tensor]:
     }
     found: list[Tensor] = [p for p in trained(model) if p in held]
     return found if sum(p.numel() for p in found) <= _MOST else []
-
-
-def _from_leaves(value: Any, leaves: list[Tensor]) -> Any:
-    """Return a value whose floating tensors are copies of new leaves; append these to `leaves`."""
-
-    def follow(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        leaves.append(tensor.detach().clone().requires_grad_())
-        return leaves[-1].clone()  # some write to it
-
-    return tree_map_only(Tensor, follow, value)
-
-
-def _embeddings_from_leaves(model: Any, leaves: list[Tensor]) -> AbstractContextManager[None]:
-    """Let token embeddings return, in a block, copies of new leaves; append these to `leaves`."""
-    embedding = None
-    with suppress(NotImplementedError):
-        embedding = model.get_input_embeddings()
-
-    def follow(module: nn.Module, given: Any, output: Any) -> Any:
-        return _from_leaves(output, leaves) if module is embedding else None
-
-    return listening(follow)

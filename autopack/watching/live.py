@@ -23,7 +23,7 @@ from autopack.patching import ProcessLock
 from autopack.runtime.tally import Checked
 from autopack.watching import influence
 from autopack.watching.alone import difference_to_stock
-from autopack.watching.replaced import replaced
+from autopack.watching.influence import replaced
 from autopack.watching.schedule import TRAINS, CannotTell, is_padded, shape_of, sides_of
 
 logger = logging.getLogger(__name__)

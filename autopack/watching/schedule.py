@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves
 from autopack.auditing.cases import tokens_named
 from autopack.auditing.compare import UNDIVIDED, Arguments, Difference, Fields, how_far
 from autopack.auditing.fields import Side, Sides, fields_of
-from autopack.auditing.left_as_found import preserved
-from autopack.auditing.running import listening, stock_again
+from autopack.auditing.running import listening, preserved, stock_again
 from autopack.calls.call import LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.inspection import media, torches

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autopack import tiny
-from autopack.auditing.left_as_found import noise_of
+from autopack.auditing.running import noise_of
 from autopack.inspection.source import shifts_labels
 from compat.common import gradients_apart
 

@@ -19,8 +19,7 @@ from autopack.auditing.asking import Labels, find_labels
 from autopack.auditing.cases import Case, Input
 from autopack.auditing.compare import Fields, scales_of
 from autopack.auditing.fields import fields_of
-from autopack.auditing.left_as_found import noise_of
-from autopack.auditing.running import forget_lengths, run_as_stock, weighted_sum
+from autopack.auditing.running import forget_lengths, noise_of, run_as_stock, weighted_sum
 from autopack.calls.outputs import loss_of
 from autopack.tiny.rules import ORDINARY
 from compat.common import said

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autopack.watching import replaced, schedule
+from autopack.watching import influence, schedule
 from compat import alarms
 
 
@@ -24,9 +24,9 @@ def test_exact_types_have_none(task, model_type, setting):
 
 def test_a_false_one_is_counted(monkeypatch):
     """The control: what nobody touched moves from run to run."""
-    how_far = replaced.how_far
+    how_far = influence.how_far
     monkeypatch.setattr(
-        replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
+        influence, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
     )
     monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
     found = alarms.checked("causal-lm", "llama", "float32")

@@ -17,7 +17,7 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.calls import rows as packed
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
-from autopack.watching import replaced, schedule
+from autopack.watching import influence, schedule
 from compat.fuzz import __main__ as fuzz
 from compat.fuzz import draw, session
 from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json, width
@@ -119,9 +119,9 @@ def with_other_beginnings(monkeypatch):
 
 
 def with_alarms(monkeypatch):
-    how_far = replaced.how_far
+    how_far = influence.how_far
     monkeypatch.setattr(
-        replaced, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
+        influence, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
     )
     monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
 

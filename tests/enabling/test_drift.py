@@ -17,9 +17,8 @@ from torch import nn
 
 import autopack
 from autopack import patching, tiny
-from autopack.enabling.attach import examine
+from autopack.enabling.attach import examine, needed_sites
 from autopack.enabling.prove import renew
-from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.patching import Site
 from autopack.registry import family_for

@@ -81,7 +81,7 @@ def test_enabled_trainers_keep_documents_and_others_that_drop_them_are_refused(
     keeping, dropping = trainer(), trainer()
     with autopack.enable(keeping) as handle:
         assert _first_loss(keeping) == wanted
-        assert "data keep seq_lengths" in repr(handle)
+        assert "data keep: seq_lengths" in repr(handle)
     with autopack.enable(dropping.model):
         if model_type == "llama":
             assert _first_loss(dropping) == wanted

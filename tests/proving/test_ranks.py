@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autopack.proving.ranks import ranks_of_threads, run_together
+from autopack.proving.apart import ranks_of_threads, run_together
 
 
 def exchanges(group, counts):

@@ -59,7 +59,9 @@ def proofs(monkeypatch):
     found = []
     proof = prove.proof_by_twin
     monkeypatch.setattr(
-        prove, "proof_by_twin", lambda model, *rest: (found.append(model), proof(model, *rest))[1]
+        prove,
+        "proof_by_twin",
+        lambda enabled, *rest: (found.append(enabled), proof(enabled, *rest))[1],
     )
     return found
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
-from autopack.watching.replaced import halves_of
+from autopack.watching.influence import halves_of
 from tests.conftest import token_ids
 from tests.support.mixing import shift_boundaries
 from tests.support.padded import build
