@@ -188,11 +188,7 @@ class PairAsRows(CallPlan):
             len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves)
         )
         super().__init__(
-            call,
-            reason,
-            Scope(call.model, refusal=refusal),
-            _arguments_of_halves(call, pair),
-            volume,
+            call, reason, Scope(call.model, refusal=refusal), _half_arguments(call, pair), volume
         )
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
@@ -257,7 +253,7 @@ def half_of(name: str, pair: Pair) -> Half | None:
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
-def _arguments_of_halves(call: PairCall, pair: Pair) -> dict[str, Any]:
+def _half_arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     """Return the arguments of both halves' rows; decoder tokens are made of labels if missing."""
     entry = call.entry
     found: dict[str, Any] = {}
