@@ -141,7 +141,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 
 def _expanded(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
-    """Return an option with its axis of S tokens, if any, expanded; raise if it may be another."""
+    """Return an option with its axis of S tokens, if any, expanded; raise if axes are unclear."""
     shape = option.shape if isinstance(option, Tensor) else ()
     axes = [axis for axis, size in enumerate(shape) if axis and size == prefixes.tokens]
     if not axes:

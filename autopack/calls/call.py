@@ -372,7 +372,7 @@ class CallPlan:
         return None
 
     def rows_for_pooler(self, states: Tensor) -> Tensor | None:
-        """Return states (rows, columns, ...) with one document per row; None if they are so.
+        """Return states (rows, columns, ...) with one document per row; None if they stay as is.
 
         A pooler reads column 0 of them.
         """

@@ -73,7 +73,7 @@ class PairCall(Call):
 
     @property
     def pair(self) -> Pair:
-        """The documents of both halves; `find_pair` must not be None."""
+        """The documents of both halves; `find_pair()` must not return None."""
         pair = self.find_pair()
         assert pair is not None
         return pair

@@ -269,7 +269,7 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        """Return field `name` of all documents, in order, from batches' `parts`; None if unlike."""
+        """Return field `name` in order of documents from batches' parts; None if shapes differ."""
         axes, batch = AXES.get(name, ()), self.given.batch
         if axes and all(isinstance(part, Tensor) and part.dim() > max(axes) for part in parts):
             fill = (

@@ -55,7 +55,7 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 
 
 def exchange_of(model: EnabledModel) -> Any:
-    """Return DeepSpeed's exchange of tokens for heads, put under autopack's attention, or None.
+    """Return DeepSpeed's exchange of tokens for heads, put inside autopack's attention; or None.
 
     It is the exchange at the model's attention, found also if it was registered after `enable`;
     None if there is none.

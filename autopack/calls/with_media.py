@@ -40,7 +40,7 @@ _OF_IMAGES = "aspect_ratio_ids"
 
 
 def _first_method(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
-    """Return the first (entry, method named in `names`), from the call's entry in; None if none."""
+    """Return (entry, method) of the first entry, inward, that has a method of `names`; or None."""
     entries = call.anatomy.entries[call.entry.level :]
     found = ((e, getattr(e, name)) for e in entries for name in names if hasattr(e, name))
     return next(found, None)
@@ -113,7 +113,7 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
 def _documents_as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], TokenMap]:
-    """Return `parameters`' arguments with documents as right-padded rows, and the map to these."""
+    """Return a function's arguments, documents as right-padded rows, and the map into the rows."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(*layout.shape)
     call: dict[str, Any] = {}

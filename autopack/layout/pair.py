@@ -76,7 +76,7 @@ def declared_of(
     arguments: Mapping[str, Any],
     pad_token_id: int | None,
 ) -> tuple[list[np.ndarray] | None, Pair | None]:
-    """Return the halves' masks of real tokens, and a `Pair`, None if nothing is packed or padded.
+    """Return halves' masks of real tokens, or None, and a `Pair` if packed or padded, else None.
 
     There is one mask (rows, columns) for each half that the call brings; None if it brings none.
 

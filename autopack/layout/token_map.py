@@ -194,9 +194,9 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def in_order(parts: list[Any], groups: list[np.ndarray]) -> Tensor | None:
-    """Return groups' results, each (documents, ...), in the order of documents; None if unlike.
+    """Return groups' results (documents, ...) as one tensor, by document; None if shapes differ.
 
-    They are unlike if a part has another form, or if their shapes differ.
+    None too if a part is no tensor, or not one result per document of its group.
     """
     tensors = [part for part in parts if isinstance(part, Tensor) and part.dim()]
     if [*map(len, tensors)] != [*map(len, groups)] or len({part.shape[1:] for part in tensors}) > 1:

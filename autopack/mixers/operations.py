@@ -33,7 +33,7 @@ Arguments = dict[str, Any]
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations in the block follow `layout`; yield the growing set of names called."""
+    """In this block of a forward, let operations follow `layout`; yield the set of names called."""
     activation, arrived = current(), set[str]()
     assert activation is not None
     before, activation.mixing = activation.mixing, (layout, arrived)

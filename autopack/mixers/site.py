@@ -152,7 +152,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
 def _with_own_images(
     mixer: torch.nn.Module, arguments: Arguments, layout: PackedLayout
 ) -> tuple[Arguments, PackedLayout]:
-    """Return arguments with one image's states per document, and their layout; raise if not one.
+    """Return arguments with an image's states per document, and their layout; raise on mismatch.
 
     The states of images are (images, n, channels), one image for every document and every run of
     padding.

@@ -178,7 +178,7 @@ class _SentGradients:
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[Tensor | None]) -> Tensor | None:
-        """Add the parts' gradients; return the output's, None if all are; call `refuse` if set."""
+        """Add parts' gradients; return the output's, None if all are None; call `refuse` if set."""
         if all(part is None for part in parts):
             return None
         if self.refuse is not None:

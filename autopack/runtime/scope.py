@@ -226,7 +226,7 @@ def stock(model: EnabledModel) -> Iterator[None]:
 
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
-    """Put a copy of the scope in force, with `fields`, in force in this block; one has to be."""
+    """Replace `fields` of the scope in force, in this block; a forward must be running."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
@@ -235,7 +235,7 @@ def changed(**fields: Any) -> Iterator[None]:
 
 
 def without_layout() -> AbstractContextManager[None]:
-    """Run a part of the current forward, in this block, as not packed; there must be one."""
+    """Take the documents out of the scope in force, in this block; a forward must be running."""
     return changed(layout=None, memory=None)
 
 
