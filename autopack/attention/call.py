@@ -77,7 +77,7 @@ class AttentionCall:
 
     @property
     def pattern(self) -> Pattern | None:
-        """The tokens of its document that a token sees, or None if the mask has no known rule."""
+        """The tokens of its document that a token sees; None if the mask has no known rule."""
         if isinstance(self.mask, DocumentMask):
             return None if self.mask.absolute else self.mask.pattern
         return Pattern(causal=self.is_causal) if self.mask is None else None
@@ -241,7 +241,7 @@ def _grouped_by_length(tokens: Tensor, layout: PackedLayout, groups: Batches) ->
 
 
 def slice_mask(mask: Any, row: int, queries: slice, keys: slice) -> Tensor | None:
-    """Return a document's part of a mask (R or 1, H or 1, queries or 1, keys), or None if none."""
+    """Return a document's part of a mask (R or 1, H or 1, queries or 1, keys); None for None."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
@@ -256,7 +256,7 @@ def _slice_option(
     first: int,
     end: int,
 ) -> Tensor:
-    """Return an option's part for one document, or the option if it has no axis of columns."""
+    """Return an option's part for one document; the whole option if it has no axis of columns."""
     rows, columns = call.layout.rows, call.layout.columns
     if name == "position_bias" and option.shape[-1] == call.layout.max_seqlen != columns:
         return option[..., : end - first, : end - first]  # that of the longest document
@@ -272,11 +272,11 @@ def _slice_option(
 
 
 def _has_heads(call: AttentionCall, name: str, option: Tensor) -> bool:
-    """Return True if an option's second axis is its heads, so that its third is the columns.
+    """Return True if an option's axes 1 and 2 are heads and columns; raise if that is unclear.
 
-    The third axis of the option is as long as a row. In transformers' own attention, the second
-    axis is the heads whenever it is as long as there are heads. Raises `UnsupportedModel` if
-    third-party code could mean the columns by it.
+    Axis 2 of the option is as long as a row. In transformers' own attention, axis 1 is the heads
+    whenever it is as long as there are heads. Raises `UnsupportedModel` if third-party code could
+    mean the columns by it.
     """
     columns, length = call.layout.columns, option.shape[1]
     if length == columns == call.query.shape[1] and not is_of_library(type(call.module)):
@@ -312,7 +312,7 @@ def _batches_by_length(call: AttentionCall) -> Batches | None:
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
-    """Return the output (1, S, H, V) of one call per stretch, or None if masks cannot be made."""
+    """Return the output (1, S, H, V) of one call per stretch; None if masks cannot be made."""
     own = call.mask
     if (
         not isinstance(own, DocumentMask)
@@ -343,7 +343,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
 
 
 def _attend_by_sdpa(call: AttentionCall) -> Output:
-    """Attend by `attend`, or in compiled code by one operator, which gives no weights."""
+    """Return (output, weights) of `attend`, or, in compiled code, (output, None) of an operator."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
     given = options.get("dropout") or options.get("position_bias") is not None
     if pattern is None or pattern.chunk is not None or call.replaces_sdpa or given:

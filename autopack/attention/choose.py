@@ -36,7 +36,7 @@ _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
 def _by_kernel(
     attend: Callable[[AttentionCall], Output], call: AttentionCall, prefixes: Prefixes
 ) -> Tensor | None:
-    """Return stretches' attention to their documents so far; None for chunks or an unknown rule.
+    """Return attention of stretches to their documents so far; None for chunks or unknown rules.
 
     Keys and values of each stretch are laid end to end. Kernels align queries with the last keys.
     """
@@ -70,11 +70,12 @@ def flash_implementations() -> tuple[str, ...]:
 
 
 def _attend_by_flash(call: AttentionCall) -> Output:
-    """Attend by transformers' flash function with cumulative lengths over all flattened rows.
+    """Return (output, None) of transformers' flash function, given the bounds of all documents.
 
     The function takes windows, softcap and scale from its own arguments, as it does for a document
     alone. Chunked attention becomes documents of one chunk each. Flash attention ignores a rule
-    over per-token blocks, also for a document alone.
+    over per-token blocks, also for a document alone. Raises `UnsupportedModel` for a mask that the
+    model made itself.
     """
     call.refuse_dense_mask("flash attention")
     layouts = [call.layout, call.keys]
@@ -143,7 +144,7 @@ def refused_by_varlen(call: AttentionCall) -> str | None:
 
 
 def _attend_by_varlen(call: AttentionCall) -> Output:
-    """Attend within each document by torch's kernel; return (output, None), without weights."""
+    """Return (output, None) of torch's packed kernel; the call must have a `pattern`."""
     assert call.pattern is not None
     states, scale = call.states_for_sdpa(), call.options.get("scaling")
     return attend_varlen(call.layout, *states, call.pattern, scale, call.memory), None
@@ -158,7 +159,7 @@ def attend_varlen(
     scale: float | None,
     memory: PackedLayout | None = None,
 ) -> Tensor:
-    """Attend within each document of half-precision states (R, H, C, E); return (R, C, H, V).
+    """Return (R, C, H, V), torch's kernel on half-precision states (R, H, C, E), by documents.
 
     Keys and values belong to `memory`, if given.
     """
@@ -210,7 +211,7 @@ def _flex_here() -> tuple[bool, str]:
 
 
 def _attend_by_flex(call: AttentionCall) -> Output:
-    """Attend by transformers' flex function with a BlockMask of the packed rows."""
+    """Return (output, weights or None) of transformers' flex function, by documents; or raise."""
     if isinstance(call.mask, DocumentMask):
         blocks = call.mask.over_rows
     else:
@@ -256,7 +257,7 @@ BACKENDS = {"eager": EAGER, "flash": FLASH, "flex": FLEX, "sdpa": SDPA, "varlen"
 
 
 def availability() -> dict[str, tuple[bool, str]]:
-    """Return {backend: (True if this machine can use it, by what or why not)}."""
+    """Return {backend: (True if this machine can use it, by which module or the reason)}."""
     return {name: backend.availability() for name, backend in BACKENDS.items()}
 
 

@@ -24,7 +24,7 @@ _TAKEN = (
 def attend_compiled(
     bounds: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
 ) -> Tensor:
-    """Return (R, C, H, V), attention within each document of states (R, H, C, E), by one operator.
+    """Return attention (R, C, H, V) within each document of states (R, H, C, E), by one operator.
 
     `bounds` lie on the host, whatever the device of the states: each layer reads them, and would
     otherwise wait for the device.
@@ -35,7 +35,7 @@ def attend_compiled(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor:
-    """Attend within each document by one SDPA call per document; return (R, H, C, V)."""
+    """Return (R, H, C, V) by an SDPA call per document; `settings` are `_TAKEN`'s last four."""
     bounds, before, after, scale = settings
     shared, lengths = query.shape[1] // key.shape[1], bounds.diff().tolist()
     states = query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -59,7 +59,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> Tensor
 
 @torch.library.custom_op("autopack::attend", mutates_args=(), schema=f"({_TAKEN}) -> Tensor")
 def _operator(*inputs: Any) -> Tensor:
-    """Return `_attend` of the inputs; the operator that a compiled graph holds."""
+    """Return `_attend` of the inputs, as the operator that a compiled graph holds."""
     return _attend(*inputs)
 
 
@@ -68,7 +68,7 @@ _GRADIENTS = f"(Tensor gradient, {_TAKEN}) -> (Tensor, Tensor, Tensor)"
 
 @torch.library.custom_op("autopack::attend_backward", mutates_args=(), schema=_GRADIENTS)
 def _gradients(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value; attends once more for them."""
+    """Return the gradients of query, key and value, for which `_attend` runs once more."""
     # Autograd is off inside an operator, also under `enable_grad`; a transform of its own is not.
     backward: Any = torch.func.vjp(lambda *states: _attend(*states, *inputs[3:]), *inputs[:3])[1]
     return tuple(each.contiguous() for each in backward(gradient))

@@ -26,10 +26,10 @@ from autopack.layout.prepared import SeenImages
 # lengths on the host would be constants of a graph, and every layout a graph of its own
 @torch._dynamo.disable
 def attend(call: AttentionCall) -> Output:
-    """Attend from each document of `call.layout`, one row, to the same document of `call.memory`.
+    """Return (output, None): each document of `call.layout` attends to its own of `call.memory`.
 
-    FlashAttention and FlexAttention are called once, anything else once per document. Returns no
-    attention weights.
+    The layout is one row. FlashAttention and FlexAttention are called once, anything else once per
+    document. Raises `UnsupportedModel` for a mask that hides states of the encoder.
     """
     layout, memory, mask = call.layout, call.keys, call.mask
     if isinstance(mask, DocumentMask):
@@ -52,16 +52,17 @@ def attend(call: AttentionCall) -> Output:
         return BACKENDS[own].attend(replace(call, mask=mask, options=options))[0], None
     pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
     places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
-    return _one_by_one(replace(call, mask=mask, options=options), places), None
+    return _attend_at(replace(call, mask=mask, options=options), places), None
 
 
 @torch._dynamo.disable  # places on the host would be constants of a graph
 def attend_to_images(call: AttentionCall, seen: SeenImages | None) -> Output:
-    """Attend from documents to the states of their own images; zeros if one has none.
+    """Return (output, None): documents attend to their own images; zeros for one without images.
 
     Queries are (R, H, C, E), keys and values (R, H, images * n, E); the mask is None or (R, 1, C,
-    images * n). Upstream, a token that sees none of its document's images sees all images of
-    the call; here it sees no other document's. Returns no attention weights.
+    images * n). Upstream, a token that sees none of its document's images sees all images of the
+    call; here it sees no other document's. Raises `UnsupportedModel` if `seen` is None or of other
+    shapes.
     """
     if seen is None:
         raise UnsupportedModel(
@@ -83,11 +84,11 @@ def attend_to_images(call: AttentionCall, seen: SeenImages | None) -> Output:
     places = (
         (row, slice(*own), slice(begin * each, stop * each)) for (row, *own), (begin, stop) in pairs
     )
-    tokens = _one_by_one(call, places)
+    tokens = _attend_at(call, places)
     return tokens.reshape(rows, columns, *tokens.shape[2:]), None
 
 
-def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> Tensor:
+def _attend_at(call: AttentionCall, places: Iterable[tuple[int, slice, slice]]) -> Tensor:
     """Return outputs (1, tokens, H, V) of a call per (row, queries, keys) of `places`, joined."""
     query, key, value = call.states
     outputs = []
@@ -104,12 +105,12 @@ def _one_by_one(call: AttentionCall, places: Iterable[tuple[int, slice, slice]])
 
 
 def attend_over_prefixes(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
-    """Return attention (1, S, H, V) from every token of a row of stretches to its document so far.
+    """Return attention (1, S, H, V) of every token in a row of stretches to its document so far.
 
-    The layout of `call` describes the documents. A backend that takes other lengths of keys than
-    of queries computes each stretch once; with any other backend, documents attend as if they
-    shared nothing. Raises `UnsupportedModel` if later tokens are seen: then common tokens differ
-    from document to document.
+    The layout of `call` describes the documents. A backend that takes other lengths of keys than of
+    queries computes each stretch once; with any other backend, documents attend as if they shared
+    nothing. Raises `UnsupportedModel` if later tokens are seen: then common tokens differ from
+    document to document.
     """
     if call.pattern is None or not call.pattern.causal:
         raise UnsupportedModel(
@@ -129,7 +130,7 @@ def attend_over_prefixes(call: AttentionCall, prefixes: Prefixes, backend: Backe
 
 
 def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> Tensor:
-    """Attend over whole documents without sharing, and return the row's tokens: (1, S, H, V)."""
+    """Return the row's tokens (1, S, H, V) of attention over whole documents, nothing shared."""
     places = prefixes.row.back.to(call.query.device)
     query, key, value = (states.index_select(2, places) for states in call.states)
     options = {
@@ -140,7 +141,7 @@ def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> 
 
 
 def _expanded(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
-    """Return an option with its axis of S tokens, if any, expanded to the documents' tokens."""
+    """Return an option with its axis of S tokens, if any, expanded; raise if axes are unclear."""
     shape = option.shape if isinstance(option, Tensor) else ()
     axes = [axis for axis, size in enumerate(shape) if axis and size == prefixes.tokens]
     if not axes:

@@ -52,7 +52,7 @@ class DocumentMask:
         self._made: dict[Any, Any] = {}  # masks by the length of a document, and answers
 
     def for_document(self, row: int, first: int, end: int) -> Any:
-        """Return one document's mask alone: (1, 1, length, length), or None if stock makes none."""
+        """Return one document's mask (1, 1, length, length); None if stock makes none."""
         if self.absolute:
             return self._by_columns(row, first, end)
         length = end - first
@@ -68,17 +68,17 @@ class DocumentMask:
         return None if longest is None else self.for_length(length)
 
     def for_length(self, length: int, skips: bool = True) -> Any:
-        """Return the mask of any document of this length, by a relative rule; cached.
+        """Return the mask of any document of this length, cached; the rule must be relative.
 
         Without `skips` it is made even if stock could do without.
         """
         if (length, skips) not in self._made:
             others = {} if skips else self._no_skips
-            self._made[length, skips] = self.function(**{**self._alone(length), **others})
+            self._made[length, skips] = self.function(**{**self._arguments_alone(length), **others})
         return self._made[length, skips]
 
     def for_last(self, tokens: int, length: int) -> Tensor | None:
-        """Return the (1, 1, tokens, length) mask of a document's last `tokens` of `length`.
+        """Return the (1, 1, tokens, length) mask of the last `tokens` of `length`, or None.
 
         None if the mask function makes no tensor, or the rule reads columns of the row.
         """
@@ -98,12 +98,12 @@ class DocumentMask:
             self._made[key] = bool(self.rule(zero, zero, ours[:, None], theirs[None]).all())
         return self._made[key]
 
-    def _alone(self, length: int) -> dict[str, Any]:
+    def _arguments_alone(self, length: int) -> dict[str, Any]:
         """Return the mask function's arguments for one unpadded document of this length."""
         return masks.with_length(self.arguments, length, batch_size=1, attention_mask=None)
 
     def _by_columns(self, row: int, first: int, end: int) -> Tensor | None:
-        """Return one document's mask, made by a rule that reads columns of the row."""
+        """Return one document's mask by a rule that reads columns; raise if it has chunks too."""
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
                 "this model combines chunked attention with per-token blocks (images in chunks); "
@@ -111,7 +111,7 @@ class DocumentMask:
                 "Run such documents one per row.",
                 code="attention-unknown",
             )
-        rule, arguments = self.rule, self._alone(end - first)
+        rule, arguments = self.rule, self._arguments_alone(end - first)
         arguments["mask_function"] = lambda b, h, q, k: rule(b + row, h, q + first, k + first)
         return self.function(**arguments)
 
@@ -128,7 +128,7 @@ class DocumentMask:
         return self.function(**{**self.arguments, **self._no_skips, "mask_function": packed_rule})
 
     def __getitem__(self, index: Any) -> Any:
-        """Return this mask for slices that keep all of it, else that part of the dense mask."""
+        """Return this mask if slices keep all of it; else the dense mask at `index`."""
         kept = index if isinstance(index, tuple) else (index,)
         size = self.layout.columns
         if all(isinstance(part, slice) and part.indices(size) == (0, size, 1) for part in kept):
@@ -176,7 +176,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         layout, memory = whole, scope.memory
         in_part = scope.shared is not None or scope.prefixes is not None
         if in_part:
-            kwargs = _of_whole_rows(kwargs, pattern, scope)
+            kwargs = _arguments_of_whole_rows(kwargs, pattern, scope)
         if not attends:
             seen = None if padding is None else padding.new_ones(whole.shape)
             return original(**{**kwargs, "attention_mask": seen})
@@ -235,8 +235,10 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
     return autopack_preprocess_mask_arguments
 
 
-def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dict[str, Any]:
-    """Return a mask function's arguments for whole rows where only a part of them runs."""
+def _arguments_of_whole_rows(
+    arguments: dict[str, Any], pattern: Any, scope: Scope
+) -> dict[str, Any]:
+    """Return a mask function's arguments for whole rows, given a part's; raise if they misfit."""
     asked, layout = (arguments["batch_size"], arguments["kv_length"]), scope.layout
     by_tokens = scope.shared is not None and pattern is None
     if asked != scope.ran or (by_tokens and masks.captured_tensors(arguments["mask_function"])):
@@ -263,7 +265,7 @@ def _refuse_padding(mask: Tensor, model: EnabledModel) -> None:
 
 
 def _packed_scope(config: Any) -> Scope | None:
-    """Return the running packed forward's scope if its model reads `config`, or None."""
+    """Return the running packed forward's scope if its model reads `config`; else None."""
     scope = running_scope()
     if scope is None or scope.layout is None:
         return None

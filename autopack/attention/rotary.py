@@ -28,7 +28,7 @@ call set."""
 
 
 class PerDocumentRotary:
-    """Forward hook of a rotary module that recomputes embeddings for each packed document."""
+    """Forward hook of a rotary module: embeddings per packed document; None if none is packed."""
 
     def __init__(self, link: Link):
         self.link = link
@@ -49,7 +49,7 @@ class PerDocumentRotary:
 
 @torch._dynamo.disable
 def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output: Any) -> Any:
-    """Return rotary embeddings with frequencies of each document's own longest position."""
+    """Return rotary embeddings by each document's longest position; raise for several axes."""
     layout, rows = scope.layout, scope.shared
     assert layout is not None
     # (rows or 1, columns), or those of each axis before (M-RoPE)

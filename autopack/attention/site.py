@@ -30,7 +30,7 @@ documents."""
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return an attention function that serves packed forwards, and hands on all other calls."""
+    """Return an attention function that serves packed forwards; others go to `original`."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager
@@ -95,10 +95,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 
 
 def _backend_of(call: AttentionCall, requested: str, own: str) -> Backend:
-    """Return the backend of one attention call: the requested one, or the best that serves it.
+    """Return the backend for a call: `requested`, or the best that serves it; or raise.
 
     `own` is the backend of the implementation that the model was loaded with. Raises
-    `UnsupportedModel` if none does.
+    `UnsupportedModel` if the requested one cannot serve the call, or mask and `is_causal` differ.
     """
     # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes
     # one in any case.
@@ -150,7 +150,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
 def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
-    """Attend over rows that several ranks share, as DeepSpeed-Ulysses does (arXiv 2309.14509).
+    """Return (output, None) over rows that ranks share, as DeepSpeed-Ulysses (arXiv 2309.14509).
 
     Attention needs every token of a document, and nothing of other heads. So ranks exchange tokens
     of a part and all heads for all tokens and some heads: each rank gets whole rows of its share of
@@ -165,7 +165,10 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope, own: str) -> Output:
 
 
 def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> AttentionCall:
-    """Return the call for whole rows and this rank's heads, or all heads if none can be shared."""
+    """Return the call for whole rows, of this rank's heads, or of all if heads cannot be shared.
+
+    Raises `UnsupportedModel` for an option or a mask that may be of the tokens of a part.
+    """
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     given = {
@@ -193,7 +196,7 @@ def _with_whole_rows(call: AttentionCall, scope: Scope, rows: RowGroup) -> Atten
 
 
 def _parts_of_rows(output: Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> Tensor:
-    """Return this rank's columns, of all `heads`, from output (R, C of whole rows, H here, V)."""
+    """Return this rank's columns, all `heads`, of output (R, whole C, own H, V); or raise."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} "

@@ -88,7 +88,7 @@ class Call:
         return None if self.outer is None else self.outer.plan.of_head
 
     def say_once(self, message: str, *values: Any) -> None:
-        """Log a warning, unless this model has logged the same message or is silent."""
+        """Log a warning unless this model is silent or has logged this message, with any values."""
         model = self.model
         if message not in model.logged and not model.is_silent:
             model.logged.add(message)
@@ -102,7 +102,7 @@ class Call:
 
     @cached_property
     def inputs(self) -> Tensor | None:
-        """The tokens or embeddings (rows, columns, ...); None if the call has none of that form."""
+        """`input_ids`, else `inputs_embeds`, if a tensor (rows, columns, ...); None without one."""
         for name in ("input_ids", "inputs_embeds"):
             value = self.arguments.get(name)
             if isinstance(value, Tensor) and value.dim() >= 2:
@@ -123,7 +123,7 @@ class Call:
         return inputs.dim() == 3 + inputs.is_floating_point()
 
     def choices_as_rows(self) -> dict[str, Any]:
-        """Return a multiple-choice head's arguments per token, flattened to one choice per row."""
+        """Return the arguments (questions, choices, columns, ...) alone, a choice per row."""
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {
             n: v.flatten(0, 1)
@@ -133,15 +133,18 @@ class Call:
 
     @property
     def declared(self) -> Declared:
-        """The documents and padding that the arguments declare; read once, with `prefixes`."""
+        """Documents and padding that the arguments declare, read once; raises if they disagree."""
         # No cached property: up to Python 3.11 one waits for that of another call, and a twin may
         # be asked meanwhile.
         if self._declared is None:
-            self._declared = self._read()
+            self._declared = self._read_declarations()
         return self._declared
 
-    def _read(self) -> Declared:
-        """Return the declared documents and padding; set `prefixes` to common row beginnings."""
+    def _read_declarations(self) -> Declared:
+        """Return the declared documents and padding; set `prefixes` if row beginnings run once.
+
+        Raises `InvalidPacking` if a declaration is malformed or two of them disagree.
+        """
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)
@@ -179,7 +182,7 @@ class Call:
 
     @cached_property
     def noted(self) -> np.ndarray | None:
-        """A mask of real tokens (rows, columns) noted by code that pads without a mask, or None."""
+        """Mask of real tokens noted for `input_ids`; None with mask or labels, or if not causal."""
         anatomy = self.anatomy
         if not self.given.isdisjoint(("attention_mask", "position_ids", *LABELS)):
             return None
@@ -203,7 +206,7 @@ class Call:
         )
 
     def why_media_meet(self, kind: str) -> str | None:
-        """Return a twin's reason why media of a kind may mix documents, or None if it has none.
+        """Return why a twin mixes documents by media of a kind; None if not, or with verify=False.
 
         The twin gets a power of two of them, at least as many as the call, since code may treat the
         tenth otherwise than the first.
@@ -224,25 +227,25 @@ class Call:
 
     @property
     def ignored_label(self) -> int:
-        """The label that the loss leaves out."""
+        """The label that the loss leaves out: the argument `ignore_index` or -100."""
         told = self.arguments.get("ignore_index")
         return told if isinstance(told, int) else IGNORED_LABEL
 
     @cached_property
     def padding(self) -> TokenMap:
-        """The map of a padded batch's real tokens into one row."""
+        """Map of a padded batch's real tokens into one row; needs `declared.real` and `inputs`."""
         assert self.declared.real is not None
         assert self.inputs is not None
         return TokenMap.of_real(self.declared.real, self.inputs.device)
 
     @property
     def sides(self) -> list[tuple[str, np.ndarray]]:
-        """Pairs (prefix, mask of real tokens in the outputs whose names begin with the prefix)."""
+        """Pairs (prefix of output names, mask of their real tokens (rows, columns)) of a batch."""
         return [("", self.padding.real)]
 
     @property
     def volume(self) -> Volume | None:
-        """Numbers of rows, columns and tokens that came; None if the host does not know them."""
+        """The call's rows, columns and tokens; None without tokens or with sizes of a graph."""
         if self.declared.layout is not None:
             return Volume.of_layout(self.declared.layout)
         if self.declared.real is not None:
@@ -293,7 +296,7 @@ class Call:
         return not self.wants("return_dict", self.config, otherwise=True)
 
     def wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
-        """Return argument `name` as a bool; if it is not given, True if a configuration sets it.
+        """Return argument `name` as a bool; if not given, True if one of `configs` has it set.
 
         `otherwise` is the value of a configuration without the field.
         """
@@ -350,7 +353,7 @@ class CallPlan:
         self.arguments, self.volume = arguments, volume
 
     def count(self, tally: Tally) -> None:
-        """Add an unpadded batch's volume to the tally, and note its tokens for checkpoints."""
+        """If this plan unpads, add its volume to the tally; note its tokens for recomputation."""
         read = self.call.model.padding_read
         if self.unpads and read is not None:  # for checkpoints that run it again
             read.note_unpadded(self.call.inputs)
@@ -358,7 +361,7 @@ class CallPlan:
             tally.unpadded = tally.unpadded.plus(self.volume)
 
     def leave_apart(self, running: Activation) -> None:
-        """Mark a running call to run common beginnings per document; correct its counted volume."""
+        """Set `running.apart`, so that common beginnings run per document; correct its volume."""
         running.apart = True
         if running.volume is not None:
             before, running.volume = running.volume, self.volume_apart
@@ -369,9 +372,9 @@ class CallPlan:
         return None
 
     def rows_for_pooler(self, states: Tensor) -> Tensor | None:
-        """Return states (rows, columns, ...) with one document per row, for a pooler of column 0.
+        """Return states (rows, columns, ...) with one document per row; None if they stay as is.
 
-        None if they have that form already.
+        A pooler reads column 0 of them.
         """
         layout = self.scope.layout
         return None if layout is None else TokenMap.of_documents(layout).gather(states)

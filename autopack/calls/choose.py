@@ -68,7 +68,7 @@ def generates(model: EnabledModel) -> bool:
 
 
 def decide(call: Call) -> CallPlan:
-    """Return the plan of a call: how the model is run for it."""
+    """Return the plan of a call: how the model runs it; raise `AutopackError` if it is refused."""
     if generates(call.model):
         return PassThrough(call, "transformers generates")
     if isinstance(call, PairCall) and call.one_sided_layout() is None:
@@ -77,7 +77,7 @@ def decide(call: Call) -> CallPlan:
 
 
 def _choose_rows(call: Call) -> CallPlan:
-    """Return the plan of a call whose documents are one sequence each, not a pair of halves."""
+    """Return the plan of a call of no pair; raise `AutopackError` if packing is refused."""
     model = call.model
     if model.options.sequence_parallel is not None or in_a_group():
         rows = rows_shared_by(call)
@@ -109,7 +109,7 @@ def _choose_without_documents(call: Call) -> CallPlan:
         call.say_once(_JUMPS, call.name)
     if call.declared.real is None:
         _warn_of_unmasked_padding(call)
-    why = _why_not_unpadded(call)
+    why = _why_padding_stays(call)
     if why is not None:
         hidden = (
             call.outer is not None and call.declared.real is None and not call.entry.holds_models
@@ -147,8 +147,8 @@ def _pass_through(call: Call, reason: str, keeps_padding: bool = False) -> PassT
     return PassThrough(call, reason, *own_images(call), call.volume, keeps_padding=keeps_padding)
 
 
-def _why_not_unpadded(call: Call) -> str | None:
-    """Return the reason why padding is not known or has to stay; None if it may be left out."""
+def _why_padding_stays(call: Call) -> str | None:
+    """Return why the call's form or the option `unpad` keeps padding; None if they do not."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if call.declared.real is None:
@@ -159,7 +159,7 @@ def _why_not_unpadded(call: Call) -> str | None:
 
 
 def _choose_pair(call: PairCall) -> CallPlan:
-    """Return the plan of a call of an encoder-decoder with tokens for both halves."""
+    """Return the plan of an encoder-decoder's call; raise `AutopackError` if it is refused."""
     if in_a_group():
         refusals.refuse_split_rows(call)
     pair = call.find_pair()
@@ -182,7 +182,7 @@ def _choose_pair(call: PairCall) -> CallPlan:
 
 
 def _warn_of_unmasked_padding(call: Call) -> None:
-    """Warn, once per model, if most rows of an unmasked batch begin or end with padding tokens.
+    """Warn, once per model, if half the rows of an unmasked batch begin or end with pad tokens.
 
     Looks only at tokens that are on the host already, without waiting for a device; at ever fewer
     calls.

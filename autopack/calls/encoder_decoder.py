@@ -54,7 +54,10 @@ class PairCall(Call):
         return self.declared.layout if makes_tokens else None
 
     def find_pair(self) -> Pair | None:
-        """Return both halves' documents, read once; None if neither packed nor padded."""
+        """Return both halves' documents, read once; None if the call neither packs nor pads.
+
+        Raises `InvalidPacking` if a declaration is malformed or the halves do not match.
+        """
         if self._found is None:
             given, halves = self.arguments, self.anatomy.halves
             decodes = not self.given.isdisjoint((*_OF_DECODER[:2], "labels"))
@@ -70,20 +73,20 @@ class PairCall(Call):
 
     @property
     def pair(self) -> Pair:
-        """The documents of both halves; only for a call that packs or pads them."""
+        """The documents of both halves; `find_pair()` must not return None."""
         pair = self.find_pair()
         assert pair is not None
         return pair
 
     @property
     def volume(self) -> Volume | None:
-        """Numbers of rows, columns and tokens of a padded batch, both halves; None if not known."""
+        """Rows, columns and tokens of both halves; None before `find_pair` and without tokens."""
         real = None if self._found is None else self._found[0]
         return None if real is None else Volume.of_batch(*real)
 
     @property
     def labelled_padding(self) -> bool:
-        """True if labels of a padded batch count the decoder's padding into the loss."""
+        """True if labels at the decoder's padding count in a padded batch's loss."""
         return self.pair.labelled_padding
 
     @property
@@ -128,7 +131,7 @@ class PairCall(Call):
             yield "attention weights are wanted", "output-asked"
 
     def obstacles_here(self) -> refusals.Obstacles:
-        """Yield (reason, code) why this entry cannot run it with one row for each half."""
+        """Yield (reason, code) why this entry, if not an inner one, cannot run halves as rows."""
         if self.entry.has_other_head:
             yield "the head takes the padded form", "result-per-row"
         if self.entry.foreign is not None and not self.pair.packs:
@@ -162,7 +165,7 @@ class PairCall(Call):
             yield from reasons_anywhere(self, half.places)
 
     def check_packed(self) -> None:
-        """Raise `AutopackError` if the model or the call's arguments rule out packed rows."""
+        """Raise `AutopackError` if this entry or the call's arguments rule out packed rows."""
         refusals.refuse(self, self.obstacles(), self.obstacles_here())
 
 
@@ -185,11 +188,11 @@ class PairAsRows(CallPlan):
             len(pair.decoder.layout.lengths), *(half.places.real for half in pair.halves)
         )
         super().__init__(
-            call, reason, Scope(call.model, refusal=refusal), _arguments(call, pair), volume
+            call, reason, Scope(call.model, refusal=refusal), _half_arguments(call, pair), volume
         )
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Return the output of both rows in the form of the call: the batch's, or a tuple."""
+        """Return the halves' output in the rows of the call; as a tuple if that is asked for."""
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         # inside, names tell the halves' outputs apart
@@ -199,13 +202,14 @@ class PairAsRows(CallPlan):
 class HalfAsRow(CallPlan):
     """Plan that runs one half, inside a `PairAsRows` call, as its packed row.
 
-    The scope of a decoder holds the encoder's layout too.
+    The scope of a decoder holds the encoder's layout too. Raises `UnsupportedModel` if the half
+    gets other tokens than its row.
     """
 
     what = "runs as the packed row of its half"
 
     def __init__(self, call: Call, pair: Pair):
-        encoder = pair.encoder or _recordings(pair, call.arguments)
+        encoder = pair.encoder or _half_of_states(pair, call.arguments)
         layout = pair.decoder.layout if call.entry.decodes else encoder.layout
         if call.inputs is None or tuple(call.inputs.shape[:2]) != (1, layout.columns):
             found = "none" if call.inputs is None else tuple(call.inputs.shape)
@@ -224,10 +228,10 @@ class HalfAsRow(CallPlan):
         super().__init__(call, reason, Scope(call.model, layout, memory), arguments)
 
 
-def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
-    """Return the encoder's half made of the decoder's `encoder_hidden_states`, one per document.
+def _half_of_states(pair: Pair, arguments: dict[str, Any]) -> Half:
+    """Return an encoder half of `encoder_hidden_states`; raise if they are not one per document.
 
-    They are recordings or images, whose encoder ran unchanged.
+    They are encoded recordings or images, whose encoder ran unchanged.
     """
     states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     documents = len(pair.decoder.layout.lengths)
@@ -249,8 +253,8 @@ def half_of(name: str, pair: Pair) -> Half | None:
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
-def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
-    """Return the call's arguments, with each half's values gathered into the row of that half."""
+def _half_arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
+    """Return the arguments of both halves' rows; decoder tokens are made of labels if missing."""
     entry = call.entry
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
@@ -270,7 +274,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
         # The tokens are made of each document's labels alone.
         labels, batch = found["labels"], TokenMap.of_documents(pair.decoder.layout)
         alone = batch.gather(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
-        found["decoder_input_ids"] = batch.restore(_shift_of(call.module)(alone))
+        found["decoder_input_ids"] = batch.restore(_shift_tokens_right_of(call.module)(alone))
     # The half that would fill a cache is kept from it.
     as_it_came = call.traits.masks_without_cache and "use_cache" not in call.given
     if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
@@ -278,8 +282,8 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     return {**found, "return_dict": True}
 
 
-def _shift_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the function by which a model, or its file, makes decoder tokens of labels."""
+def _shift_tokens_right_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the model's function from labels to decoder tokens; raise if it has none."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:
         return method

@@ -106,7 +106,7 @@ class Entry:
         """Third-party forwards and losses here and further in, which need the padded form, or None.
         """
         loses_positions = model.anatomy.has_row_dependent_rotary and not all(
-            map(_names_positions, entries[:level])
+            map(_has_position_ids, entries[:level])
         )
         self.guarded = level > 0 and bool(
             any(foreign[: level + 1]) or not modules.takes_tokens(entries[0]) or loses_positions
@@ -127,7 +127,7 @@ class Entry:
 
 
 def why_alone(model: EnabledModel, level: int) -> str | None:
-    """Return why the per-row head at entry `level` has to run packed documents alone, or None.
+    """Return why the per-row head at entry `level` must run packed documents alone; None if not.
 
     Such a head reads padding although a mask tells its place, or its backbone cannot run without
     padding.
@@ -142,6 +142,6 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
     return heads.reads_whole_row(module)
 
 
-def _names_positions(model: PreTrainedModel) -> bool:
-    """Return True if a model's forward takes `position_ids`."""
+def _has_position_ids(model: PreTrainedModel) -> bool:
+    """Return True if a model's forward has a parameter `position_ids`; `**kwargs` do not count."""
     return "position_ids" in parameters_of(type(model)).names

@@ -64,10 +64,10 @@ def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any
 
 
 def _is_past_entry(module: nn.Module, forward: Any) -> bool:
-    """Return True if `forward` was called without the hooks and is the module's whole forward.
+    """Return True if `forward` runs without the hooks and is the module's whole forward.
 
     A forward of a subclass, or on the instance, that calls this one would run twice; the sites that
-    it reaches raise.
+    it reaches raise. Every `ForwardGuard` of the module is asked, once.
     """
     is_past = False
     for hook in module._forward_pre_hooks.values():
@@ -84,7 +84,7 @@ class EntryHook(ForwardGuard):
 
     @torches.only_inlined
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the forward's new (args, kwargs), or None if they stay."""
+        """Plan the call, open its scope; return new (args, kwargs), or None if they stay."""
         entry = self.entry
         model = entry.link.follow(module)
         # The arguments before `ambient`: Dynamo would make every graph depend on that.
@@ -120,7 +120,7 @@ class ExitHook:
 
     @torches.only_inlined
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Return the output that the caller gets, or None if it stays."""
+        """End the call's scope; return the caller's output, or None to keep the model's."""
         model = self.entry.link.model
         if model is None:
             return None  # the entry has raised
@@ -155,7 +155,7 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
 def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
-    """Plan a call and put its scope in force; return new arguments, or None if they stay."""
+    """Plan a call and open its scope; return new arguments, None if they stay; raise if refused."""
     outer, level = scopes.of_model(model), hook.entry.level
     if outer is None or outer.level >= level:
         # A call, or one inside a forward that begins anew: the model is brought up to date with
@@ -176,9 +176,10 @@ def _enter(
 
 
 def _planned(call: Call) -> CallPlan:
-    """Return the plan of a call, and count the call; check it first if a check is due.
+    """Return the plan of a call, counted and, if due, checked; raise `AutopackError` if refused.
 
-    Raises `AutopackError` if the call is refused; a lenient model runs it as it came instead.
+    A lenient model runs a refused call as it came instead, with a warning. Raises `LeakDetected` if
+    the check finds a leak.
     """
     model = call.model
     try:
@@ -220,7 +221,10 @@ def _planned(call: Call) -> CallPlan:
 
 
 def _open(plan: CallPlan) -> Arguments | None:
-    """Put a plan's scope in force; return the forward's new arguments, or None if they stay."""
+    """Put a plan's scope in force; return the forward's new arguments, or None if they stay.
+
+    If it packs, the calls of the same model around it are marked as `packed_inside`.
+    """
     opened = scopes.ambient.activation = Activation(
         plan.scope,
         scopes.ambient.activation,
@@ -255,7 +259,8 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
 def _enter_from_foreign_code(call: Call, outer: Activation) -> Arguments | None:
     """Enter a call from third-party code; return new arguments, or None to run it as `outer` is.
 
-    Documents that are declared for it alone open a scope of its own.
+    Documents that are declared for it alone open a scope of its own. Raises `UnsupportedModel` for
+    other documents than a packed `outer` has.
     """
     layout = outer.scope.layout
     if layout is None:
@@ -270,7 +275,7 @@ def _enter_from_foreign_code(call: Call, outer: Activation) -> Arguments | None:
     if call.inputs is None:
         return None
     if isinstance(outer.plan, SharedRows):
-        arguments = outer.plan.further_in(call)
+        arguments = outer.plan.arguments_inside(call)
     else:
         refusals.refuse_other_documents(call, layout)
         arguments = arguments_of_rows(call, layout)
@@ -302,14 +307,14 @@ def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) ->
 
 @torch._dynamo.disable
 def _check_together(ended: Activation, packs: bool) -> None:
-    """Check a finished call, if due, of a model whose parameters are gathered from ranks."""
+    """Check, if due, a finished call whose parameters ranks gather; raise if documents mix."""
     if ended.scope.model.live is not None:
         ended.scope.model.live.after(ended.plan.call, packs)
 
 
 @torch._dynamo.disable
 def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Raise if a third-party loss may mix documents; add a call's layouts to the outer call."""
+    """Raise if a third-party loss may mix documents; add the call's layouts to the outer call."""
     outer = ended.outer
     if ended.foreign:
         refusals.check_loss(ended, module, output)
@@ -327,7 +332,7 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Return packed rows' output pooled per document, and note that; others unchanged."""
+    """Pool packed rows' output per document, set `pooled`, return it; unchanged if not packed."""
     running = scopes.of_model(model)
     if running is None or running.scope.layout is None:
         return output

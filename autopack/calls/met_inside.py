@@ -36,7 +36,7 @@ class PoolerHook:
         self.link = link
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return new arguments, states with one document per row first; None if they stay."""
+        """Return args with one document per row of states, set `pooled`; None if they stay."""
         running = scopes.of_model(self.link.follow(module))
         if running is None or running.plan is None or not args:
             return None
@@ -77,7 +77,7 @@ class SpanLogitsHook:
     # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
     @torch._dynamo.disable
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        """Return the logits with padding hidden, and note that; None if they stay."""
+        """Return the logits with padding hidden, and set `masked`; None if they stay."""
         running = scopes.current()
         if running is None or running.plan is None:
             return None
@@ -114,7 +114,12 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 @torch._dynamo.disable
 def _without_labels_at_boundaries(target: Tensor, ignored: int) -> Tensor:
-    """Return shifted labels, `ignored` at boundaries of documents, and note that a loss was met."""
+    """Return shifted labels, `ignored` at boundaries; note the loss. Others pass unchanged.
+
+    Labels pass unchanged outside of packed rows and of transformers' own loss of language models,
+    which shifts. Raises `UnsupportedModel` if packed rows of different documents have run in the
+    forward.
+    """
     activation, loss = scopes.current(), cast(Any, releases.shifting_loss())
     # Labels of other losses are not shifted.
     shifts = any(frame.f_code is loss.__code__ for frame in running(function=loss.__code__.co_name))

@@ -42,9 +42,10 @@ def restore(
 ) -> Any:
     """Return a packed row's output in the rows and columns of the padded batch that it came from.
 
-    `pooled` says that a pooler was handed the rows of the batch, so that the output may hold
-    vectors (rows, channels). `read` refuses gradients at padding in the other parts of an output
-    with a loss. Logits of such an output are restored only when they are used.
+    A `ModelOutput` is changed in place. `pooled` says that a pooler was handed the rows of the
+    batch, so that the output may hold vectors (rows, channels). `read` refuses gradients at padding
+    in the other parts of an output with a loss. Logits of such an output are restored only when
+    they are used.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
@@ -54,7 +55,7 @@ def restore(
     of = padding.of if isinstance(padding, Pair) else lambda name: padding
 
     def made(key: Any, values: Sequence[Any]) -> Any:
-        """Return a `Joint` that brings one tensor into the padded form; others unchanged."""
+        """Return a `Joint` that brings a tensor into the padded form; any other value unchanged."""
         (value,), name = values, key if isinstance(key, str) else None
         if not isinstance(value, Tensor):
             return value
@@ -88,7 +89,7 @@ def restore(
             return [way.gather(gradient, axis)]
 
         def check(gradient: Tensor) -> None:
-            """Refuse a gradient that is not zero at padding."""
+            """Call `refuse`, which raises, if a gradient is not zero at padding."""
             gradient = gradient.detach().nan_to_num()
             if refuse is not None and bool((join(split(gradient)) != gradient).any()):
                 refuse()
@@ -140,7 +141,7 @@ def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
 
 
 def loss_of(output: Any) -> Tensor | None:
-    """Return the loss in an output of any form, summed to one number; None if there is none."""
+    """Return the loss in an output of any form, summed to one number; None without a float loss."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None:
         is_plain = isinstance(output, tuple) and not hasattr(output, "_fields")
@@ -153,10 +154,10 @@ def loss_of(output: Any) -> Tensor | None:
 
 
 def without(output: Any, names: Collection[str]) -> Any:
-    """Return an output without the fields `names`; a `ModelOutput` is changed in place.
+    """Return an output without fields `names`, a `ModelOutput` in place; raise for a plain tuple.
 
-    Where the output has attributes, they become None. Raises `UnsupportedModel` for a tuple, in
-    which fields have no names.
+    Where the output has attributes, they become None. Raises `UnsupportedModel` for a tuple or
+    list, in which fields have no names.
     """
     if isinstance(output, ModelOutput):
         for name in names:
@@ -195,8 +196,8 @@ def with_documents_alone(
 ) -> Any:
     """Return the packed rows' output with the parts at `names` from runs of each document alone.
 
-    Documents of one length share a batch. Raises `UnsupportedModel` if the call does not allow
-    that.
+    Documents of one length share a batch. Raises `UnsupportedModel` for an output with a loss, and
+    for parts whose shapes differ by document.
     """
     if parts_of(output).get("loss") is not None:
         raise UnsupportedModel(

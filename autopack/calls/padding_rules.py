@@ -68,7 +68,7 @@ class PassThrough(CallPlan):
             tally.left[self.reason] += 1
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Look for reads of padding, or state kept of it, if that is due; return None."""
+        """Observe, if due, if results at padding are read or kept as state; return None."""
         read, looks = self.scope.model.padding_read, self.reason == LOOKS
         if read is not None and self._state is not None:
             read.look_at_state(self._state, counts=not looks)
@@ -79,7 +79,8 @@ class PassThrough(CallPlan):
 class Delegate(CallPlan):
     """Plan that leaves a padded batch to an inner entry, which may run it without padding.
 
-    `real` is True at its tokens, if results at padding are to be looked at.
+    `real` is a mask of its tokens, given if it is to be observed whether results at padding are
+    read.
     """
 
     what = "is left to the model inside"
@@ -92,7 +93,7 @@ class Delegate(CallPlan):
         self._real, self._ran = real, 0 if read is None else read.ran
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Look for reads of padding if an inner entry has left padding out; return None."""
+        """If an inner entry left padding out, make reads of results there raise; return None."""
         read = self._read
         # else the model inside has left the padding where it was
         if read is not None and torch.is_grad_enabled() and read.ran > self._ran:
@@ -134,7 +135,7 @@ def reasons_anywhere(call: Call, padding: TokenMap) -> Iterator[str]:
         ("start_positions", "end_positions")
     ):
         yield "its answer, or the loss of it, compares all columns of a row, padding included"
-    if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
+    if call.entry.reads_one_token_per_row and _read_token_is_padding(call, padding):
         yield "the token that the head reads is padding in some row"
     if traits.whole_model_reason is not None:
         yield "documents are run alone, and gain nothing from a packed row"
@@ -242,8 +243,8 @@ def _keeps_largest_position(call: Call, padding: TokenMap) -> bool:
     return bool(positions[padding.real].max() == positions.max())
 
 
-def _reads_padding(call: Call, padding: TokenMap) -> bool:
-    """Return True if the one token that a head or pooler reads is padding in some row.
+def _read_token_is_padding(call: Call, padding: TokenMap) -> bool:
+    """Return True if a head or pooler that reads one token per row reads padding in some row.
 
     An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that
     does not look for padding may read one end or the other.

@@ -74,7 +74,7 @@ def why_not(model: EnabledModel) -> str | None:
 
 
 def found_in(call: Any, declared: Declared) -> Prefixes | None:
-    """Return the common beginnings of documents, to be run once; None if all run whole.
+    """Return the common beginnings of documents that are to run once, or None if all run whole.
 
     Counts the reason in the tally if documents begin alike and run whole after all. `call` is an
     `autopack.calls.call.Call`, and `declared` its declaration: packed rows, or rows of a batch with
@@ -149,7 +149,7 @@ def _reasons_apart(call: Any) -> Iterator[str]:
         yield "the losses of its routers count tokens"
     if call.wants_states and torch.is_grad_enabled():
         yield "hidden states are asked for, and a shared token has another gradient in each row"
-    if _draws(call.module):
+    if _has_dropout_on(call.module):
         yield "dropout or noise is on, which every row draws for itself"
     parts = [module for module in call.module.modules() if module is not call.module]
     if any(looks_at_rows(hook) for part in parts for hook in hooks_of(part).values()):
@@ -166,7 +166,7 @@ def _is_single_value(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _draws(model: nn.Module) -> bool:
+def _has_dropout_on(model: nn.Module) -> bool:
     """Return True if some module has dropout or noise on, which stock draws for each row."""
     for module in model.modules():
         is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)

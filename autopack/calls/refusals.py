@@ -31,9 +31,9 @@ Obstacles = Iterator[tuple[str, str]]
 
 
 def refuse_bypassed_top(tops: list[Any]) -> None:
-    """Raise `OutsideForward` if one of `tops`, the models around an entry, is running a forward.
+    """Raise `OutsideForward` if a forward of one of `tops`, models around an entry, is running.
 
-    `tops` are the models around an entry. A backbone called on its own is fine.
+    A backbone called on its own is fine.
     """
     for caller in callers(function=FORWARDS):
         if any(caller is top for top in tops):
@@ -169,7 +169,7 @@ def _obstacles_of_media(call: Call, of_media: list[str]) -> Obstacles:
 
 
 def _obstacles_of_rows(call: Call, layout: PackedLayout) -> Obstacles:
-    """Yield (reason, code) against packed rows of a call of no pair: layout, labels and head."""
+    """Yield (reason, code) why layout, labels or head of a call of no pair rule out packed rows."""
     if call.entry.earliest_position:
         yield from early_positions(call, layout)
     for size in call.model.chunk_sizes:
@@ -223,7 +223,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 
 def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
-    """Raise `UnsupportedModel` if a loss of packed rows has labels that autopack has not seen.
+    """Raise `UnsupportedModel` if a packed loss was made of labels that autopack has not seen.
 
     Labels that came by a known name had those at boundaries ignored; others may have met the site
     of the loss.
@@ -240,7 +240,7 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
 
 
 def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
-    """Raise `UnsupportedModel` if an inner call has other rows than the packed call around it."""
+    """Raise `UnsupportedModel` if an inner call's rows differ from `layout`, the outer call's."""
     assert call.inputs is not None
     declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
     same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
@@ -255,7 +255,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 
 
 def own_masks_suffice(call: Call, layout: PackedLayout) -> bool:
-    """Return True if prepared masks must be kept, so that a packed call runs as it came.
+    """Return True if a packed call must run as it came, with its prepared masks; raise if wrong.
 
     A mask that lets every document see all that it would see alone does not count: such documents
     are served. A mask that lets documents see each other contradicts other declarations. Raises

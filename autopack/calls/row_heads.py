@@ -32,7 +32,7 @@ from autopack.runtime.tally import Volume
 
 
 def plan(call: Call, layout: PackedLayout) -> CallPlan:
-    """Return the plan of packed rows at a head with one result per row.
+    """Return the plan of packed rows at a per-row head; raise for wrong labels or positions.
 
     The decoder of an encoder-decoder, whose tokens such a head makes of the encoder's, reads
     padding, so its documents always run alone. Raises `InvalidPacking` for labels that are not per
@@ -77,7 +77,10 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
 
 
 class DocumentArguments:
-    """Arguments of packed rows at a per-row head, with values per token or per document."""
+    """Arguments of packed rows at a per-row head, with values per token or per document.
+
+    Raises `InvalidPacking` for labels that are not one per document.
+    """
 
     def __init__(self, call: Call, arguments: dict[str, Any], layout: PackedLayout):
         assert call.entry.head is not None
@@ -141,11 +144,11 @@ class PaddedDocuments(Delegate):
             if known:
                 remember(arguments["attention_mask"], filled.long())
             if (at := arguments.get("position_ids")) is not None:
-                arguments["position_ids"] = _counted_on(at, real)
+                arguments["position_ids"] = _count_on_in_padding(at, real)
                 if (host := known.get("position_ids")) is not None:
                     flat = host.expand(*host.shape[:-2], *self.batch.shape).flatten(-2)
                     at = flat[..., torch.from_numpy(self.batch.sources)]
-                    remember(arguments["position_ids"], _counted_on(at, filled))
+                    remember(arguments["position_ids"], _count_on_in_padding(at, filled))
             for name in given.head.labels if given.head.spans else ():
                 if (at := arguments.get(name)) is not None:
                     # At the end of its document, which the loss ignores, it is moved to the batch's
@@ -159,10 +162,7 @@ class PaddedDocuments(Delegate):
         self.of_head, self.defers = given.head.name, self.batch.is_padded
 
     def span_logits(self, output: Any) -> Tensor | None:
-        """Return logits of starts and ends (documents, longest, 2), least at padding.
-
-        None for all other outputs.
-        """
+        """Return span logits (documents, longest, 2), least at padding; None for others."""
         if not isinstance(output, Tensor) or tuple(output.shape) != (*self.batch.into, 2):
             return None
         return output.masked_fill(
@@ -172,7 +172,7 @@ class PaddedDocuments(Delegate):
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Raise `UnsupportedModel` if padding may have had a part in the output."""
+        """Raise `UnsupportedModel` if padding may have a part in the output; return None."""
         served = ended.packed_inside and (ended.masked or not self.head.spans)
         if self.batch.is_padded and not served:
             raise UnsupportedModel(
@@ -186,7 +186,9 @@ class PaddedDocuments(Delegate):
 class PerDocument(CallPlan):
     """Plan that runs packed documents as batches of documents of one length.
 
-    The forward under way gets the first batch; the others are run when it ends.
+    The forward under way gets the first batch; the others are run when it ends. Raises
+    `UnsupportedModel` if parameters lie on several ranks, and for labels that leave a document out
+    of the loss.
     """
 
     what = "runs on documents alone, those of one length as a batch"
@@ -223,7 +225,9 @@ class PerDocument(CallPlan):
             counted = host_values(labels).reshape(given.documents, -1)[:, 0] != IGNORED_LABEL
         self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
         """Number of documents in each batch's mean loss."""
-        self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
+        self.calls = [
+            self._arguments_of(*each) for each in zip(self.groups, self.counts, strict=True)
+        ]
         self.buffers = Buffers(call.module)
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         reason = (
@@ -232,7 +236,7 @@ class PerDocument(CallPlan):
         )
         super().__init__(call, reason, None, self.calls[0], volume)
 
-    def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
+    def _arguments_of(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
         """Return the arguments of a batch of documents `numbers`, `count` of which have labels."""
         layout, documents = self.given.layout, self.given.numbers[numbers]
         batch = TokenMap.of_documents(layout, documents)
@@ -251,7 +255,7 @@ class PerDocument(CallPlan):
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Run the other batches; return the outputs of all documents, in order."""
+        """Run the other batches; return one output of all documents, in order."""
         outputs = [output]
         # No call of its own for those who count calls.
         with in_force(Scope(self.call.model), self.call.entry.level):
@@ -265,7 +269,7 @@ class PerDocument(CallPlan):
         return merged(outputs, self._merge, loss, self.call.wants_tuple)
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        """Return field `name` of all documents' output, in order, from the batches' `parts`."""
+        """Return field `name` in order of documents from batches' parts; None if shapes differ."""
         axes, batch = AXES.get(name, ()), self.given.batch
         if axes and all(isinstance(part, Tensor) and part.dim() > max(axes) for part in parts):
             fill = (
@@ -285,10 +289,10 @@ class PerDocument(CallPlan):
         return in_order(parts, self.groups)
 
 
-def _counted_on(at: Tensor, real: Tensor) -> Tensor:
-    """Return positions `at` (..., documents, columns) that go on counting in padding.
+def _count_on_in_padding(at: Tensor, real: Tensor) -> Tensor:
+    """Return positions `at` (..., documents, columns) that count on from the first in padding.
 
-    Where a model hides the mask, they must not look like another document's.
+    Where a model hides the mask, positions at padding must not look like another document's.
     """
     counted = at[..., :1] + torch.arange(at.shape[-1], device=at.device)
     return at.where(real.to(at.device), counted)

@@ -61,13 +61,13 @@ class RowsPlan(CallPlan):
         self._sizes = call.model.widths, most
         """The last two arguments of `of_each_row`."""
 
-    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+    def _run_as_it_came(self, ended: Activation, module: nn.Module) -> Any:
         """Run the call again as it came, with the tokens that were left out; return its output."""
         raise NotImplementedError
 
     @torch._dynamo.disable
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Return the output of the row that ran, brought into the rows and columns of the call."""
+        """Return the output in the call's rows; of a second run, as it came, if it is per row."""
         model, way = self.scope.model, self.way
         assert way is not None
         names = of_each_row(output, *way.into, *self._sizes)
@@ -77,7 +77,7 @@ class RowsPlan(CallPlan):
         # else sizes may coincide
         if any(result.dim() == 1 or result.shape[1] != way.tokens for result in results):
             model.pooling.add(self.call.entry.level)
-        return self._as_it_came(ended, module)
+        return self._run_as_it_came(ended, module)
 
 
 class Packed(RowsPlan):
@@ -128,14 +128,14 @@ class Packed(RowsPlan):
             self.way, scope, arguments = way, of_row, gathered(arguments, way)
         super().__init__(call, "it declares documents", scope, arguments, volume)
 
-    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+    def _run_as_it_came(self, ended: Activation, module: nn.Module) -> Any:
         """Run the packed rows again, padding and repeated tokens included; return the output."""
         self.leave_apart(ended)
         with scopes.in_force(self._scope_of_rows, self.call.entry.level):
             return module.forward(**self._as_rows)
 
     def finish(self, ended: Activation, module: nn.Module, output: Any) -> Any:
-        """Return the output of the call's rows, its results per document; None if it stays."""
+        """Return the output in the call's rows, with results per document; None if it stays."""
         layout, restored = self.layout, None
         if self.way is not None:
             output = restored = super().finish(ended, module, output)
@@ -161,7 +161,7 @@ class Unpadded(RowsPlan):
             self.volume_apart = Volume.of_row(len(real), real)
             volume = Volume.of_row(len(real), real, saved=0 if once is None else once.saved)
         layout = rows_as_documents(real, padding.device, call.declared.positions)
-        arguments = _in_one_row(call, padding)
+        arguments = _arguments_in_one_row(call, padding)
         add_token_types(call, arguments, layout)
         scope = Scope(call.model, layout, as_batch=call.of_head is None)
         self.way = padding
@@ -180,8 +180,8 @@ class Unpadded(RowsPlan):
             self.call.say_once(_LABELS_BEHIND_PADDING, self.call.name)
             tally.after_padding += 1
 
-    def _as_it_came(self, ended: Activation, module: nn.Module) -> Any:
-        """Run the batch again with its padding; correct the counts and return its output."""
+    def _run_as_it_came(self, ended: Activation, module: nn.Module) -> Any:
+        """Run the batch with its padding, correct the counts, return the output; or raise."""
         call, tally = self.call, self.scope.model.tally
         refusals.check_documents_can_stay_padded(call, outputs.ONE_PER_ROW)
         assert self.volume is not None
@@ -211,7 +211,7 @@ class Inside(RowsPlan):
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> Inside | None:
-        """Return the plan of a backbone's call inside `outer`; None if it cannot be one row."""
+        """Return the plan to run a call as the row `outer.plan.inside`; None if it does not fit."""
         if call.entry.holds_models or outer.scope.layout is None:
             return None
         scope, way = outer.plan.inside
@@ -309,7 +309,7 @@ def is_media(name: str, value: Any) -> bool:
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with masks, caches and declarations of documents removed or None."""
+    """Return arguments without declarations of documents, masks and caches set to None."""
     entry = call.entry
     kept = arguments | dict.fromkeys(call.given.intersection(DROPPED))
     for name in LAYOUT_KWARGS if entry.uses_positions else ("position_ids", *LAYOUT_KWARGS):
@@ -328,7 +328,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
 
 
 def _add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Put positions that restart at every document into the dict, if needed and missing."""
+    """Set positions that restart per document, if needed and missing; raise if none are taken."""
     if not call.entry.uses_positions or arguments.get("position_ids") is not None:
         return
     if not call.entry.takes_positions:
@@ -363,7 +363,8 @@ def arguments_of_rows(
 ) -> dict[str, Any]:
     """Return a call's arguments for packed rows, with missing positions and token types added.
 
-    `positions` are those that the model has computed itself, if it has.
+    `positions` are those that the model has computed itself, if it has. Raises `UnsupportedModel`
+    if positions have to restart and the forward takes none.
     """
     arguments = without_what_packing_drops(call, call.arguments)
     if positions is not None:
@@ -373,7 +374,7 @@ def arguments_of_rows(
     return arguments
 
 
-def _in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
+def _arguments_in_one_row(call: Call, padding: TokenMap) -> dict[str, Any]:
     """Return a padded batch's arguments gathered into one packed row, with the batch's positions.
 
     If the loss shifts, a token without a real token right before it gets no label: its prediction

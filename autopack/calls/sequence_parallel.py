@@ -35,7 +35,7 @@ _WITHOUT = "Train it without sequence parallelism."
 
 
 def rows_shared_by(call: Call) -> RowGroup | None:
-    """Return the ranks that share a call's rows, from `enable` or DeepSpeed; None if none do."""
+    """Return the ranks that share a call's rows, by `enable` or DeepSpeed; None if none do."""
     model = call.model
     given = model.options.sequence_parallel
     if given is not None and not given.of_processes:
@@ -55,9 +55,10 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 
 
 def exchange_of(model: EnabledModel) -> Any:
-    """Return DeepSpeed's exchange of tokens for heads in the model's attention, or None.
+    """Return DeepSpeed's exchange of tokens for heads, put inside autopack's attention; or None.
 
-    Puts autopack's attention function around it, also if it was registered after `enable`.
+    It is the exchange at the model's attention, found also if it was registered after `enable`;
+    None if there is none.
     """
     for name in model.implementations():
         function = releases.attention_function(name)
@@ -73,7 +74,10 @@ def exchange_of(model: EnabledModel) -> Any:
 
 
 class SharedRows(RowsPlan):
-    """Plan of a call that brings one rank's columns of packed rows that ranks share."""
+    """Plan of a call that brings one rank's columns of packed rows that ranks share.
+
+    Raises `AutopackError`, on all ranks, if one of them cannot serve the call.
+    """
 
     what = "runs as this rank's part of packed rows"
     why = "ranks share its rows"
@@ -114,11 +118,8 @@ class SharedRows(RowsPlan):
             Volume.of_layout(layout),
         )
 
-    def further_in(self, call: Call) -> dict[str, Any]:
-        """Return an inner call's arguments, made by third-party code, with this rank's positions.
-
-        Raises `UnsupportedModel` if it brings other positions than this call has.
-        """
+    def arguments_inside(self, call: Call) -> dict[str, Any]:
+        """Return a foreign inner call's arguments at this part's positions; raise for others."""
         given, mine = call.arguments.get("position_ids"), (self.arguments or {}).get("position_ids")
         assert call.inputs is not None
         same = (
@@ -152,7 +153,7 @@ class SharedRows(RowsPlan):
 
 
 def _documents_of_whole_rows(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
-    """Gather all ranks' declarations; return whole rows' layout, and counted labels or None.
+    """Gather the ranks' declarations; return the layout and counted labels (or None); or raise.
 
     A call that one rank cannot serve is refused on all of them, so that none waits for another.
     """
@@ -269,10 +270,7 @@ def _why_not_in_parts(call: Call) -> str | None:
 
 
 def _declarations_of_part(call: Call) -> dict[str, Tensor]:
-    """Return the declarations of this rank's columns, and mask of counted labels, by argument name.
-
-    Raises `AutopackError` if this rank cannot serve parts of rows.
-    """
+    """Return this rank's declarations, and mask of counted labels, by name; raise if refused."""
     refusals.refuse(call)
     reason = _why_not_in_parts(call)
     if reason is not None:

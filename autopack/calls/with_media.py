@@ -39,24 +39,24 @@ _OF_IMAGES = "aspect_ratio_ids"
 """An argument (rows, images) that is 0 for images that fill up a row."""
 
 
-def _numbering(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
-    """Return (entry, method) of the first entry with a method of these names; None if none has."""
+def _first_method(call: Call, *names: str) -> tuple[PreTrainedModel, Callable[..., Any]] | None:
+    """Return (entry, method) of the first entry, inward, that has a method of `names`; or None."""
     entries = call.anatomy.entries[call.entry.level :]
     found = ((e, getattr(e, name)) for e in entries for name in names if hasattr(e, name))
     return next(found, None)
 
 
 def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
-    """Return positions (axes, rows, columns) that the model gives documents with media, or None.
+    """Return the model's positions (axes, rows, columns) for documents with media; None if none.
 
     None for text alone, and for models that do not number media. Positions of three axes that the
-    call gives are left alone; positions of one axis only tell where documents begin, as collators
-    write them. A model that counts images over the rows of a batch is asked for one document at a
-    time. Raises `InvalidPacking` if the model cannot number the documents with the media of the
-    call.
+    call gives are left alone (None); positions of one axis only tell where documents begin, as
+    collators write them. A model that counts images over the rows of a batch is asked for one
+    document at a time. Raises `InvalidPacking` if the model cannot number the documents with the
+    media of the call.
     """
     arguments = call.arguments
-    told, found = arguments.get("position_ids"), _numbering(call, _WHOLE, _INDEX)
+    told, found = arguments.get("position_ids"), _first_method(call, _WHOLE, _INDEX)
     if found is None or (told is not None and told.dim() == 3):
         return None
     model, compute = found
@@ -93,10 +93,10 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
             "columns).",
             code="media-positions",
         )
-    given, documents = _as_rows(parameters, arguments, layout)
+    given, documents = _documents_as_rows(parameters, arguments, layout)
     ask = partial(_each_row_by_itself, compute) if call.traits.counts_images else compute
     try:
-        with _state_kept(model):
+        with _rope_deltas_kept(model):
             numbers = ask(**given)
     except (StopIteration, RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InvalidPacking(
@@ -110,10 +110,10 @@ def positions_of_documents(call: Call, layout: PackedLayout) -> Tensor | None:
     return None if positions is None else documents.restore(positions, axis=2).contiguous()
 
 
-def _as_rows(
+def _documents_as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], TokenMap]:
-    """Return the arguments with documents as right-padded rows, and the map into these rows."""
+    """Return a function's arguments, documents as right-padded rows, and the map into the rows."""
     documents = TokenMap.of_documents(layout, np.arange(len(layout.lengths)))
     mask, frame = documents.mask.long(), Frame(*layout.shape)
     call: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def positions_of_rows(call: Call) -> Tensor | None:
     The model itself numbers the images over all rows. None if the call has no such images, or
     brings positions.
     """
-    arguments, found = call.arguments, _numbering(call, _WHOLE)
+    arguments, found = call.arguments, _first_method(call, _WHOLE)
     if found is None or "position_ids" in call.given or "mm_token_type_ids" not in call.given:
         return None
     model, compute = found
@@ -149,12 +149,12 @@ def positions_of_rows(call: Call) -> Tensor | None:
     }
     if not media.given(given) or "input_ids" not in given or any(name in given for name in CACHES):
         return None
-    with _state_kept(model):
+    with _rope_deltas_kept(model):
         return _each_row_by_itself(compute, **given)
 
 
 @contextmanager
-def _state_kept(model: PreTrainedModel) -> Iterator[None]:
+def _rope_deltas_kept(model: PreTrainedModel) -> Iterator[None]:
     """Restore the model's `rope_deltas`, which serve generation, at the end of the block."""
     before = {name: value for name, value in vars(model).items() if name == _STATE}
     try:
@@ -185,10 +185,10 @@ def _each_row_by_itself(compute: Callable[..., Any], **call: Any) -> Tensor:
 
 
 def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
-    """Return (scope, arguments) with which each row of a batch attends to its own images only.
+    """Return (scope, arguments) by which each row sees its own images only; None each if they stay.
 
-    They are None where upstream does not mix images of rows, or no mask tells which are a row's.
-    Images that only fill up a row are none of its document.
+    They stay where upstream does not mix images of rows, or no mask tells which are a row's. Images
+    that only fill up a row are none of its document.
     """
     model, entry = call.model, call.entry
     mixes = model.traits.counts_images or model.traits.image_mask
@@ -208,10 +208,10 @@ def own_images(call: Call) -> tuple[Scope | None, dict[str, Any] | None]:
 
 
 def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
-    """Return the images that packed documents see; None for other models and text alone.
+    """Return the images that each packed document sees; None if text attends to no images across.
 
-    Raises `InvalidPacking` where the mask does not give each document its own, and
-    `UnsupportedModel` where attention weights are asked for.
+    The call must bring media. Raises `InvalidPacking` where the mask does not give each document
+    its own, and `UnsupportedModel` where attention weights are asked for.
     """
     name = call.traits.image_mask
     if name is None:

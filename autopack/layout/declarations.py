@@ -61,7 +61,7 @@ def read(
     any_positions: bool = False,
     with_tokens: bool = False,
 ) -> Declared:
-    """Return the documents that a forward's arguments declare for a batch (rows, columns).
+    """Return the documents that a forward's arguments declare; raise if malformed or at odds.
 
     It reads:
 
@@ -84,7 +84,7 @@ def read(
     CPU by name. Raises `InvalidPacking` if a declaration is malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
-    tensors = dict(_tensors(arguments, host_side, shape, device, continues))
+    tensors = dict(_declaring_tensors(arguments, host_side, shape, device, continues))
     if not tensors:
         return Declared(None)
     ids = host_side.get(_TOKENS, arguments.get(_TOKENS))
@@ -104,7 +104,7 @@ def read(
             "or fractional values. An additive mask must be four-dimensional, and cannot be "
             "combined with packed rows."
         )
-    declarations = dict(_declarations(host, real))
+    declarations = dict(_declared_starts(host, real))
     # The first real token of a row starts a document whether it is said or not.
     first = real & (np.cumsum(real, axis=1) == 1)
     later = real & ~first
@@ -150,21 +150,21 @@ def read(
     return Declared(layout, found, positions, beside_ones=ones, tokens=tokens)
 
 
-def _tensors(
+def _declaring_tensors(
     arguments: Mapping[str, Any],
     known: Mapping[str, Tensor],
     shape: tuple[int, int],
     device: torch.device,
     continues: bool,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of arguments that declare documents; raise if one is malformed."""
+    """Yield (name, tensor) of declaring arguments, and labels beside a mask; raise if malformed."""
     rows, columns = shape
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
     if position_ids is not None:
         # Times of three sections may be fractions (Qwen3-Omni).
         sections = isinstance(position_ids, Tensor) and position_ids.dim() == 3 == len(position_ids)
-        _check("position_ids", arguments["position_ids"], device, any_numbers=sections)
+        _check_tensor("position_ids", arguments["position_ids"], device, any_numbers=sections)
         if (
             position_ids.dim() == 3
             and len(position_ids) in (3, 4)
@@ -172,7 +172,7 @@ def _tensors(
         ):
             # M-RoPE. With four sections the first holds text positions.
             yield (
-                (_SECTIONS, _one_per_token(position_ids))
+                (_SECTIONS, _code_sections(position_ids))
                 if sections
                 else ("position_ids", position_ids[0])
             )
@@ -189,10 +189,10 @@ def _tensors(
         mask = mask[:, -columns:]
     # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
     if isinstance(mask, Tensor) and prepared.is_readable(mask, shape):
-        _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
+        _check_tensor("attention_mask", arguments["attention_mask"], device, any_numbers=True)
         yield _PREPARED, prepared.sees_itself(mask).expand(shape)
     elif isinstance(mask, Tensor) and mask.shape == shape:
-        _check("attention_mask", arguments["attention_mask"], device, any_numbers=True)
+        _check_tensor("attention_mask", arguments["attention_mask"], device, any_numbers=True)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
@@ -205,15 +205,17 @@ def _tensors(
         if value is None or not (way.starts or way.per is Of.BOUND):
             continue
         of_tokens = way.per is Of.TOKEN
-        _check(way.name, arguments[way.name], device if of_tokens else None)
+        _check_tensor(way.name, arguments[way.name], device if of_tokens else None)
         wanted = f"({rows}, {columns})" if of_tokens else "(documents + 1,), documents >= 1"
         if not (value.shape == shape if of_tokens else value.dim() == 1 and len(value) > 1):
             raise _invalid(f"{way.name} must have the shape {wanted}; found {tuple(value.shape)}")
         yield way.name, value
 
 
-def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool = False) -> None:
-    """Raise `InvalidPacking` unless a value is an integer tensor on `device` (None: on any)."""
+def _check_tensor(
+    name: str, value: Any, device: torch.device | None, any_numbers: bool = False
+) -> None:
+    """Raise `InvalidPacking` unless a value is an integer tensor, on `device` if that is given."""
     if not isinstance(value, Tensor):
         raise _invalid(f"{name} must be an integer tensor; found {type(value).__name__}")
     is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
@@ -226,10 +228,10 @@ def _check(name: str, value: Any, device: torch.device | None, any_numbers: bool
         )
 
 
-def _declarations(
+def _declared_starts(
     host: dict[str, np.ndarray], real: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name for messages, mask (rows, columns) of documents' first tokens) for each form."""
+    """Yield (argument, mask (rows, columns) of documents' first tokens); raise if malformed."""
     if "position_ids" in host:
         values, starts = host["position_ids"][real], np.zeros_like(real)
         if (values < 0).any():
@@ -277,11 +279,11 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
     return (starts & real) | edges
 
 
-def _one_per_token(positions: Tensor) -> Tensor:
-    """Return one number per token, int64 (rows, columns), for positions (3, rows, columns).
+def _code_sections(positions: Tensor) -> Tensor:
+    """Return positions (3, rows, columns) coded as one number per token, int64 (rows, columns).
 
-    It is twice the time position, plus one if the sections differ, as in images, or are no
-    whole numbers, as in videos; -1 if one is negative.
+    It is twice the time position, plus one if the sections differ, as in images, or are no whole
+    numbers, as in videos; -1 if one is negative.
     """
     time = positions[0].long()
     is_text = ((positions == positions[:1]) & (positions == positions.floor())).all(0)
@@ -289,12 +291,12 @@ def _one_per_token(positions: Tensor) -> Tensor:
 
 
 def _invalid(message: str) -> InvalidPacking:
-    """Return the error of a declaration that is malformed."""
+    """Return the `InvalidPacking` for a malformed declaration."""
     return InvalidPacking(message, code="declaration-invalid")
 
 
 def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return True for tokens whose position goes on from the token before, across padding too.
+    """Return a mask (tokens,), True where the position goes on from the token before.
 
     `values` are the positions of the tokens that `real` (rows, columns) marks, row by row. Across a
     run of padding a document may go on with the next position or with the next column's.
@@ -307,7 +309,7 @@ def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
 def _section_starts(
     sections: np.ndarray, real: np.ndarray, later: np.ndarray, declared: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return a mask (rows, columns), True where three sections of positions begin a document at 0.
+    """Return a mask (rows, columns), True where three sections begin documents; raise if unclear.
 
     In a document, time goes on and text counts on by one. Anything else could be a document that
     starts at a later position, or a video with its sound numbered beside it; only another
@@ -339,7 +341,7 @@ def _section_starts(
 
 
 def _segment_starts(mask: np.ndarray) -> np.ndarray:
-    """Return a mask (rows, columns), True where a segment id of an attention mask begins."""
+    """Return a mask (rows, columns), True where a segment id begins; raise if one comes back."""
     starts = changes(mask)
     rows, columns = np.nonzero(starts & (mask > 0))
     runs, counts = np.unique(np.stack([rows, mask[rows, columns]]), axis=1, return_counts=True)
@@ -354,7 +356,7 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
 
 
 def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return a mask (rows, columns), True where cumulative lengths `bounds` begin a document."""
+    """Return a mask (rows, columns), True where `bounds` begin documents; raise if malformed."""
     columns, last = real.shape[1], int(bounds[-1])
     # Some collators repeat the end; an empty document is none. Others end before padding that the
     # mask marks.

@@ -95,7 +95,7 @@ class Frame:
         change: Callable[[Tensor], Tensor],
         of_document: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> dict[str, Any]:
-        """Return arguments with `change` of values per token, `of_document` of those per document.
+        """Return arguments, `change` applied to values per token, `of_document` per document.
 
         Raises `UnsupportedModel` for a value whose unit is not known.
         """
@@ -115,7 +115,7 @@ class Frame:
         return found
 
     def axis_of_output(self, name: str | None, value: Tensor) -> int | None:
-        """Return the axis of the columns of a part of an output that is per token, or None.
+        """Return the axis of columns in a part of an output that is per token; None if it is not.
 
         It is 0 for (R * C, ...), rows one after the other.
         """
@@ -142,7 +142,7 @@ def stands_for_no_router(name: str | None, value: Tensor) -> bool:
 
 
 def rows_first(value: Any, axis: int) -> Any:
-    """Return a value with its rows and columns, at `axis - 1` and `axis`, as its first two axes."""
+    """Return a tensor with axes `axis - 1` and `axis`, rows and columns, first; others as is."""
     if axis == 1 or not isinstance(value, Tensor) or value.dim() <= axis:
         return value
     return value.movedim((axis - 1, axis), (0, 1))

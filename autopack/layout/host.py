@@ -23,9 +23,10 @@ _WITHOUT_VALUES = (
 
 
 def host_values(tensor: Tensor) -> np.ndarray:
-    """Return the values of an integer or boolean tensor: int64 or bool if it had to be unwrapped.
+    """Return an integer or boolean tensor's values in numpy; raise if it has none.
 
-    They are copied from a device unless they are remembered (`HostBatch`).
+    They are copied from a device unless they are remembered (`HostBatch`). Tensors of torch.func's
+    derivatives give int64 or bool.
 
     Raises `UnsupportedModel` if it has no values: in a call that is recorded (`torch.export`) or
     stands for many (`torch.vmap`).
@@ -44,7 +45,7 @@ def host_values(tensor: Tensor) -> np.ndarray:
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device."""
+    """Return an array as a tensor on a device, without waiting for a GPU."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     # From memory that is not pinned the copy would wait for what the device has to do before it.
     return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
@@ -59,8 +60,8 @@ _ASSERTING = ("cuda",)
 """Kinds of devices that can be told to stop if they meet other values."""
 
 
-def _state(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return a tensor's (version, address, shape), changed by writes; None if it has no version."""
+def _version_of(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Return a tensor's (version, address, shape), which writes change; None in inference mode."""
     if tensor.is_inference():
         return None
     return tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape
@@ -84,7 +85,7 @@ class _Known(NamedTuple):
         CPU such writes are seen. A GPU is told to stop if it meets other values, which ends the
         process before anything is learned from them.
         """
-        if self.state != _state(tensor):
+        if self.state != _version_of(tensor):
             return False
         if tensor.device.type == "cpu":
             return torch.equal(tensor, self.host)
@@ -98,7 +99,7 @@ class _Known(NamedTuple):
 
 def remember(tensor: Tensor, host: Tensor) -> None:
     """Keep `host`, CPU values of an integer or boolean tensor, while the tensor lives unchanged."""
-    state = _state(tensor)
+    state = _version_of(tensor)
     if state is not None:
         there = tensor.detach().clone() if tensor.device.type in _ASSERTING else None
         _known[tensor] = _Known(state, host.detach().clone(), there)
@@ -118,21 +119,21 @@ _padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def note_padding(tokens: Tensor, real: np.ndarray) -> None:
     """Keep `real`, False at a batch's padding (rows, columns), while `tokens` live unchanged."""
-    state = _state(tokens)
+    state = _version_of(tokens)
     if state is not None and not real.all():
         _padding[tokens] = state, real
 
 
 def noted_padding(tokens: Any) -> np.ndarray | None:
-    """Return the array that `note_padding` kept for these tokens, or None if they have changed."""
+    """Return the array that `note_padding` kept for `tokens`; None without, or if they changed."""
     if not _padding or not isinstance(tokens, Tensor) or tokens not in _padding:
         return None
     state, real = _padding[tokens]
-    return real if state == _state(tokens) else None
+    return real if state == _version_of(tokens) else None
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return integer or boolean tensors copied to the CPU, all of a device at once."""
+    """Return integer or boolean tensors on the CPU; each device's are copied together, as int64."""
     found = dict(tensors)
     for device in {tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"}:
         here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
@@ -157,7 +158,7 @@ class HostBatch(dict[str, Any]):
     """
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
-        """Return the batch moved to a device, with all values in its lists, tuples and dicts."""
+        """Return the batch moved to a device, nested values too; remember its CPU integers."""
 
         def moved(value: Any) -> Any:
             """Return a value on the device; remember a moved tensor's integers from the CPU."""

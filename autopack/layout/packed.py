@@ -73,7 +73,7 @@ class PackedLayout:
     def from_lengths(
         cls, lengths: list[list[int]], device: torch.device | str = "cpu"
     ) -> PackedLayout:
-        """Return the layout of documents of these lengths, by row; rows must be equally long."""
+        """Return the layout of documents of lengths, by row; `ValueError` for unequal rows."""
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(
@@ -92,7 +92,7 @@ class PackedLayout:
         real: np.ndarray,
         slots: int = 0,
     ) -> PackedLayout:
-        """Return the layout of masks (rows, columns) of documents' first tokens and of real tokens.
+        """Return the layout of masks (rows, columns): `starts` of documents, and `real` tokens.
 
         `positions` are the position ids of the call, of the same shape, if known. A run of padding
         longer than every document is cut: models may have no positions for so many tokens. `slots`
@@ -123,7 +123,7 @@ class PackedLayout:
         device: torch.device,
         positions: np.ndarray | None = None,
     ) -> PackedLayout:
-        """Return the layout of rows of one document each, `real` tokens, and of runs of padding."""
+        """Return the layout whose documents are the runs of real tokens, and of padding."""
         return cls.from_starts(changes(real), device, positions, real)
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -236,9 +236,9 @@ def rows_as_documents(
     device: torch.device,
     positions: np.ndarray | None = None,
 ) -> PackedLayout:
-    """Return the layout of a padded batch's rows as one packed row; arrays are (rows, columns).
+    """Return the layout of a padded batch's rows, none of them empty, as one packed row.
 
-    `real` is True at tokens, and every row holds at least one.
+    `real` (rows, columns) is True at tokens; `positions` are the position ids, of that shape.
     """
     lengths = real.sum(axis=1)
     first = None if positions is None else positions[real][np.cumsum(lengths) - lengths]
@@ -267,7 +267,7 @@ def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
 def without_boundaries(
     labels: Tensor, layout: PackedLayout, shifted: bool = False, ignored: int = IGNORED_LABEL
 ) -> Tensor:
-    """Return packed rows' labels, for a loss that shifts, with each document's first one ignored.
+    """Return packed rows' labels with each document's first one ignored, for a loss that shifts.
 
     `labels` have one for each token: (rows, columns), (tokens,) or the like, or (rows, columns,
     codebooks). The first label of each document is ignored; of `shifted` labels, which stand at the

@@ -62,7 +62,7 @@ class Pair:
     """True if the call packs documents, and does not pad them."""
 
     def of(self, name: str | None) -> TokenMap | None:
-        """Return the map of the half that makes the output `name`, or None if it stays as it is."""
+        """Return the map of the half that makes output `name`; None for an unchanged encoder."""
         half = self.encoder if name is not None and name.startswith("encoder_") else self.decoder
         return None if half is None else half.places
 
@@ -76,7 +76,7 @@ def declared_of(
     arguments: Mapping[str, Any],
     pad_token_id: int | None,
 ) -> tuple[list[np.ndarray] | None, Pair | None]:
-    """Return the halves' masks of real tokens, and a `Pair` if the call packs or pads, else None.
+    """Return halves' masks of real tokens, or None, and a `Pair` if packed or padded, else None.
 
     There is one mask (rows, columns) for each half that the call brings; None if it brings none.
 
@@ -113,8 +113,8 @@ def declared_of(
         for prefix, inputs in (("", source), ("decoder_", target))
         if inputs is not None
     ]
-    host = _on_host(arguments)
-    declared = [_read(arguments, host, prefix, inputs) for prefix, inputs in sides]
+    host = _declarations_on_host(arguments)
+    declared = [_read_half(arguments, host, prefix, inputs) for prefix, inputs in sides]
     packs = any(each.layout is not None for each in declared)
     real = [
         each.real_of(inputs.shape[:2]) for each, (_, inputs) in zip(declared, sides, strict=True)
@@ -163,8 +163,8 @@ def _first_tensor(*values: Any) -> Tensor | None:
     return next((v for v in values if isinstance(v, Tensor) and v.dim() >= 2), None)
 
 
-def _on_host(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return, on the CPU, all arguments that declare where the documents of either half lie."""
+def _declarations_on_host(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return on the CPU, by name, the integer arguments that declare documents, and labels."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
     integers = {
         n: v for n, v in given.items() if isinstance(v, Tensor) and not v.is_floating_point()
@@ -172,13 +172,13 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     return on_host(integers | recall(integers))
 
 
-def _read(
+def _read_half(
     arguments: Mapping[str, Any],
     host: Mapping[str, Tensor],
     prefix: str,
     inputs: Tensor,
 ) -> declarations.Declared:
-    """Return the documents and padding that arguments with `prefix` declare for one half."""
+    """Return the documents and padding that one half's arguments, named with `prefix`, declare."""
     names = {name: prefix + name for name in PER_TOKEN} | ({"labels": "labels"} if prefix else {})
     given = {name: arguments.get(full) for name, full in names.items()}
     known = {name: host[full] for name, full in names.items() if full in host}
@@ -191,7 +191,7 @@ def _before_last_label(
     target: Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
-    """Return a mask (rows, columns), True up to each row's last label, for an unmasked decoder."""
+    """Return a mask (rows, columns), True up to each row's last label; all True without labels."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:

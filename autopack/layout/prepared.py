@@ -35,7 +35,7 @@ def is_readable(mask: Any, shape: tuple[int, int]) -> bool:
 
 
 def sees_itself(mask: Tensor) -> Tensor:
-    """Return a mask (rows or 1, columns), False at padding: tokens that do not see themselves."""
+    """Return (rows or 1, columns), False where a readable mask hides a token from itself."""
     return _seen(mask.diagonal(dim1=2, dim2=3)).any(1)
 
 

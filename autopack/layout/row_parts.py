@@ -107,7 +107,7 @@ def shard_rows(
 
 
 def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: Tensor) -> Tensor:
-    """Return positions (rows, columns): the batch's own, else counted by document, else by row."""
+    """Return positions (rows, columns), the batch's or counted anew; raise for several sections."""
     given = batch.get("position_ids")
     if given is None and layout is not None:
         given = layout.position_ids()

@@ -194,9 +194,9 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def in_order(parts: list[Any], groups: list[np.ndarray]) -> Tensor | None:
-    """Return results of groups, each (documents, ...), as one tensor in the order of documents.
+    """Return groups' results (documents, ...) as one tensor, by document; None if shapes differ.
 
-    Returns None if a part has another form, and if their shapes differ.
+    None too if a part is no tensor, or not one result per document of its group.
     """
     tensors = [part for part in parts if isinstance(part, Tensor) and part.dim()]
     if [*map(len, tensors)] != [*map(len, groups)] or len({part.shape[1:] for part in tensors}) > 1:
@@ -217,7 +217,7 @@ def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
 
 
 def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
-    """Return the numbers of the documents, one per group."""
+    """Return the numbers of the documents, one array of one number each."""
     return np.split(np.arange(len(layout.lengths)), len(layout.lengths))
 
 
@@ -326,7 +326,7 @@ def mean_loss(losses: list[Tensor | None], counts: list[int], device: torch.devi
 
 
 def items_of_share(arguments: Mapping[str, Any], count: int, total: int) -> dict[str, Any]:
-    """Return {"num_items_in_batch": the given number * `count` / `total`}, or {} if not given.
+    """Return {"num_items_in_batch": the given number * `count` / `total`}, {} if either is missing.
 
     `count` of `total` labels belong to this share. Some losses divide a sum by the number and
     others ignore it; in both cases `mean_loss` of all shares is the loss of the whole.

@@ -47,9 +47,10 @@ class EqualRows(Rows):
 
 @dataclass(frozen=True)
 class AtOperations(Way):
-    """Strategy for mixers that look back in `operations` alone; `fused` may replace all of them.
+    """Strategy for mixers that look back in `operations` alone, or in the one kernel `fused`.
 
-    Releases before 5.23 have their kernels in other places, and use the strategy `before`.
+    Releases before 5.23 have their kernels in other places, and use the strategy `before`. A run
+    that calls neither raises `UnsupportedModel`.
     """
 
     operations: tuple[str, ...]
@@ -83,7 +84,7 @@ class AtOperations(Way):
         return self if self.sites(module) else self.before
 
     def sites(self, module: str) -> list[Site]:
-        """Return a site for each of the operations in a Python module; none if one is missing."""
+        """Return a site for each operation in a Python module; [] if one is missing."""
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
@@ -93,7 +94,7 @@ class AtOperations(Way):
 
 @dataclass(frozen=True)
 class Restarting(Way):
-    """Strategy for position embeddings that count columns: each document gets a row's first ones.
+    """Strategy for embeddings that count columns: each document gets a row's first ones.
 
     The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or
     (rows, columns, channels); the result is (rows, columns, channels).
@@ -143,14 +144,14 @@ class RelativeBias(Way):
     def run(self, call: MixerCall) -> Any:
         arguments, mixer, longest = dict(call.arguments), call.mixer, call.layout.max_seqlen
         if arguments.get("position_bias") is None:
-            arguments["position_bias"] = _bias(mixer, arguments, longest)
+            arguments["position_bias"] = _bias_of_longest(mixer, arguments, longest)
         if not modules.attention_modules(mixer):
             return _alone_with_bias(replace(call, arguments=arguments), arguments["position_bias"])
         return call.original(mixer, arguments.pop(call.first), **arguments)
 
 
 def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
-    """Return attention's outputs by documents and parts of `bias`, with `bias` whole again."""
+    """Run attention on documents and parts of `bias`; return outputs with it whole, or raise."""
     place: set[int] = set()
 
     def original(mixer: nn.Module, states: Tensor, **given: Any) -> tuple[Any, ...]:
@@ -168,7 +169,7 @@ def _alone_with_bias(call: MixerCall, bias: Tensor) -> Any:
     return tuple(bias if number in place else part for number, part in enumerate(output))
 
 
-def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> Tensor:
+def _bias_of_longest(mixer: Any, arguments: dict[str, Any], longest: int) -> Tensor:
     """Return the longest document's bias (1, heads, tokens, tokens), or (1, heads, 1, 1) zeros."""
     states = arguments["hidden_states"]
     if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:

@@ -89,8 +89,12 @@ class Alone(Way):
 
         def run(ours: TokenMap, theirs: TokenMap | None) -> Any:
             if theirs is None:
-                return call.changed(lambda name, value: self._within(call, bias, ours, name, value))
-            return call.changed(lambda name, value: _across(bias, ours, theirs, name, value))
+                return call.changed(
+                    lambda name, value: self._argument_within(call, bias, ours, name, value)
+                )
+            return call.changed(
+                lambda name, value: _argument_across(bias, ours, theirs, name, value)
+            )
 
         with without_layout():  # such code may go on to transformers' interface
             outputs = [run(*pair) for pair in zip(found.maps, read, strict=True)]
@@ -101,7 +105,7 @@ class Alone(Way):
             else whole
         )
 
-    def _within(
+    def _argument_within(
         self,
         call: MixerCall,
         bias: Tensor | None,
@@ -109,14 +113,14 @@ class Alone(Way):
         name: str,
         value: Any,
     ) -> Any:
-        """Return one argument of a call, as attention within each document of `batch` needs it."""
+        """Return an argument of a call for attention within each document of `batch`."""
         layout, (documents, length) = call.layout, batch.into
         if name in CACHES or (bias is not None and name == "mask"):
             return None
         if bias is not None and name == "position_bias":
             mask = call.arguments.get("mask")
             own = bias[..., :length, :length]
-            return own + _square(batch, mask) if isinstance(mask, Tensor) else own
+            return own + _square_of_any_form(batch, mask) if isinstance(mask, Tensor) else own
         if isinstance(value, DocumentMask):
             return _mask_of_batch(value, batch)
         if not isinstance(value, Tensor):
@@ -137,7 +141,7 @@ class Alone(Way):
             or value.shape[-2:] == (layout.columns,) * 2
         )
         if name in MASKS or (value.dim() == 4 and of_pairs):
-            return _square(batch, value)
+            return _square_of_any_form(batch, value)
         return spread_tokens(value, batch.shape, batch.gather)
 
 
@@ -162,7 +166,7 @@ def _with_weights(call: MixerCall, found: list[TokenMap], whole: Any, outputs: l
     return each_part(merged, whole, *outputs)
 
 
-def _square(batch: TokenMap, mask: Tensor) -> Tensor:
+def _square_of_any_form(batch: TokenMap, mask: Tensor) -> Tensor:
     """Return `square` of a mask or bias, also if queries precede heads or one is for all rows."""
     rows, columns = batch.shape
     if mask.dim() == 2 and len(mask) == columns > rows:  # one for all rows (CTRL)
@@ -205,8 +209,10 @@ def _pairs(mask: Tensor, row: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     return mask[places].movedim((1, 2), (-2, -1))
 
 
-def _across(bias: Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any) -> Any:
-    """Return one argument of a call as cross-attention from `ours` to states `theirs` needs it."""
+def _argument_across(
+    bias: Tensor | None, ours: TokenMap, theirs: TokenMap, name: str, value: Any
+) -> Any:
+    """Return an argument of a call for cross-attention from documents `ours` to states `theirs`."""
     if name in CACHES or isinstance(value, DocumentMask):
         return None  # all that a document's encoder has made is seen
     if bias is not None and name in ("mask", "position_bias"):
@@ -271,7 +277,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     Outputs per token (rows, columns, ...) come back as for packed rows. The loss is the mean over
     the labels of all documents (or, if the model's loss counts so, their sum over
     `num_items_in_batch`). Other outputs are left out. With `numbers_itself`, positions that count
-    from 0 are not handed on.
+    from 0 are not handed on. Raises `UnsupportedModel` if the output has a loss of routers.
     """
     layout = call.layout
     frame = Frame(layout.rows, layout.columns)
@@ -320,7 +326,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
 
 
 def count_from_zero(positions: Any) -> bool:
-    """Return True for positions 0, 1, 2 and so on in every row."""
+    """Return True for a tensor of positions 0, 1, 2 and so on in every row."""
     if not isinstance(positions, Tensor):
         return False
     return torch.equal(
@@ -330,7 +336,7 @@ def count_from_zero(positions: Any) -> bool:
 
 
 def _label_counts(model: Any, labels: list[Tensor | None]) -> list[int]:
-    """Return the number of labels that the loss uses in each batch; 0 if any has no labels."""
+    """Return the number of labels that each batch's loss uses; all 0 if a batch has no labels."""
     given = [each for each in labels if each is not None]
     if len(given) < len(labels):
         return [0] * len(labels)

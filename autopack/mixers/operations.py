@@ -33,7 +33,7 @@ Arguments = dict[str, Any]
 
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
-    """Let operations in the block follow `layout`; yield the names of those called so far."""
+    """In this block of a forward, let operations follow `layout`; yield the set of names called."""
     activation, arrived = current(), set[str]()
     assert activation is not None
     before, activation.mixing = activation.mixing, (layout, arrived)
@@ -44,7 +44,7 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
 
 
 def adapt_operation(original: Function, site: Site) -> Function:
-    """Return an operation that follows the calling mixer's documents, and is `original` else."""
+    """Return an operation that follows a running mixer's documents, and is `original` otherwise."""
     operation = OPERATIONS[site.path]
 
     @functools.wraps(original, updated=())
@@ -80,7 +80,7 @@ def _convolution(
     args: Any,
     kwargs: Arguments,
 ) -> Any:
-    """Run causal_conv1d_fn (x: (rows, channels, tokens), weight: (channels, width)) by documents.
+    """Return causal_conv1d_fn by documents, of (rows, channels, tokens) and (channels, width).
 
     A kernel that is not told of documents, or torch, gets them in one row, with zeros between them,
     as there are before the start of a row.
@@ -94,14 +94,14 @@ def _convolution(
             hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
         return original(hidden, weight, *args[2:], **rest, seq_idx=layout.seq_idx)
     tokens = hidden.transpose(1, 2).flatten(0, 1)
-    places = layout.derived(("apart", before), lambda: _places(layout, before))
+    places = layout.derived(("apart", before), lambda: _spaced_columns(layout, before))
     row = tokens.new_zeros(len(tokens) + before * (len(layout.sizes) - 1), tokens.shape[1])
     row = row.index_copy(0, places, tokens).t()[None]
     found = original(row, weight, *args[2:], **rest)[0].t().index_select(0, places)
     return found.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2)
 
 
-def _places(layout: PackedLayout, before: int) -> torch.Tensor:
+def _spaced_columns(layout: PackedLayout, before: int) -> torch.Tensor:
     """Return tokens' columns in one row with `before` zeros between documents: int64 (tokens,)."""
     number = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     return layout.upload(np.arange(len(number)) + before * number)
@@ -109,7 +109,7 @@ def _places(layout: PackedLayout, before: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Scan:
-    """Adaptation of a scan: its arguments with `tokens`, their axis, its kernel's `bounds`.
+    """Callable that runs a scan by documents: `tokens` are its arguments with tokens on `axis`.
 
     Arguments go by their place or by their name, as they are passed. `bounds` is the name of the
     argument that tells the kernel of documents, or None if it takes none.
@@ -176,7 +176,7 @@ def _change_first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
 
-def _fused(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
+def _run_fused(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
     """Return the output of a whole mixer's kernel given `seq_idx`, or None if it takes none."""
     return (
         original(*args, **{**kwargs, "seq_idx": layout.seq_idx})
@@ -188,8 +188,8 @@ def _fused(original: Function, layout: PackedLayout, args: Any, kwargs: Argument
 _NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
 
 
-def _inner(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
-    """Return mamba_inner_fn (states: (rows, 2 * channels, tokens)) by documents; None if unneeded.
+def _run_mamba_inner(original: Function, layout: PackedLayout, args: Any, kwargs: Arguments) -> Any:
+    """Return mamba_inner_fn of (rows, 2 * channels, tokens) by documents, or None to do without it.
 
     It is a kernel for a whole mixer. None has the mixer go step by step, which gives the same
     unless this kernel norms B, C and the time step: mamba_ssm 2.3 norms the time step after its
@@ -219,9 +219,9 @@ _DELTA_RULE = _Scan(
 
 OPERATIONS: dict[str, Function] = {
     "causal_conv1d_fn": _convolution,
-    "mamba2_split_conv1d_scan_combined": _fused,
+    "mamba2_split_conv1d_scan_combined": _run_fused,
     "mamba2_chunk_scan": _Scan((0, 1, 3, 4, "z"), 1, "seq_idx", _near_square_root),
-    "mamba_inner_fn": _inner,
+    "mamba_inner_fn": _run_mamba_inner,
     "mamba_selective_scan": _Scan((0, 1, 3, 4, "z"), -1, None),
     "torch_chunk_gated_delta_rule": _DELTA_RULE,
     "chunk_kimi_delta_attention": replace(_DELTA_RULE, chunk=lambda longest: 16),

@@ -38,7 +38,10 @@ _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|bloc
 
 
 def adapt_mixer(original: Function, site: Site) -> Function:
-    """Return a module's forward that gives every document of a packed row its result alone."""
+    """Return a module's forward that gives every document of a packed row its result alone.
+
+    Raises `UnsupportedModel` if the forward names none of its arguments.
+    """
     owner = wrapt.resolve_path(import_module(site.module), site.path)[0]
     names = parameters_of(owner).names
     if not names:
@@ -59,7 +62,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
             if scope.model.groups and not (scope.stock or scope.in_step) and gathers_inside(self):
                 return in_step(self, scope, arguments, args, kwargs)
             if scope.layout is not None:
-                return mix(self, scope, arguments, original)
+                return run_by_documents(self, scope, arguments, original)
         return original(self, *args, **kwargs)
 
     @torch._dynamo.disable
@@ -83,10 +86,12 @@ def adapt_mixer(original: Function, site: Site) -> Function:
             arguments["return_dict"] = True
         with changed(in_step=True):
             output = (
-                mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
+                run_by_documents(mixer, scope, arguments, counted)
+                if packs
+                else counted(mixer, *args, **kwargs)
             )
             idle = []
-            for _ in rank_runs.idle(None if packs else _obstacle(mixer, arguments)):
+            for _ in rank_runs.idle(None if packs else _why_not_repeatable(mixer, arguments)):
                 _, repeated, ran = max(runs, key=itemgetter(0))
                 with restoring_state(mixer), changed(layout=ran.layout, memory=ran.memory):
                     idle.append(original(mixer, **repeated))
@@ -95,7 +100,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
         return output.to_tuple() if wants_tuple else output
 
     @torch._dynamo.disable
-    def mix(
+    def run_by_documents(
         mixer: torch.nn.Module,
         scope: Scope,
         arguments: Arguments,
@@ -135,7 +140,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
             return part
 
         arguments = {
-            name: each_part(partial(_of_whole_rows, mixer, way, scope, name), value)
+            name: each_part(partial(_argument_of_whole_rows, mixer, way, scope, name), value)
             for name, value in arguments.items()
         }
         with changed(shared=None, prefixes=None):
@@ -147,7 +152,7 @@ def adapt_mixer(original: Function, site: Site) -> Function:
 def _with_own_images(
     mixer: torch.nn.Module, arguments: Arguments, layout: PackedLayout
 ) -> tuple[Arguments, PackedLayout]:
-    """Return a mixer's arguments with one image's states per document, and the states' layout.
+    """Return arguments with an image's states per document, and their layout; raise on mismatch.
 
     The states of images are (images, n, channels), one image for every document and every run of
     padding.
@@ -170,8 +175,10 @@ def _with_own_images(
     return {**arguments, "encoder_hidden_states": states}, memory
 
 
-def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, value: Any) -> Any:
-    """Return a mixer's argument for whole rows of documents, made from a part or shared row."""
+def _argument_of_whole_rows(
+    mixer: torch.nn.Module, way: Way, scope: Scope, name: str, value: Any
+) -> Any:
+    """Return a mixer's argument for whole rows, given a part or shared row; raise if unclear."""
     if not isinstance(value, Tensor):
         return value
     assert scope.layout is not None
@@ -203,14 +210,14 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, scope: Scope, name: str, va
 
 
 def _hides_nothing(mask: Tensor, scope: Scope) -> bool:
-    """Return True if a mask is one value for all pairs, and no config limits attention's reach."""
+    """Return True if a mask has one value for all pairs and no config limits attention's reach."""
     fields = (item for config in scope.model.anatomy.configs for item in vars(config).items())
     near = any(value and _OF_REACH.search(name) for name, value in fields)
     return not near and bool((mask == mask[..., :1, :1]).all())
 
 
 def _fullness(arguments: Arguments) -> tuple[bool, int]:
-    """Return (True if a run has labels, its documents' length): the greatest run is repeated.
+    """Return a run's (True with labels, its documents' length): the greatest run is repeated.
 
     Parts that short documents do not reach (compressed windows, experts) get no gradient, and FSDP2
     reduces only the gradients that exist.
@@ -220,8 +227,8 @@ def _fullness(arguments: Arguments) -> tuple[bool, int]:
     return arguments.get("labels") is not None, length
 
 
-def _obstacle(mixer: torch.nn.Module, arguments: Arguments) -> str | None:
-    """Return the reason why a call that packs nothing cannot be repeated (a cache), or None."""
+def _why_not_repeatable(mixer: torch.nn.Module, arguments: Arguments) -> str | None:
+    """Return why a call that packs nothing cannot be repeated, its cache; None if it can."""
     held = [name for name in CACHES if arguments.get(name) is not None]
     if mixer.training or not held:
         return None

@@ -68,7 +68,7 @@ class Joint:
 def joined(
     parts: Mapping[Any, Sequence[Any]], make: Callable[[Any, Sequence[Any]], Any]
 ) -> dict[Any, Any]:
-    """Return an output's parts, joined from those of runs, each in the graph of all later ones.
+    """Return an output's parts, joined from the runs' parts, each in the graph of all later ones.
 
     `make` returns a `Joint` from a part's key and the runs' values of it, or the final value of
     what is no tensor; it is called once for a value that has several keys.
@@ -131,7 +131,7 @@ def merged(outputs: Sequence[Any], merge: Merge, loss: Tensor | None, as_tuple: 
 
 
 def _in_graph_of_later(results: Collection[Joint]) -> dict[Joint, Tensor]:
-    """Return each result's output, put into the graph of all later outputs; {} if just one."""
+    """Return outputs by `Joint`, each in the graph of all later ones; {} for fewer than two."""
     tied = [result for result in results if all(map(_is_in_graph, result.parts))]
     tied.sort(key=lambda result: max(map(_graph_number, result.parts)))
     # What comes before all that is joined is in the graph of what comes after as it is.
@@ -178,7 +178,7 @@ class _SentGradients:
         return torch._C._will_engine_execute_node(node)
 
     def add(self, parts: Sequence[Tensor | None]) -> Tensor | None:
-        """Add gradients for the parts; return the output's gradient, or None if all are None."""
+        """Add parts' gradients; return the output's, None if all are None; call `refuse` if set."""
         if all(part is None for part in parts):
             return None
         if self.refuse is not None:

@@ -56,7 +56,7 @@ def holds_marks(model: nn.Module) -> bool:
 
 
 def enabled_in(model: nn.Module) -> EnabledModel | None:
-    """Return the enabled model of the first mark on a module in this model, or None."""
+    """Return the `EnabledModel` of the first mark in this model; None if unmarked or severed."""
     marks = (mark_of(module) for module in model.modules())
     return next((mark.model for mark in marks if mark is not None), None)
 

@@ -36,7 +36,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Facts and functions about other libraries that calls of one model need.
+    """Facts and functions about trainers, PEFT and mixers' forwards that a model's calls need.
 
     `covered_mixer` is the class name of a mixer whose instance has a forward of its own, past
     autopack's, or None. `check_step` raises in the step of a trainer that loses documents.
@@ -227,7 +227,7 @@ class EnabledModel:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Mark this thread as the one that examines the model in this block, so its calls pass.
+        """Mark this thread as examining the model in this block: its calls do not examine it.
 
         One thread of the process at a time does so. Threads that are given its context, such as the
         threads of twins, need not wait for it.
@@ -260,7 +260,10 @@ class EnabledModel:
         return self.fingerprint is None or self.fingerprint.changed() is not None
 
     def ask_twin(self, *question: Any) -> str | None:
-        """Return a twin's reason against a kind of call (see `twin_says`) or None; remember it."""
+        """Return a twin's remembered reason against a kind of call; None if none, or not asked.
+
+        `question` is a kind as in `twin_says`. No twin is asked while the model is examined.
+        """
         if self.is_settling or self.twin_says is None:
             return None
         if question not in self.said_by_twins:
@@ -277,7 +280,8 @@ class EnabledModel:
     def is_called_from(self, place: str, function: str = ".*") -> bool:
         """Return True if this model, or an object that holds it, runs a method in module `place`.
 
-        `place` is the beginning of a module's name, `function` a pattern for the method's.
+        `place` is the beginning of a module's name, `function` a pattern for the method's. False in
+        compiled code.
         """
         return not torch.compiler.is_compiling() and any(
             map(self._is_held_by, callers(place, function))

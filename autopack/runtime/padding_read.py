@@ -33,7 +33,7 @@ _BLIND = "nobody can tell whether its results at padding are read: they get no g
 
 
 class Look(partial):
-    """Gradient hook that only observes an output, so that it does not ask for its gradient."""
+    """Gradient hook that only observes an output, and does not count as asking for its gradient."""
 
 
 class PaddingRead:
@@ -55,7 +55,7 @@ class PaddingRead:
         return {**self.__dict__, "_looked_at": []}
 
     def why_to_keep(self, tokens: Tensor, has_labels: bool, trained: bool) -> str | None:
-        """Return the reason why a batch, `tokens` (rows, columns, ...), keeps its padding, or None.
+        """Return why a batch, `tokens` (rows, columns, ...), keeps its padding; None if it may go.
 
         A loss that the model makes of labels does not read padding; others are outside of it. No
         gradient comes back to a model that is not `trained`.
@@ -73,7 +73,7 @@ class PaddingRead:
         return LOOKS if self.is_due() or not self.answered else None
 
     def why_state_stays(self, model: nn.Module) -> str | None:
-        """Return the reason why a batch keeps its padding for modules that keep state, or None."""
+        """Return why a batch keeps its padding for modules with state; None if it may go."""
         if self.writes is not None:
             return f"{self.writes} in a training call, and keeps state of all columns as stock does"
         return LOOKS_AT_STATE if self.is_due() and not _is_in_backward() and State(model) else None
@@ -96,7 +96,7 @@ class PaddingRead:
         tokens: Tensor | None = None,
         refuses: bool = False,
     ) -> None:
-        """Put hooks on an output's tensors that note, or refuse, gradients at padding.
+        """Put hooks on an output's tensors that note gradients at padding, or raise if `refuses`.
 
         The batch ran as it came; or else it ran without its padding, and gradients there raise
         (`refuses`).
@@ -111,14 +111,16 @@ class PaddingRead:
         if tokens is not None:
             self._forget(tokens)
             self._looked_at.append(weakref.ref(tokens))
-        found = [(name, value) for name, value in _tensors("", output) if value.requires_grad]
+        found = [(name, value) for name, value in _named_tensors("", output) if value.requires_grad]
         shown = 0
         for name, value in found:
             real = next(real for prefix, real in sides if name.startswith(prefix))
             axis = Frame(*real.shape).axis_of_output(name.partition("[")[0], value)
             if axis is not None:
                 padding = upload(~real, value.device)
-                value.register_hook(Look(self._check, name or "output", padding, axis, refuses))
+                value.register_hook(
+                    Look(self._check_gradient, name or "output", padding, axis, refuses)
+                )
                 shown += 1
         self.answered |= shown == 0  # there is nothing at padding that anybody could read
 
@@ -145,7 +147,7 @@ class PaddingRead:
             code="unpad-refused",
         )
 
-    def _check(
+    def _check_gradient(
         self,
         name: str,
         padding: Tensor,
@@ -153,7 +155,7 @@ class PaddingRead:
         refuses: bool,
         gradient: Tensor | None,
     ) -> None:
-        """Note, or refuse, that an output is read at padding: its gradient is not zero there."""
+        """Note that output `name` is read if its gradient is not zero at padding; or raise."""
         # A step that a scaler of losses will skip tells nothing: infinity times a mask of zero is
         # no zero.
         if gradient is None or not bool(gradient.isfinite().all()):
@@ -179,13 +181,13 @@ def _is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for all tensors in nested mappings and sequences."""
+def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield (path from `name`, tensor) for all tensors in nested mappings and sequences."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _tensors(f"{name}.{key}" if name else str(key), part)
+            yield from _named_tensors(f"{name}.{key}" if name else str(key), part)
     elif isinstance(value, tuple | list):
         for number, part in enumerate(value):
-            yield from _tensors(f"{name}[{number}]", part)
+            yield from _named_tensors(f"{name}[{number}]", part)

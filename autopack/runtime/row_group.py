@@ -26,7 +26,7 @@ class RowGroup:
 
     @classmethod
     def of(cls, value: Any) -> RowGroup | None:
-        """Return the `RowGroup` of a process group or one-dimensional mesh; None for one process.
+        """Return the `RowGroup` of a process group or 1-D mesh; None for one process; or raise.
 
         Raises `ValueError` for anything else, and if this process is not in it.
         """
@@ -84,7 +84,7 @@ class RowGroup:
         return torch.distributed.get_rank(self.group)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return all ranks' integers (...) as (ranks, ...), on each rank; no gradients."""
+        """Return all ranks' integers (...) as (ranks, ...), no gradients; every rank calls it."""
         found = [torch.empty_like(values) for _ in range(self.ranks)]
         torch.distributed.all_gather(found, values.contiguous(), group=self.group)
         return torch.stack(found)

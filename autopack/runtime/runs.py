@@ -41,7 +41,7 @@ class Buffers:
         self._versions = [buffer._version for _, _, buffer, _ in self._held]
 
     def put_back(self) -> None:
-        """Restore the buffers' contents."""
+        """Restore the buffers, in place, as they were when this object was made."""
         for number, (owner, name, buffer, held) in enumerate(self._held):
             owner._buffers[name] = buffer
             if buffer._version != self._versions[number]:
@@ -51,7 +51,7 @@ class Buffers:
 
 
 def from_the_same_buffers(original: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """Return a forward that, before every run, puts back the module's buffers as they are now."""
+    """Return a forward that, in training, puts the buffers back as they are now before each run."""
     if not module.training or next(module.buffers(), None) is None:
         return original
     kept = Buffers(module)

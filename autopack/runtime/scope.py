@@ -68,7 +68,7 @@ class Scope:
         return self.layout.shape if self.prefixes is None else (1, self.prefixes.tokens)
 
     def refused(self, why: str) -> UnsupportedModel:
-        """Return the error `why` of a module that cannot run if `ran` is not `layout`'s shape."""
+        """Return the error for `why` a module cannot run on shared rows or rows with prefixes."""
         if self.shared is not None:
             return UnsupportedModel(
                 f"{why}, where each rank has a part of every row. Train it without "
@@ -187,7 +187,7 @@ def of_model(model: EnabledModel) -> Activation | None:
 
 
 def close(model: EnabledModel, level: int) -> Activation | None:
-    """Leave the entry at `level`; end and return its activation if none is left, else None."""
+    """Leave the entry at `level`; end and return the activation if that opened it, else None."""
     activation = ambient.activation
     if (
         activation is None
@@ -226,7 +226,7 @@ def stock(model: EnabledModel) -> Iterator[None]:
 
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
-    """Run a part of the current forward, in this block, in a copy of its scope with `fields`."""
+    """Replace `fields` of the scope in force, in this block; a forward must be running."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
@@ -235,16 +235,17 @@ def changed(**fields: Any) -> Iterator[None]:
 
 
 def without_layout() -> AbstractContextManager[None]:
-    """Run a part of the current forward, in this block, as if it were not packed."""
+    """Take the documents out of the scope in force, in this block; a forward must be running."""
     return changed(layout=None, memory=None)
 
 
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
-    """Return the scope that `module` runs in, or None if it has no mark or mixes no tokens.
+    """Return `module`'s scope; None if it has no mark or mixes nothing; raise if it is in none.
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with
-    another model's. With `one_token` the module has one token per row, which needs no scope: two
-    documents would be two tokens."""
+    another model's, and `UnsupportedModel` where the scope lets nothing mix. With `one_token` the
+    module has one token per row, which needs no scope: two documents would be two tokens.
+    """
     mark = module.__dict__.get(MARK)
     if mark is None or not mark.mixes:
         return None
@@ -262,7 +263,7 @@ def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
 
 
 def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
-    """Return the error for a mixing module that was reached without its model's scope."""
+    """Return the `OutsideForward` for a mixing module reached without its model's scope."""
     if mark.model is None:
         return OutsideForward(why_severed(module), code="copied-part")
     return OutsideForward(

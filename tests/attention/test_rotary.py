@@ -97,7 +97,7 @@ def test_a_head_that_takes_positions_and_does_not_pass_them_on(lengths, found, m
     """Falcon's token classification takes any argument; its rotary positions are relative, but
     dynamic NTK is not."""
     if not found:
-        monkeypatch.setattr(entry, "_names_positions", lambda model: True)
+        monkeypatch.setattr(entry, "_has_position_ids", lambda model: True)
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     overrides = {
         "rope_parameters": rope,

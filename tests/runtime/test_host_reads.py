@@ -101,7 +101,7 @@ class OnGpu(torch.Tensor):
 def on_gpu():
     """A tensor there, and what is known of it."""
     tensor = torch.arange(4).clone().as_subclass(OnGpu)
-    return tensor, host._Known(host._state(tensor), torch.arange(4), torch.arange(4))
+    return tensor, host._Known(host._version_of(tensor), torch.arange(4), torch.arange(4))
 
 
 def positions_of_four():
