@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from compat.programs._drivers import Steps
 from compat.programs.transformers_trainer import loaded
@@ -82,8 +83,9 @@ class Classifier(torch.nn.Module):
 
 def _head(folder: Path, pooling: str, frozen: bool = False) -> Iterator[Step]:
     """A head of one's own on a backbone."""
-    whole, batches = loaded("classes", folder / "bert")
-    model = Classifier(whole.base_model.train(), pooling)
+    _, batches = loaded("classes", folder / "bert")
+    backbone = transformers.AutoModel.from_pretrained(folder / "bert")
+    model = Classifier(backbone.train(), pooling)
     model.backbone.requires_grad_(not frozen)
     optimizer = adamw(model)
     for batch in batches:

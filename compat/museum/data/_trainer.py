@@ -41,11 +41,6 @@ def examples(**columns: Callable[[list[int]], Any]) -> Dataset:
     )
 
 
-def answers() -> Dataset:
-    """Return a data set whose documents are answers from their fourth token on."""
-    return examples(completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3))
-
-
 def padded(rows: Sequence[Sequence[int]], fill: int, left: bool = False) -> torch.Tensor:
     """Return rows of one length."""
     longest = max(map(len, rows))
