@@ -16,8 +16,6 @@ SAMPLE = (
     "AveragedModel",
     "deepcopy",
     "save_on_cpu",
-    "Trainer.fit",
-    "tensors_hooks",
 )
 
 
