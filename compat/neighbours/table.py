@@ -8,7 +8,7 @@ from typing import Any
 from compat import study
 from compat.matrix import ROOT
 from compat.neighbours.measure import LENGTHS, TOLERANCE, Scenario
-from compat.study import Cells
+from compat.study import Cells, Verdict
 from compat.tables import markdown_table
 
 PAGE = ROOT / "docs" / "neighbours.md"
@@ -37,47 +37,24 @@ def page(cells: Cells, scenarios: Mapping[str, Scenario]) -> str:
     rows = [["library", "what it does", "enabled", "packed rows", "padded batch", "stock"]]
     for name, orders in cells.items():
         about = scenarios[name]
-        for order, found in _joined(orders).items():
-            mark = _note(about.note, notes) if about.note else ""
-            head = [about.neighbour, about.what + mark, order]
-            if "cannot" in found:
-                why = f"It does not run on this CPU without autopack either: {found['cannot']}"
-                rows.append([*head, f"does not run here{_note(why, notes)}", "", ""])
-            else:
-                said = [_cell(found[form], notes) for form in ("packed", "padded")]
-                rows.append([*head, *said, f"{found['stock']:.1g}"])
+        mark = _note(about.note, notes) if about.note else ""
+        columns = zip(*(_cells(found, notes) for found in orders.values()), strict=True)
+        said = (" / ".join(dict.fromkeys(column)) for column in columns)
+        rows.append([about.neighbour, about.what + mark, ", ".join(orders), *said])
     listed = [f"{number}. {text}" for text, number in notes.items()]
     lines = [_ABOUT, *markdown_table(rows), "", *listed, "", f"Measured with {packages}.", ""]
     return "\n".join(lines)
 
 
-def _joined(orders: Cells) -> Cells:
-    """Both times of enabling in one where the verdicts are the same, with the larger errors."""
-    (first, one), *rest = orders.items()
-    for second, other in rest:
-        if _kind(one) == _kind(other):
-            errors = {
-                form: {
-                    **one[form],
-                    "errors": {
-                        name: max(value, other[form]["errors"][name])
-                        for name, value in one[form]["errors"].items()
-                    },
-                }
-                for form in ("packed", "padded")
-                if "errors" in one.get(form, ())
-            }
-            return {f"{first}, {second}": one | errors}
-    return orders
-
-
-def _kind(found: dict[str, Any]) -> tuple[Any, ...]:
-    forms = (found.get(form, {}) for form in ("packed", "padded"))
-    return found.get("cannot"), *((form.get("status"), form.get("reason")) for form in forms)
-
-
 def _note(text: str, notes: dict[str, int]) -> str:
     return f" [{notes.setdefault(text, len(notes) + 1)}]"
+
+
+def _cells(found: Verdict, notes: dict[str, int]) -> list[str]:
+    if "cannot" in found:
+        why = f"It does not run on this CPU without autopack either: {found['cannot']}"
+        return [f"does not run here{_note(why, notes)}", "", ""]
+    return [*(_cell(found[form], notes) for form in ("packed", "padded")), f"{found['stock']:.1g}"]
 
 
 def _cell(verdict: dict[str, Any], notes: dict[str, int]) -> str:
