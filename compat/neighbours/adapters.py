@@ -44,17 +44,6 @@ def _with_adapter(config: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return apply
 
 
-def averaged(model: Any) -> Any:
-    """An EMA of the model and of what one step made of it, as `torch.optim.swa_utils` keeps one."""
-    ema = torch.optim.swa_utils.AveragedModel(
-        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
-    ema.update_parameters(model)
-    perturb(model)
-    ema.update_parameters(model)
-    return ema
-
-
 def copied(model: Any) -> Any:
     """An EMA as many trainers keep one: a deepcopy, whose parameters follow."""
     ema = copy.deepcopy(model)
@@ -114,7 +103,6 @@ def scenarios() -> list[Scenario]:
         Scenario(
             "accelerate", "`dispatch_model`, all on the CPU", wrapping(_dispatched("cpu", "cpu"))
         ),
-        Scenario("torch", "EMA: `swa_utils.AveragedModel`", wrapping(averaged)),
         Scenario("torch", "EMA: a `deepcopy` that follows", wrapping(copied)),
     ]
     return [

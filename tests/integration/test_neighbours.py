@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 SAMPLE = (
     "cpu_offload",
     "layers on disk",
-    "AveragedModel",
     "deepcopy",
     "save_on_cpu",
 )

@@ -78,10 +78,6 @@ class Attention(nn.Module):
         half = self.outer.out_features // self.heads // 2
         return position_ids[..., None] * 0.5 ** torch.arange(half, device=position_ids.device)
 
-    def weights(self, scores: Tensor, documents: Tensor) -> Tensor:
-        """Return the weights of keys by their scores."""
-        return scores.softmax(-1)
-
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
     ) -> Tensor:
@@ -90,7 +86,7 @@ class Attention(nn.Module):
         angles = self.angles(position_ids).to(hidden_states.dtype)[:, None]
         query, key, value = turn(parts[0], angles), turn(parts[1], angles), parts[2]
         scores = query @ key.mT / query.shape[-1] ** 0.5
-        found = self.weights(scores.masked_fill(~attention_mask, -torch.inf), documents) @ value
+        found = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1) @ value
         return self.outer(found.transpose(1, 2).flatten(2))
 
 
