@@ -28,16 +28,8 @@ def run(environment: Environment, types: Sequence[str], limit: float) -> dict[st
     """Run the scenarios of some model types in a release; returns what is recorded of them."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *FILES,
-            f"--junitxml={report}",
-            "--rootdir",
-            ROOT,
-        ]
-        command += "-q -p no:cacheprovider -p no:xdist".split()
+        options = f"-q -p no:cacheprovider -p no:xdist --junitxml={report} --rootdir={ROOT}"
+        command = [sys.executable, "-m", "pytest", *FILES, *options.split()]
         environ = {
             **environment.environ(),
             TYPES_VARIABLE: ",".join(types),

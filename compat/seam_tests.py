@@ -85,20 +85,22 @@ def put(seam: Seam, breaks: Break | None = None) -> Iterator[None]:
             held[key] = found
 
 
-class _Outcomes(dict[str, bool]):
+class _Outcomes:
     """A plugin of pytest that notes of each test that ran whether it failed."""
 
-    __hash__ = object.__hash__
+    def __init__(self) -> None:
+        self.found: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed or (report.passed and report.when == "call"):
-            self[report.nodeid] = report.failed or self.get(report.nodeid, False)
+            failed = report.failed or self.found.get(report.nodeid, False)
+            self.found[report.nodeid] = failed
 
 
 def tested(table: str, *names: str) -> None:
     """Run the tests of seams of a table."""
     seams = [each for each in importlib.import_module(table).SEAMS if each.name in names]
-    found = _Outcomes()
+    outcomes = _Outcomes()
     # Once for all: parameters that are an iterator serve one collection. One test that is not found
     # ends the run, and pytest names it.
     tests = dict.fromkeys(test for seam in seams for test in seam.tests)
@@ -106,8 +108,8 @@ def tested(table: str, *names: str) -> None:
     with contextlib.ExitStack() as stack:
         for seam in seams:
             stack.enter_context(put(seam, None if BROKEN in os.environ else unchanged))
-        pytest.main([*options, *tests], plugins=[found])
-    print(json.dumps(found))
+        pytest.main([*options, *tests], plugins=[outcomes])
+    print(json.dumps(outcomes.found))
 
 
 if __name__ == "__mp_main__" and BROKEN in os.environ:

@@ -22,7 +22,8 @@ class Module(lightning.LightningModule):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.steps = model, []
+        self.model = model
+        self.steps: Steps = []
 
     def _loss(self, name: str, batch: dict[str, Any]) -> Any:
         loss = self.model(**batch).loss
