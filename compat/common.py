@@ -42,26 +42,6 @@ def quietly() -> Iterator[None]:
         logging.disable(disabled)
 
 
-class Outcomes:
-    """A plugin of pytest that notes what became of every test: the worst `outcome` of its parts,
-    `why` (a skip's reason, or the line of an error), and its `models`, if there is a note of them."""
-
-    worst_first = ("failed", "skipped", "passed")
-
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, Any]] = {}
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        before = self.found.get(report.nodeid, {"outcome": "passed", "why": "", "models": {}})
-        if self.worst_first.index(report.outcome) < self.worst_first.index(before["outcome"]):
-            said = report.longrepr[-1] if report.skipped else report.longrepr
-            crash = getattr(said, "reprcrash", None)
-            why = str(crash.message if crash else said).removeprefix("Skipped: ")[:600]
-            before |= {"outcome": report.outcome, "why": why}
-        before["models"] |= dict(report.user_properties).get("models", {})
-        self.found[report.nodeid] = before
-
-
 def packages(*names: str) -> dict[str, str]:
     """The versions that a run is recorded with, by package."""
     import autopack

@@ -6,7 +6,6 @@ python -m compat.readme --check    exit with 1 where README.md says something el
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,10 +38,10 @@ Cells = dict[str, dict[str, Any]]
 
 
 def served() -> str:
-    """The table of what is served: per task the numbers of types that are exact, refused, and that
-    could not be run."""
+    """The table of what is served: the numbers of types by task. Their table has the reasons."""
     types = f"types of transformers {_release()}"
-    rows = [["task of the model's class", types, "exact", "refused", "could not be run"]]
+    said = "exact", "with images", "refused", "leaking", "could not be run"
+    rows = [["task of the model's class", types, *said]]
     rows += [_row(task, results) for task, results in recorded().items()]
     whole = [
         f
@@ -51,7 +50,7 @@ def served() -> str:
     ]
     models = sorted(name for f in whole if f.name != HALVES.name for name in f.model_types)
     remark = (
-        f"Reasons of single types are in the linked tables. For {_listed(models)} nothing less "
+        f"Reasons are in the linked tables. For {_listed(models)} nothing less "
         f"than the whole model, for {_listed(sorted(HALVES.model_types))} nothing less than the "
         "whole encoder or decoder keeps them apart: that is run on each document alone, and "
         "`enable` warns of it."
@@ -71,68 +70,18 @@ def _exact(results: dict[str, Cells]) -> list[str]:
 
 
 def _row(task: str, results: dict[str, Cells]) -> list[str]:
-    exact = _exact(results)
-    refused = {
-        name: reason
+    exact, types = _exact(results), {f for each in registry.families() for f in each.refused_types}
+    leaking = [name for name, cells in results.items() if has(cells, "LEAK")]
+    refused = [
+        name
         for name, cells in results.items()
-        if (reason := _refusal(name, cells)) is not None
-    }
-    others = Counter(
-        _obstacle(c) for name, c in results.items() if name not in refused and name not in exact
-    )
-    not_run = ", ".join(f"{n} ({reason})" for reason, n in others.most_common())
-    count = str(len(exact))
-    with_images = sum(has(results[name], "exact", key="images") for name in exact)
-    without_text = sum(
-        any("without images" in cell for cell in results[name].values()) for name in exact
-    )
-    if with_images:
-        count = (
-            f"{len(exact) - without_text} on text, {with_images - without_text} of them with "
-            "images too"
-        )
-    if without_text:
-        count += f", {without_text} with images alone"
+        if name not in {*exact, *leaking} and (has(cells, "refused") or name in types)
+    ]
+    images = [name for name in exact if has(results[name], "exact", key="images")]
+    rest = len(results) - len(exact) - len(leaking) - len(refused)
+    counted = (*map(len, (results, exact, images, refused, leaking)), rest)
     link = f"[{TASKS.get(task, task)}](compat/results/{page_of(task).name})"
-    return [link, str(len(results)), count, _grouped(refused), not_run or "0"]
-
-
-def _refusal(name: str, cells: Cells) -> str | None:
-    """Why autopack refuses a type, in the first words of the recorded reason; None where it does
-    not."""
-    by_family = any(name in family.refused_types for family in registry.families())
-    if has(cells, "exact") or not (has(cells, "refused") or by_family):
-        return None
-    reason = next(cell["reason"] for cell in cells.values() if "reason" in cell)
-    # The class that a reason begins with is that of one type, and what follows a comma explains or
-    # advises.
-    return re.split(r"[,;(]", re.sub(r"^[A-Z]\w+ ", "", reason))[0].strip()
-
-
-def _obstacle(cells: Cells) -> str:
-    """What keeps transformers itself from running a type that is neither exact nor refused."""
-    reason = next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
-    if has(cells, "LEAK"):
-        return "LEAKS"
-    if "requires the" in reason or "No module named" in reason:
-        return "a package is missing"
-    return "not built tiny" if has(cells, "unbuildable") else "stock transformers raises"
-
-
-def _grouped(reasons: dict[str, str]) -> str:
-    """The number of types, and their names by reason; reasons of single types are left to the
-    linked table."""
-    if not reasons:
-        return "0"
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
-    shared = {reason: found for reason, found in names.items() if len(found) > 1 or len(names) == 1}
-    single = [found[0] for reason, found in names.items() if reason not in shared]
-    parts = [f"{_listed(found)} ({reason})" for reason, found in shared.items()]
-    if single:
-        parts.append(f"{_listed(single)}{' (each for its own reason)' if len(single) > 1 else ''}")
-    return f"{len(reasons)}: {'; '.join(parts)}"
+    return [link, *map(str, counted)]
 
 
 def _listed(names: list[str]) -> str:

@@ -14,8 +14,6 @@ from typing import Any
 
 from compat import readme, study
 from compat.matrix import ROOT
-from compat.soak import FACTOR
-from compat.tables import markdown_table
 
 PAGE = ROOT / "docs" / "reliability.md"
 _BEGINNING = """# Reliability
@@ -45,33 +43,6 @@ def _seams(found: dict[str, Any]) -> list[str]:
         f"{len(cells) - len(survived)}."
     )
     return [first, *(f"* not noticed: {name}" for name in survived)]
-
-
-def _soak(found: dict[str, Any]) -> list[str]:
-    models = found["cells"].values()
-    rows = [
-        [
-            f"{model['model_type']}, {model['task']}",
-            f"{model['distance']:.1e}",
-            f"{model['yardstick']:.1e}",
-            f"{model['worst_ratio']:.2f} ×",
-            f"{model['objects']:+}",
-            f"{model['mebibytes']:+}",
-            f"{model['rounds']:,}: {model['objects_by_rounds']:+} objects",
-        ]
-        for model in models
-    ]
-    head = "model,packed from padded,yardstick,at worst,objects more,MiB more,rounds of enabling"
-    return [
-        f"{next(iter(models))['steps']:,} optimizer steps on random layouts: the weights of a "
-        "packed, enabled model beside those of stock on padded batches, relative to how far "
-        "training has moved them. The yardstick is how far stock ends up from itself where the "
-        "documents of each batch come in reverse order, which is rounding alone; at most "
-        f"{FACTOR:.0f} times that is wanted, at each of a hundred measurements.",
-        "",
-        *markdown_table([head.split(","), *rows]),
-        *(f"\n{wrong}\n" for model in models for wrong in model["wrong"]),
-    ]
 
 
 def _engines(found: dict[str, Any]) -> list[str]:
@@ -124,7 +95,6 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
     "fuzz": ("Random cases against stock", _fuzz),
     "seams": ("Breaks that the tests notice", _seams),
     "kernels": ("Kernels of GPUs, interpreted on a CPU", _kernels),
-    "soak": ("Long runs", _soak),
     "engines": ("Training engines", _engines),
     "neighbours": ("Libraries beside autopack", _neighbours),
 }

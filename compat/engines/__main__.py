@@ -17,7 +17,7 @@ from compat.engines.cells import ENGINES, types_of
 from compat.engines.start import run
 from compat.study import Study
 
-GOOD = ("exact", "refused", "ended", "absent", "no stock")
+GOOD = ("exact", "refused", "absent", "no stock")
 STUDY = Study(
     "engines",
     str(__doc__),

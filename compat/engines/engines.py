@@ -43,8 +43,6 @@ class Engine:
     """Whether gradients are averaged over the shares."""
     accumulates = False
     """Whether a step is made of two calls, the first of them without reduction of gradients."""
-    dies = False
-    """Whether one rank raises in its second step."""
     parts = 1
     """How many ranks share the rows of a share, each with a part of their columns."""
     adds_parts = False
@@ -94,8 +92,6 @@ class Engine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of the loss."""
-        if self.dies and dist.get_rank() == 1 and self.optimizer.state:
-            raise RuntimeError("a planned death")
         loss.backward()
 
     def step(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.engines.cells import ENGINES, processes_of
+from compat.engines.cells import processes_of
 
 ROOT = Path(__file__).parents[2]
 _ACCELERATE = {
@@ -96,16 +96,6 @@ def _started(
         if whole and all("error" in verdict for verdict in verdicts):
             found.append((cell, max(verdicts, key=lambda verdict: float(verdict["error"]))))
             continue
-        if "dies" in ENGINES[cell.partition("/")[0]]:
-            planned = any("planned" in str(verdict.get("reason")) for verdict in verdicts)
-            ended = (
-                planned
-                and done.returncode != 0
-                and not all("error" in verdict for verdict in verdicts)
-            )
-            status = "ended" if ended else "crash"
-            found.append((cell, {"status": status, "reason": "torchrun ended the others"}))
-            break
         order = ("WRONG", "refused", "absent", "crash")
         worst = min(verdicts, key=lambda each: order.index(each["status"]), default=None)
         found.append((cell, worst or {"status": "not started", "reason": done.stderr[-400:]}))

@@ -27,6 +27,7 @@ import autopack  # noqa: E402
 from autopack import tiny  # noqa: E402
 from compat.standins import set_implementation  # noqa: E402
 from tests.conftest import alone_loss, positions, weights_like  # noqa: E402
+from tests.engine import padded_batch  # noqa: E402
 
 Parts = list[torch.Tensor]
 
@@ -98,6 +99,13 @@ def measure(name: str, cell: Cell, short: bool, blind: bool) -> dict[str, Any]:
         for row, lengths in zip(packed, rows, strict=True)
         for document in row[None].split(lengths, 1)
     ]
+
+    def padded_loss() -> torch.Tensor:
+        batch = padded_batch([document[0] for document in every])
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        return model(**batch, labels=labels).loss
+
+    as_it_came = padded_loss() if cell.loss else None
     alone = [alone_loss(model, packed, *rows)] if cell.loss else _alone(model, every)
     wanted = _gradients(model, alone)
     as_one = packed_call()
@@ -114,10 +122,13 @@ def measure(name: str, cell: Cell, short: bool, blind: bool) -> dict[str, Any]:
         found = packed_call(position_ids=positions(*rows))
         gradients = _gradients(model, found)
         verified = str(handle.verified)
+        padded = 0.0 if as_it_came is None else _error(padded_loss(), as_it_came)
+        assert as_it_came is None or handle.tally.batches, handle.tally
     return {
         "type": name,
         "logits": worst(found),
         "gradients": _error(gradients, wanted),
+        "padded": padded,
         "one document": control,
         "kernels": {**interpreter.LAUNCHED, **compiled.LAUNCHED},
         "verified": verified,

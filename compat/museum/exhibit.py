@@ -24,7 +24,7 @@ from compat.museum.models._plain import Plain, of
 
 FOLDERS = ("models", "data")
 MOST_STATEMENTS = 16
-KINDS = """masks, positions, windows and chunks, sinks, states, convolutions, kernels' arguments, caches, routers, heads,
+KINDS = """masks, positions, windows and chunks, states, convolutions, kernels' arguments, caches, routers, heads,
 images, norms, biases, long rows, checkpointing, compiled graphs, evaluation, encoder-decoders, columns, labels,
 counting, padding, samplers, resume, truncation, pairs""".replace("\n", " ").split(", ")
 """Kinds of mistakes, in the order of the page."""

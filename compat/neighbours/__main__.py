@@ -1,7 +1,7 @@
 """Measure which neighbouring libraries an enabled model lives with: the real packages, on a tiny
 random model.
 
-    python -m compat.neighbours peft liger    those whose name or what they do contains one of these
+    python -m compat.neighbours peft torchao   those whose name or what they do contains one of these
     python -m compat.neighbours --record      all of them, recorded, and docs/neighbours.md written
 
 `pip install -e ".[neighbours]"` installs them. The verdicts are those of
@@ -14,14 +14,14 @@ from importlib import metadata
 from typing import Any
 
 from compat import study
-from compat.neighbours import adapters, liger, others, quantised, table
+from compat.neighbours import adapters, quantised, table
 from compat.neighbours.measure import BAD, CannotRun, Scenario, measure
 from compat.study import Study, Verdict
 
 
 def scenarios() -> dict[str, Scenario]:
     """Everything that is measured, in the order of the table."""
-    every = *liger.scenarios(), *adapters.scenarios(), *quantised.scenarios(), *others.scenarios()
+    every = *adapters.scenarios(), *quantised.scenarios()
     return {f"{each.neighbour}: {each.what}": each for each in every}
 
 

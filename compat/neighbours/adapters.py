@@ -1,19 +1,19 @@
-"""PEFT's methods, a copy of the weights that follows them (EMA), and where activations and
-parameters are kept."""
+"""PEFT's methods, a copy of the weights that follows them (EMA), where activations and parameters
+are kept, and gradients of single samples (Opacus)."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from compat.neighbours.measure import Scenario, llama, perturb, wrapping
+from autopack import tiny
+from compat.neighbours.measure import Scenario, perturb, wrapping
 
 _TARGETS = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"]}
 _PROMPT = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
@@ -44,17 +44,6 @@ def _with_adapter(config: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return apply
 
 
-def averaged(model: Any) -> Any:
-    """An EMA of the model and of what one step made of it, as `torch.optim.swa_utils` keeps one."""
-    ema = torch.optim.swa_utils.AveragedModel(
-        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
-    ema.update_parameters(model)
-    perturb(model)
-    ema.update_parameters(model)
-    return ema
-
-
 def copied(model: Any) -> Any:
     """An EMA as many trainers keep one: a deepcopy, whose parameters follow."""
     ema = copy.deepcopy(model)
@@ -63,17 +52,6 @@ def copied(model: Any) -> Any:
         for mean, parameter in zip(ema.parameters(), model.parameters(), strict=True):
             mean.lerp_(parameter, 0.1)
     return ema
-
-
-@contextlib.contextmanager
-def rounded() -> Iterator[None]:
-    """Saved tensors packed as others: their bytes, moved to another tensor, and back."""
-
-    def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.Tensor]:
-        return tensor.shape, tensor.detach().flatten().clone()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1].view(kept[0])):
-        yield
 
 
 def _folder(model: Any) -> str:
@@ -87,12 +65,6 @@ def _cpu_offload(model: Any) -> Any:
     import accelerate
 
     return accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-
-
-def _disk_offload(model: Any) -> Any:
-    import accelerate
-
-    return accelerate.disk_offload(model, _folder(model), execution_device=torch.device("cpu"))
 
 
 def _dispatched(kept: str, rest: str) -> Callable[[Any], Any]:
@@ -122,7 +94,6 @@ def scenarios() -> list[Scenario]:
     ]
     found += [
         Scenario("accelerate", "`cpu_offload`", wrapping(_cpu_offload), trains=False),
-        Scenario("accelerate", "`disk_offload`", wrapping(_disk_offload), trains=False),
         Scenario(
             "accelerate",
             "`dispatch_model`, layers on disk",
@@ -132,31 +103,38 @@ def scenarios() -> list[Scenario]:
         Scenario(
             "accelerate", "`dispatch_model`, all on the CPU", wrapping(_dispatched("cpu", "cpu"))
         ),
-        Scenario("torch", "EMA: `swa_utils.AveragedModel`", wrapping(averaged)),
         Scenario("torch", "EMA: a `deepcopy` that follows", wrapping(copied)),
     ]
-    offloads: dict[str, Callable[[], Any]] = {
-        "`autograd.graph.save_on_cpu`": torch.autograd.graph.save_on_cpu,
-        "`autograd.graph.saved_tensors_hooks`": rounded,
-    }
     return [
         *found,
-        *(
-            Scenario(
-                "torch",
-                f"activations offloaded: {name}",
-                wrapping(lambda model: model),
-                around=around,
-            )
-            for name, around in offloads.items()
+        Scenario(
+            "torch",
+            "activations offloaded: `autograd.graph.save_on_cpu`",
+            wrapping(lambda model: model),
+            around=torch.autograd.graph.save_on_cpu,
         ),
         Scenario(
             "torch",
             "activations offloaded, with gradient checkpointing",
-            wrapping(_checkpointed, llama),
+            wrapping(_checkpointed),
             around=torch.autograd.graph.save_on_cpu,
         ),
+        Scenario(
+            "opacus",
+            "`GradSampleModule`",
+            wrapping(_per_sample, lambda: tiny.build("gpt_neox", attn_implementation="sdpa")),
+            note=(
+                "gradients of single samples are compared for padded batches; of a packed row "
+                "the row is the sample"
+            ),
+        ),
     ]
+
+
+def _per_sample(model: Any) -> Any:
+    from opacus import GradSampleModule
+
+    return GradSampleModule(model, loss_reduction="sum")
 
 
 def _checkpointed(model: Any) -> Any:

@@ -38,9 +38,6 @@ looks for what reads padding."""
 Enable = Callable[[Any], None]
 Make = Callable[[str, Enable], Any]
 Call = dict[str, Any]
-Train = Callable[[Any, list[Call]], float]
-"""Runs forward and backward of a model on calls with labels, and returns the sum of their
-losses."""
 
 
 class CannotRun(Exception):
@@ -64,8 +61,6 @@ class Scenario:
     """Whether gradients are compared."""
     evaluates: bool = True
     """Whether logits are those of evaluation; otherwise those of train mode."""
-    train: Train | None = None
-    """How the neighbour runs forward and backward; by calling the model where it is None."""
     within: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
     """Largest errors."""
     note: str = ""
@@ -232,10 +227,13 @@ def _run(model: Any, scenario: Scenario, form: str) -> Answers:
         )
     model.train(scenario.trains)
     model.zero_grad()
+    loss = 0.0
     with torch.set_grad_enabled(scenario.trains):
-        loss = (scenario.train or _train)(
-            model, [{**call, "num_items_in_batch": count} for call in calls]
-        )
+        for call in calls:
+            part = model(**call, num_items_in_batch=count).loss
+            if part.requires_grad:
+                part.backward()
+            loss += part.item()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     samples = {
         name: p.grad_sample for name, p in model.named_parameters() if hasattr(p, "grad_sample")
@@ -250,13 +248,3 @@ def _run(model: Any, scenario: Scenario, form: str) -> Answers:
     if scenario.trains and not gradients:
         raise CannotRun("no parameter gets a gradient")
     return Answers(torch.cat(logits).float(), loss, gradients)
-
-
-def _train(model: Any, calls: list[Call]) -> float:
-    loss = 0.0
-    for call in calls:
-        part = model(**call).loss
-        if part.requires_grad:
-            part.backward()
-        loss += part.item()
-    return loss

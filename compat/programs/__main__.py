@@ -52,80 +52,32 @@ _VERSIONS = (
 )
 
 
+_PACKAGES = re.compile(r"/\S*/site-packages/")
+"""Where packages lie on the machine that made a record."""
+
+
 class Runner:
     """Runs of one program in a folder of their own, with models whose weights are of a type."""
 
     def __init__(
-        self,
-        name: str,
-        python: Path,
-        folder: Path,
-        dtype: str = "float32",
-        cut: bool = False,
+        self, name: str, python: Path, folder: Path, dtype: str = "float32", cut: bool = False
     ):
         self.name, self.python, self.folder = name, python, folder
         self.program = programs()[name]
-        self.max_tokens = str(self.program["max_tokens"]) if cut else ""
+        self.options = ["--max-tokens", str(self.program["max_tokens"])] if cut else []
         stand_ins = folder / "stand_ins"
         stand_ins.mkdir()
-        for each in self.program.get("stand_ins", ()):
-            if subprocess.run(
-                [python, "-c", f"import {each}"], capture_output=True, check=False
-            ).returncode:
-                (stand_ins / f"{each}.py").write_text('"""Empty."""\n')
         path = os.pathsep.join([str(ROOT), str(stand_ins)])
-        same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
-        self.environment = {**os.environ, "PYTHONPATH": path, DTYPE: dtype, **same}
-        prepared = [str(python), "-m", "compat.programs._drivers", name, str(folder)]
-        subprocess.run(prepared, check=True, env=self.environment, capture_output=True)
+        same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", DTYPE: dtype}
+        self.environment = {**os.environ, "PYTHONPATH": path, **same}
+        for each in self.program.get("stand_ins", ()):
+            if self._python("-c", f"import {each}").returncode:
+                (stand_ins / f"{each}.py").write_text('"""Empty."""\n')
+        self._python("-m", "compat.programs._drivers", name, folder).check_returncode()
 
-    def compared(self, run: str) -> dict[str, Any]:
-        """The verdict on one run."""
-        stock, said = self._run(run, enabled=False)
-        if stock is None:
-            return {"verdict": "no stock", "reason": said}
-        ours, said = self._run(run, enabled=True)
-        if ours is None:
-            return {"verdict": "ended", "reason": said}
-        if len(ours) != len(stock):
-            return {"verdict": "ended", "reason": f"{len(ours)} steps, and {len(stock)} of stock"}
-        # What trainers average over forwards is another mean where there are other forwards.
-        left_out = (
-            {name for step in stock for name in step} - {"loss", "grad_norm"}
-            if self.max_tokens
-            else set()
-        )
-        pairs = [
-            (a[name], b.get(name))
-            for a, b in zip(stock, ours, strict=True)
-            for name in a
-            if name not in left_out
-        ]
-        worst = max((abs(a - b) / max(1.0, abs(a)) if b is not None else 1.0) for a, b in pairs)
-        packed, lines = _PACKED.search(said), _LINE.findall(said)
-        apart = run in self.program.get("apart", ())
-        same = "not cut" if self.max_tokens and _NOT_CUT.search(said) else "exact"
-        verdict = same if worst <= _TOLERANCE else "apart" if apart else "other numbers"
-        skipped = float(packed[1]) if packed is not None else 0.0
-        return {
-            "verdict": verdict,
-            "steps": len(stock),
-            "worst": worst,
-            "padding skipped": skipped,
-            "said": lines[-1:],
-        }
-
-    def _run(self, run: str, enabled: bool) -> tuple[list[dict[str, float]] | None, str]:
-        output = (
-            self.folder
-            / f"{run.replace(', ', '_').replace(' ', '_')}_{'ours' if enabled else 'stock'}"
-        )
-        options = ("--max-tokens", self.max_tokens) if self.max_tokens else ()
-        before = ("-m", "autopack", "run", *options) if enabled else ()
-        output.mkdir()
-        asked = [self.python, *before, *command(self.name, run, self.folder, output)]
-        ended = subprocess.run(
-            asked,
+    def _python(self, *arguments: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.python, *map(str, arguments)],
             check=False,
             env=self.environment,
             cwd=self.folder,
@@ -133,17 +85,48 @@ class Runner:
             text=True,
             timeout=600,
         )
+
+    def compared(self, run: str) -> dict[str, Any]:
+        """The verdict on one run."""
+        found, said = [], ""
+        for verdict in ("no stock", "ended"):
+            steps, said = self._run(run, enabled=verdict == "ended")
+            if not steps:
+                return {"verdict": verdict, "reason": said}
+            found.append(steps)
+        stock, ours = found
+        if len(ours) != len(stock):
+            return {"verdict": "ended", "reason": f"{len(ours)} steps, and {len(stock)} of stock"}
+        worst = max(
+            abs(value - b[name]) / max(1.0, abs(value)) if name in b else 1.0
+            for a, b in zip(stock, ours, strict=True)
+            for name, value in a.items()
+            # What trainers average over forwards is another mean where there are other forwards.
+            if name in ("loss", "grad_norm") or not self.options
+        )
+        packed, left = _PACKED.search(said), self.options and _NOT_CUT.search(said)
+        other = "apart" if run in self.program.get("apart", ()) else "other numbers"
+        return {
+            "verdict": other if worst > _TOLERANCE else "not cut" if left else "exact",
+            "steps": len(stock),
+            "worst": worst,
+            "padding skipped": float(packed[1]) if packed is not None else 0.0,
+            "said": _LINE.findall(said)[-1:],
+        }
+
+    def _run(self, run: str, enabled: bool) -> tuple[list[dict[str, float]], str]:
+        """What a program logged of each step, and what it said; nothing, and its last line, where it
+        ended."""
+        output = self.folder / (re.sub(r"\W", "_", run) + ("_ours" if enabled else "_stock"))
+        output.mkdir()
+        before = ("-m", "autopack", "run", *self.options) if enabled else ()
+        ended = self._python(*before, *command(self.name, run, self.folder, output))
         said = _PACKAGES.sub("", ended.stdout + ended.stderr)
         steps = _steps(output)
-        if ended.returncode or not steps:
-            return None, next((line for line in reversed(said.splitlines()) if line.strip()), "")[
-                :300
-            ]
-        return steps, said
-
-
-_PACKAGES = re.compile(r"/\S*/site-packages/")
-"""Where packages lie on the machine that made a record."""
+        if steps and not ended.returncode:
+            return steps, said
+        lines = [line for line in said.splitlines() if line.strip()]
+        return [], "".join(lines[-1:])[:300]
 
 
 def _steps(output: Path) -> list[dict[str, float]]:

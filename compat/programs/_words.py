@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import random
@@ -10,18 +9,24 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
 WORDS = [f"w{number}" for number in range(200)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Human:", "Assistant:", "System:"]
 """The last three are those of LLaMA-Factory's default template."""
 DTYPE = "AUTOPACK_PROGRAMS_DTYPE"
 """Environment variable with the type of weights that models are written in; float32 without it."""
-_SIZES: dict[str, int] = {
+_FIELDS: dict[str, int] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
-_TOKENS: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -30,9 +35,6 @@ def tokenizer_of(words: list[str] = WORDS, framed: int | None = None) -> Any:
 
     A `framed` one makes `<s> text </s>`, and `<s> one </s> other </s>` of a pair; of texts of so
     many tokens, unless 0."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -47,11 +49,13 @@ def tokenizer_of(words: list[str] = WORDS, framed: int | None = None) -> Any:
         "eos_token": "</s>",
         "pad_token": "<pad>",
         "unk_token": "<unk>",
+        "mask_token": "<mask>",
+        "cls_token": "<s>",
+        "sep_token": "</s>",
     }
-    names |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
     if framed:
         names["model_max_length"] = framed
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 def save_model(
@@ -66,16 +70,11 @@ def save_model(
 
     Fields without dropout suit a comparison by step; a type whose configuration has other names for
     its sizes, or dropout, says so in `fields`."""
-    import torch
-    import transformers
-
     torch.manual_seed(0)
-    own = (
-        {}
-        if framed is None
-        else {**_NO_DROPOUT, **({"max_position_embeddings": framed} if framed else {})}
-    )
-    sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **own, **fields}
+    own: dict[str, Any] = {} if framed is None else dict(_NO_DROPOUT)
+    if framed:
+        own["max_position_embeddings"] = framed
+    sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_FIELDS, **own, **fields}
     config = transformers.AutoConfig.for_model(type, **sizes)
     model = getattr(transformers, auto).from_config(config)
     model.to(getattr(torch, os.environ.get(DTYPE, "float32"))).save_pretrained(folder)
@@ -88,8 +87,7 @@ def text(draw: random.Random, most: int) -> str:
 
 
 def write_rows(file: Path, count: int, *templates: Any) -> None:
-    """Write so many rows, by templates in turn: lines of JSON or of text, or CSV by the name of the
-    file.
+    """Write so many rows, a line of JSON each, by templates in turn.
 
     `{20}` in a template stands for a text of at most so many words.
     """
@@ -104,17 +102,9 @@ def write_rows(file: Path, count: int, *templates: Any) -> None:
             return re.sub(r"\{(\d+)\}", lambda most: text(draw, int(most[1])), template)
         return template
 
-    rows = [filled(templates[number % len(templates)]) for number in range(count)]
     file.parent.mkdir(exist_ok=True)
-    with file.open("w", newline="") as opened:
-        if file.suffix == ".csv":
-            writer = csv.DictWriter(opened, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        else:
-            opened.writelines(
-                f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows
-            )
+    lines = (json.dumps(filled(templates[number % len(templates)])) for number in range(count))
+    file.write_text("".join(f"{line}\n" for line in lines))
 
 
 def rows_of(file: Path) -> list[Any]:

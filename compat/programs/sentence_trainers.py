@@ -10,6 +10,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import sentence_transformers
+import transformers
+from datasets import Dataset
+from sentence_transformers.models import Pooling, Transformer
+
 from compat.programs._drivers import Steps, arguments, logged
 from compat.programs._words import rows_of
 
@@ -24,38 +29,25 @@ _KINDS = {
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     """Train a kind of model by a loss, as a run says."""
-    import sentence_transformers
-    import transformers
-    from datasets import Dataset
-
-    told = {"kind": "SentenceTransformer", **told}
-    kind, names, loss_name = told.pop("kind"), told.pop("data"), told.pop("loss")
-    sets = [Dataset.from_list(rows_of(folder / f"{name}.jsonl")) for name in names.split(", ")]
-    data: Any = sets[0]
-    around, options, adapted = (
-        told.pop("around", None),
-        told.pop("options", {}),
-        told.pop("peft", False),
-    )
+    told = {"kind": "SentenceTransformer", "options": {}, **told}
+    kind, name, options = told.pop("kind"), told.pop("loss"), told.pop("options")
+    data = Dataset.from_list(rows_of(folder / f"{told.pop('data')}.jsonl"))
     where, home = _KINDS[kind]
-    losses = importlib.import_module(f"sentence_transformers.{home}losses")
+    losses: Any = importlib.import_module(f"sentence_transformers.{home}losses")
     transformers.set_seed(0)
-    model = _model(kind, folder / told.pop("model", where))
-    if adapted:
-        import peft
-
-        model.add_adapter(peft.LoraConfig(task_type="FEATURE_EXTRACTION", r=8))
-    loss = getattr(losses, loss_name)(model, **options)
-    if around is not None:
-        loss = getattr(losses, around)(model, loss, matryoshka_dims=[64, 32, 16])
+    path = str(folder / told.pop("model", where))
+    of_kind = getattr(sentence_transformers, kind)
+    if kind == "SentenceTransformer":
+        pooling = Pooling(64, pooling_mode="lasttoken" if path.endswith("qwen3") else "mean")
+        model = of_kind(modules=[Transformer(path), pooling], device="cpu")
+    else:
+        model = of_kind(path, device="cpu")
+    loss = getattr(losses, name)(model, **options)
     if kind == "SparseEncoder":
         loss = losses.SpladeLoss(
             model, loss=loss, query_regularizer_weight=5e-5, document_regularizer_weight=3e-5
         )
-    if len(sets) == 2:
-        data = dict(zip(("first", "second"), sets, strict=True))
-        told["prompts"] = {"first": {"anchor": "w1 w2 "}, "second": {"anchor": "w3 "}}
-    made = arguments(output, per_device_train_batch_size=8, max_steps=9, **told)
+    made = arguments(output, per_device_train_batch_size=8, **told)
     trainer = getattr(sentence_transformers, f"{kind}Trainer")(
         model=model,
         args=getattr(sentence_transformers, f"{kind}TrainingArguments")(**made),
@@ -64,15 +56,3 @@ def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
         loss=loss,
     )
     return logged(trainer)
-
-
-def _model(kind: str, where: Path) -> Any:
-    import sentence_transformers
-
-    made = getattr(sentence_transformers, kind)
-    if kind != "SentenceTransformer":
-        return made(str(where), device="cpu")
-    from sentence_transformers.models import Pooling, Transformer
-
-    pooling = Pooling(64, pooling_mode="lasttoken" if where.name == "qwen3" else "mean")
-    return made(modules=[Transformer(str(where)), pooling], device="cpu")

@@ -7,26 +7,23 @@ more than 1e-5 between rows of another order."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compat.programs._drivers import Steps, adapted, arguments, logged
+import torch
+import transformers
+from datasets import Dataset
+
+from compat.programs._drivers import Steps, arguments, logged
 from compat.programs._words import text
 
 _ROWS = 32
-_CLASSES = ("SequenceClassification", {"num_labels": 3})
 _HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "masked": ("MaskedLM", {}),
-    "classes": _CLASSES,
-    "weighted classes": _CLASSES,
-    "several classes": (
-        _CLASSES[0],
-        {"num_labels": 3, "problem_type": "multi_label_classification"},
-    ),
-    "regression": (_CLASSES[0], {"num_labels": 1}),
+    "classes": ("SequenceClassification", {"num_labels": 3}),
+    "regression": ("SequenceClassification", {"num_labels": 1}),
     "tokens": ("TokenClassification", {"num_labels": 5}),
     "answers": ("QuestionAnswering", {}),
     "choices": ("MultipleChoice", {}),
@@ -36,39 +33,51 @@ _HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def train(told: dict[str, Any], folder: Path, output: Path) -> Steps:
     """Train by the Trainer, as a run says."""
-    return logged(trainer_of(dict(told), folder, output))
+    return logged(trainer_of(told, folder, output))
 
 
 def model_of(task: str, where: Path) -> Any:
     """The model of a task."""
-    import transformers
-
     transformers.set_seed(0)
     auto, fields = _HEADS.get(task, ("CausalLM", {}))
     return getattr(transformers, f"AutoModelFor{auto}").from_pretrained(where, **fields)
 
 
+def loaded(task: str, where: Path) -> tuple[Any, Any]:
+    """The model of a task as it is loaded, and batches of its data, as scripts with a loop of their
+    own have them."""
+    model = model_of(task, where)
+    data, collator = data_of(task, transformers.AutoTokenizer.from_pretrained(where), model)
+    return model, torch.utils.data.DataLoader(data, batch_size=4, collate_fn=collator)
+
+
+def adapted(model: Any, method: Any) -> Any:
+    """A model with LoRA, or with a method of PEFT by the name of its `config` and its options."""
+    import peft
+
+    own = {"config": "Lora", "task_type": "CAUSAL_LM", **(method if method is not True else {})}
+    kind = getattr(peft, f"{own.pop('config')}Config")
+    return peft.get_peft_model(model, kind(**own))
+
+
 def trainer_of(told: dict[str, Any], folder: Path, output: Path) -> Any:
     """The Trainer of a run."""
-    import transformers
-
+    told = dict(told)
     task, where = told.pop("task"), folder / told.pop("model")
     side, method = told.pop("padding_side", "right"), told.pop("peft", None)
+    seq2seq = "Seq2Seq" if task == "seq2seq" else ""
+    # before the model, which ZeRO-3 makes in parts
+    made = getattr(transformers, f"{seq2seq}TrainingArguments")(**arguments(output, **told))
     tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side=side)
     model = model_of(task, where)
     if method is not None:
         model = adapted(model, method)
     data, collator = data_of(task, tokenizer, model)
-    seq2seq = "Seq2Seq" if task == "seq2seq" else ""
     more: dict[str, Any] = {"compute_loss_func": _own_loss} if task == "own loss" else {}
     if "eval_strategy" in told:
         more["eval_dataset"] = data.select(range(10))
         more |= {} if seq2seq else {"compute_metrics": _accuracy}
-    kind = _weighted() if task == "weighted classes" else getattr(transformers, f"{seq2seq}Trainer")
-    made = getattr(transformers, f"{seq2seq}TrainingArguments")(
-        **arguments(output, **{"max_steps": 9, **told})
-    )
-    return kind(
+    return getattr(transformers, f"{seq2seq}Trainer")(
         model=model,
         args=made,
         train_dataset=data,
@@ -80,9 +89,6 @@ def trainer_of(told: dict[str, Any], folder: Path, output: Path) -> Any:
 
 def data_of(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
     """The data set of a task as its example makes it, and its collator."""
-    import transformers
-    from datasets import Dataset
-
     draw = random.Random(0)
     long = [text(draw, 40) for _ in range(_ROWS)]
     short = [text(draw, 12) for _ in range(_ROWS)]
@@ -96,7 +102,6 @@ def data_of(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
     found = [dict(rows.get(task, lambda n: tokenizer(long[n]))(n)) for n in range(_ROWS)]
     labels: dict[str, Callable[[list[int]], dict[str, Any]]] = {
         "classes": lambda _: {"label": draw.randrange(3)},
-        "several classes": lambda _: {"label": [float(draw.randrange(2)) for _ in range(3)]},
         "regression": lambda _: {"label": draw.random()},
         "tokens": lambda ids: {"labels": [-100, *(draw.randrange(5) for _ in ids[2:]), -100]},
         "answers": lambda _: {
@@ -105,67 +110,26 @@ def data_of(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
         },
         "choices": lambda _: {"label": draw.randrange(4)},
     }
-    of_task = labels.get(task.removeprefix("weighted "), lambda _: {})
+    of_task = labels.get(task, lambda _: {})
     data = Dataset.from_list([{**row, **of_task(row["input_ids"])} for row in found])
-    if task == "blocks":
-        return data.map(_blocks, batched=True), transformers.default_data_collator
-    if task == "flattening":
-        return data, transformers.DataCollatorWithFlattening()
-    if task == "masked":
-        return data, transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
-    if task == "answers":
-        return data, transformers.default_data_collator
-    if task == "seq2seq":
-        return data, transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
-    kinds = {"tokens": "ForTokenClassification", "choices": "ForMultipleChoice"}
-    if task in labels or task == "weighted classes":
-        return data, getattr(transformers, f"DataCollator{kinds.get(task, 'WithPadding')}")(
-            tokenizer
-        )
-    return data, transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-
-
-def _blocks(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """`group_texts` of transformers' run_clm.py."""
-    size = 32
-    together = {name: list(itertools.chain(*columns)) for name, columns in rows.items()}
-    total = len(together["input_ids"]) // size * size
-    cut = {
-        name: [column[at : at + size] for at in range(0, total, size)]
-        for name, column in together.items()
+    collators: dict[str, Callable[[], Any]] = {
+        "flattening": transformers.DataCollatorWithFlattening,
+        "answers": lambda: transformers.default_data_collator,
+        "seq2seq": lambda: transformers.DataCollatorForSeq2Seq(tokenizer, model=model),
+        "classes": lambda: transformers.DataCollatorWithPadding(tokenizer),
+        "regression": lambda: transformers.DataCollatorWithPadding(tokenizer),
+        "tokens": lambda: transformers.DataCollatorForTokenClassification(tokenizer),
+        "choices": lambda: transformers.DataCollatorForMultipleChoice(tokenizer),
     }
-    return {**cut, "labels": list(cut["input_ids"])}
+    of_tokens = transformers.DataCollatorForLanguageModeling
+    return data, collators.get(task, lambda: of_tokens(tokenizer, mlm=task == "masked"))()
 
 
 def _own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
     """A loss of the logits, as users hand one to the Trainer."""
-    import torch
-
     logits, wanted = outputs["logits"][:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
     return loss / (num_items_in_batch if num_items_in_batch is not None else (wanted != -100).sum())
-
-
-def _weighted() -> Any:
-    """The documentation's Trainer whose loss weighs classes."""
-    import torch
-    import transformers
-
-    class Weighted(transformers.Trainer):
-        def compute_loss(
-            self,
-            model: Any,
-            inputs: Any,
-            return_outputs: bool = False,
-            num_items_in_batch: Any = None,
-        ) -> Any:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            weights = torch.tensor([1.0, 2.0, 3.0])
-            loss = torch.nn.functional.cross_entropy(outputs.logits, labels, weight=weights)
-            return (loss, outputs) if return_outputs else loss
-
-    return Weighted
 
 
 def _accuracy(predicted: Any) -> dict[str, float]:

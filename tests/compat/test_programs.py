@@ -12,29 +12,18 @@ _ALL = programs.recorded()
 CUT = {name: found for name, found in _ALL.items() if name.endswith(".max_tokens")}
 """Runs whose optimizer steps `--max-tokens` cuts anew."""
 RECORDED = {name: found for name, found in _ALL.items() if name not in CUT}
-KEEPS_ITS_PADDING = {
-    "adapters_": "its models take the padded form, and hooks on their embeddings see it",
-    "pylate_": "its texts are filled up with mask tokens, which losses may read",
-    "span_marker_": "its model is called by other arguments than those of transformers",
-}
-"""Programs none of whose batches are packed, and why."""
 KEEPS_PADDING = {
-    "happytransformer_": {"question answering"},  # its loss compares all columns of a row
     # They put virtual tokens before each row, or ask where in the row a prompt ends.
     "peft_methods": {"prompt tuning", "prefix tuning", "P-tuning", "activated LoRA"},
-    "simpletransformers_": {"question answering"},
     # padding is read, or may be
     "torch_loop": {"own head, mean of all columns", "own head, frozen backbone"},
     # whose noise is that of the padded row
     "transformers_trainer": {"question answering", "causal LM, NEFTune"},
 }
-"""Runs of other programs that keep their padding."""
+"""Runs that keep their padding."""
 HAS_NONE = {
-    "flair_": {"text pairs"},  # one pair after the other
-    "happytransformer_": {"generation"},
     "llamafactory": {"sft, full, neat packing", "pt, full", "sft, full, packing"},
-    "simpletransformers_": {"language model"},  # padded, and without a mask that says so
-    "transformers_trainer": {"causal LM, blocks of texts", "causal LM, DataCollatorWithFlattening"},
+    "transformers_trainer": {"causal LM, DataCollatorWithFlattening"},
     "trl_trainers": {"SFT, packing", "SFT, packing, wrapped", "SFT, padding-free"},
 }
 """Runs whose batches have no padding."""
@@ -118,7 +107,7 @@ def _padded(name):
 def test_only_what_is_known_to_keep_its_padding_does(name):
     runs = _padded(name)
     kept = {run for run, skipped in runs.items() if not skipped} - HAS_NONE.get(name, set())
-    assert kept == (set(runs) if name in KEEPS_ITS_PADDING else KEEPS_PADDING.get(name, set()))
+    assert kept == KEEPS_PADDING.get(name, set())
 
 
 @pytest.mark.exhaustive

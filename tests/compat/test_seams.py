@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from compat import seams, study
+from compat import seam_tests, seams, study
 from compat.seam_breaks import Seam, never, result, returns, skipped, stale, unchanged
 from compat.seam_table import SEAMS
 from tests.support.processes import python
@@ -80,9 +80,9 @@ def test_every_test_of_a_seam_is_collected():
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_a_break_is_put_in_place_and_taken_back(seam):
-    _, name, before = seams.home_of(seam.at)
-    with seams.put(seam, unchanged):
-        home, _, broken = seams.home_of(seam.at)
+    _, name, before = seam_tests.home_of(seam.at)
+    with seam_tests.put(seam, unchanged):
+        home, _, broken = seam_tests.home_of(seam.at)
         assert broken is not before
         assert type(broken) is type(before) or callable(broken)
     assert vars(home)[name] is before
@@ -121,7 +121,7 @@ def test_each_kind_of_function_and_break(root, name, breaks, ask, before, after)
     import code_of_sums as sums
 
     assert ask(sums) == before
-    with seams.put(Seam("a sum", f"code_of_sums:{name}", breaks, ())):
+    with seam_tests.put(Seam("a sum", f"code_of_sums:{name}", breaks, ())):
         assert ask(sums) == after
     assert ask(sums) == before
 

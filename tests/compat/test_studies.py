@@ -6,14 +6,14 @@ from importlib import import_module
 
 import pytest
 
-from compat import readme, reliability, soak, study
+from compat import readme, reliability, study
 
-UP_TO_DATE = ("engines", "kernels", "museum", "neighbours", "shared_rows", "soak", "upstream")
+UP_TO_DATE = ("engines", "kernels", "museum", "neighbours", "shared_rows")
 
 
 @pytest.mark.parametrize("name", UP_TO_DATE)
 def test_a_record_and_its_pages_are_up_to_date(name):
-    place = name if name in ("shared_rows", "soak", "upstream") else f"{name}.__main__"
+    place = name if name == "shared_rows" else f"{name}.__main__"
     assert import_module(f"compat.{place}").STUDY.stale() == []
 
 
@@ -72,14 +72,3 @@ def test_a_missing_record_is_said(recorded, monkeypatch, tmp_path):
     seams.record(cells)
     assert "each broken in turn: its tests notice 0." in reliability.page()
     assert "* not noticed: a" in reliability.page()
-
-
-@pytest.mark.parametrize("kind", soak.KINDS)
-def test_a_short_soak(kind):
-    assert soak.soak(kind, steps=12, rounds=10, seed=1)["wrong"] == []
-
-
-def test_a_soak_of_stock_on_packed_rows_is_noticed():
-    found = soak.soak("llama", steps=4, rounds=1, seed=1, enabled=False)
-    assert found["worst_ratio"] > 1000 * soak.FACTOR
-    assert "yardsticks from padded" in found["wrong"][0]

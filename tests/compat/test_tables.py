@@ -114,14 +114,14 @@ def test_stale_is_what_contradicts(recorded):
 
 
 def test_scenarios_are_told_by_their_outcomes():
-    said = {
-        "a.py::test_audit[llama/eager]": ("passed", ""),
-        "a.py::test_control": ("skipped", "exact upstream"),
-        "b.py::test_generate": ("failed", "AssertionError: 1\nmore"),
-    }
-    outcomes = {name: {"outcome": outcome, "why": why} for name, (outcome, why) in said.items()}
-    assert scenarios.by_outcome(outcomes) == {
+    report = """<testsuites><testsuite>
+    <testcase name="test_audit[llama/eager]" />
+    <testcase name="test_control"><skipped message="exact upstream" /></testcase>
+    <testcase name="test_generate"><failure message="AssertionError: 1&#10;more" /></testcase>
+    <testcase name="test_demo"><error message="no fixture" /></testcase>
+    </testsuite></testsuites>"""
+    assert scenarios.by_outcome(report) == {
         "passed": 1,
         "skipped": {"test_control": "exact upstream"},
-        "failed": {"test_generate": "AssertionError: 1"},
+        "failed": {"test_generate": "AssertionError: 1", "test_demo": "no fixture"},
     }

@@ -28,7 +28,7 @@ def test_no_page_has_a_heading_twice():
 
 def test_pages_by_hand_are_few_and_short():
     """Beside them stand pages that commands write, and the site's list of them all."""
-    written = {"index", "leaks", "measured", "neighbours", "programs", "reliability", "upstream"}
+    written = {"index", "leaks", "measured", "neighbours", "programs", "reliability"}
     sizes = [path.stat().st_size for path in pages.DOCS.rglob("*.md") if path.stem not in written]
     assert len(sizes) <= 14
     assert max(sizes) <= 14_000

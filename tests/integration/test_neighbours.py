@@ -13,11 +13,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 SAMPLE = (
     "cpu_offload",
     "layers on disk",
-    "AveragedModel",
     "deepcopy",
     "save_on_cpu",
-    "Trainer.fit",
-    "tensors_hooks",
 )
 
 

@@ -32,6 +32,7 @@ def test_packed_equals_alone(group):
         name = found["type"]
         assert found["logits"] < EXACT, found
         assert found["gradients"] < EXACT, found
+        assert found["padded"] < EXACT, found
         assert found["one document"] > 1e-2, f"{name}: as one document, the row would give the same"
         missing = [kernel for kernel in CELLS[name].kernels if kernel not in found["kernels"]]
         assert not missing, f"{name}: {missing} did not run, but {sorted(found['kernels'])}"

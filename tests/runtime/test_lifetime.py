@@ -21,8 +21,6 @@ def objects():
 
 
 def test_rounds_of_enable_and_disable_leave_nothing():
-    """`python -m compat.soak` makes a thousand of them; a single object that stays is seen in
-    these."""
     model = llama(num_hidden_layers=1)
 
     def rounds():
@@ -34,6 +32,21 @@ def test_rounds_of_enable_and_disable_leave_nothing():
     before = objects()
     rounds()
     assert objects() - before < ROUNDS / 4
+
+
+def test_calls_of_ever_other_layouts_leave_nothing():
+    model, columns = llama(num_hidden_layers=1).train(), IDS.shape[1]
+
+    def rounds(first):
+        for number in range(ROUNDS):
+            rows = columns // (2 + first + number % 3), columns // 7 + number % 5
+            logits(model, (*rows, columns - sum(rows))).sum().backward()
+
+    with autopack.enable(model):
+        rounds(0)  # caches fill
+        before = objects()
+        rounds(1)
+        assert objects() - before < ROUNDS / 4
 
 
 def test_an_enabled_model_is_collected_and_lives_as_long_as_its_handle():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
 
 from autopack import tiny
@@ -24,11 +25,11 @@ def model(kind: str = "llama", task: str = "causal-lm", **settings: Any) -> Any:
     return tiny.build(kind, task=task, vocab_size=VOCABULARY, **special, **settings)
 
 
-def documents(count: int = COUNT) -> list[list[int]]:
+def documents() -> list[list[int]]:
     """Return documents of random tokens, each between its special tokens."""
     draw = random.Random(0)
     bodies = [
-        [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(3, 18))] for _ in range(count)
+        [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(3, 18))] for _ in range(COUNT)
     ]
     return [[BOS, *body, EOS] for body in bodies]
 
@@ -41,18 +42,9 @@ def examples(**columns: Callable[[list[int]], Any]) -> Dataset:
     )
 
 
-def answers() -> Dataset:
-    """Return a data set whose documents are answers from their fourth token on."""
-    return examples(completion_mask=lambda row: [0] * 3 + [1] * (len(row) - 3))
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int, left: bool = False) -> torch.Tensor:
+def padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
     """Return rows of one length."""
-    longest = max(map(len, rows))
-    fills = [[fill] * (longest - len(row)) for row in rows]
-    return torch.tensor(
-        [[*more, *row] if left else [*row, *more] for row, more in zip(rows, fills, strict=True)]
-    )
+    return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=fill)
 
 
 def collate(features: Sequence[dict[str, Any]], labels: Any = None) -> dict[str, torch.Tensor]:

@@ -9,28 +9,14 @@ Each prompt is followed by the answer to another one.
 from compat.museum.data import _trainer
 
 
-def data(shuffles):
-    rows = _trainer.answers().add_column("place", list(range(_trainer.COUNT)))
-    return rows.shuffle(seed=0) if shuffles else rows
+def rows():
+    return _trainer.examples().add_column("place", list(range(_trainer.COUNT))).shuffle(seed=0)
 
 
-def trainer(shuffles):
-    rows = data(shuffles)
-
-    def collate(features):
-        answers = [rows[each["place"]]["input_ids"][3:] for each in features]
-        texts = [
-            each["input_ids"][:3] + answer for each, answer in zip(features, answers, strict=True)
-        ]
-        labels = [[-100] * 3 + text[3:] for text in texts]
-        return _trainer.collate([{"input_ids": text} for text in texts], labels)
-
-    return _trainer.trainer(collator=collate, data=rows)
+def collate(features):
+    answers = [row["input_ids"][3:] for row in rows()]
+    texts = [each["input_ids"][:3] + answers[each["place"]] for each in features]
+    return _trainer.collate([{"input_ids": text} for text in texts])
 
 
-def mistaken():
-    return trainer(True)
-
-
-def sound():
-    return trainer(False)
+mistaken = {"collator": collate, "data": rows}

@@ -24,9 +24,10 @@ def rows():
 
 
 def collate(features):
-    tokens = [each["input_ids"] for each in features]
-    lengths = [each.get("seq_lengths", [len(each["input_ids"])]) for each in features]
-    parts = torch.tensor([*chain(*tokens)]).split([*chain(*lengths)])
+    parts = []
+    for each in features:
+        lengths = each.get("seq_lengths", [len(each["input_ids"])])
+        parts += torch.tensor(each["input_ids"]).split(lengths)
     return _trainer.packed([{"input_ids": part} for part in parts])
 
 

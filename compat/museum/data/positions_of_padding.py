@@ -10,13 +10,14 @@ from compat.museum.data import _trainer
 
 
 def collate(features, numbers=False):
-    rows = [each["input_ids"] for each in features]
-    columns = {"input_ids": _trainer.padded(rows, _trainer.PAD, left=True)}
-    columns["labels"] = _trainer.padded([[-100, *row[1:]] for row in rows], -100, left=True)
-    columns["attention_mask"] = _trainer.padded([[1] * len(row) for row in rows], 0, left=True)
+    rows = [each["input_ids"][::-1] for each in features]
+    batch = _trainer.collate(
+        [{"input_ids": row} for row in rows], [[*row[:-1], -100] for row in rows]
+    )
+    batch = {name: value.flip(1) for name, value in batch.items()}
     if numbers:
-        columns["position_ids"] = (columns["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    return columns
+        batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    return batch
 
 
 mistaken = {"collator": collate, "model": {"kind": "gpt2"}}

@@ -7,10 +7,9 @@ tokens belong to (rows, columns). Weights are random: nothing is trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,24 +78,15 @@ class Attention(nn.Module):
         half = self.outer.out_features // self.heads // 2
         return position_ids[..., None] * 0.5 ** torch.arange(half, device=position_ids.device)
 
-    def turned(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (rows, heads, columns, channels), the first two
-        turned."""
-        parts = self.inner(hidden_states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        angles = self.angles(position_ids).to(hidden_states.dtype)[:, None]
-        return turn(parts[0], angles), turn(parts[1], angles), parts[2]
-
-    def weights(self, scores: Tensor, documents: Tensor) -> Tensor:
-        """Return the weights of keys by their scores."""
-        return scores.softmax(-1)
-
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
     ) -> Tensor:
         """Return the new states."""
-        query, key, value = self.turned(hidden_states, position_ids)
+        parts = self.inner(hidden_states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        angles = self.angles(position_ids).to(hidden_states.dtype)[:, None]
+        query, key, value = turn(parts[0], angles), turn(parts[1], angles), parts[2]
         scores = query @ key.mT / query.shape[-1] ** 0.5
-        found = self.weights(scores.masked_fill(~attention_mask, -torch.inf), documents) @ value
+        found = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1) @ value
         return self.outer(found.transpose(1, 2).flatten(2))
 
 
@@ -106,84 +96,6 @@ def turn(states: Tensor, angles: Tensor) -> Tensor:
     return torch.cat(
         [one * angles.cos() - two * angles.sin(), one * angles.sin() + two * angles.cos()], -1
     )
-
-
-class Varlen(Attention):
-    """Attention by a kernel that gets all rows as one, and the bounds of the documents in it."""
-
-    def bounds(self, documents: Tensor, position_ids: Tensor) -> list[int]:
-        """Return where documents begin, counted over all rows, and where the last one ends."""
-        return [*begins(documents).flatten().nonzero()[:, 0].tolist(), documents.numel()]
-
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor, position_ids: Tensor, documents: Tensor
-    ) -> Tensor:
-        """Return the new states."""
-        query, key, value = (
-            part.transpose(1, 2).flatten(0, 1) for part in self.turned(hidden_states, position_ids)
-        )
-        found = kernel(query, key, value, self.bounds(documents, position_ids))
-        return self.outer(found.unflatten(0, documents.shape).flatten(2))
-
-
-def kernel(query: Tensor, key: Tensor, value: Tensor, bounds: Iterable[int]) -> Tensor:
-    """Return causal attention within bounds (tokens, heads, channels); outside of them nothing is
-    written."""
-    found = torch.zeros_like(query)
-    for begin, end in pairwise(bounds):
-        q, k, v = (part[begin:end].transpose(0, 1) for part in (query, key, value))
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
-        found[begin:end] = (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(0, 1)
-    return found
-
-
-class Recurrence(nn.Module):
-    """A gated sum over earlier tokens, which begins anew where a document does."""
-
-    def __init__(self, config: PlainConfig):
-        super().__init__()
-        self.gate = nn.Linear(config.hidden_size, config.hidden_size)
-        self.inner = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def resets(self, documents: Tensor) -> Tensor:
-        """Return True where the state begins anew (rows, columns)."""
-        return begins(documents)
-
-    def forward(self, hidden_states: Tensor, documents: Tensor, **others: Any) -> Tensor:
-        """Return the new states."""
-        kept = self.gate(hidden_states).sigmoid() * ~self.resets(documents)[..., None]
-        added = self.inner(hidden_states)
-        states: list[Tensor] = []
-        for column in range(documents.shape[1]):
-            before = states[-1] if states else torch.zeros_like(added[:, 0])
-            states.append(kept[:, column] * before + added[:, column])
-        return torch.stack(states, 1)
-
-
-class Convolution(nn.Module):
-    """A causal convolution over a token and the two before it in its document."""
-
-    reach: tuple[int, ...] = (0, 1, 2)
-    """How many columns back the tokens stand that are read."""
-
-    def __init__(self, config: PlainConfig):
-        super().__init__()
-        self.taps = nn.Parameter(torch.randn(len(self.reach), config.hidden_size))
-
-    def reads(self, documents: Tensor, back: int) -> Tensor:
-        """Return True where the token so many columns back is read (rows, columns)."""
-        columns = torch.arange(documents.shape[1], device=documents.device)
-        inside = (columns >= back) & (columns - back < documents.shape[1])
-        return (documents == documents.roll(back, 1)) & inside
-
-    def forward(self, hidden_states: Tensor, documents: Tensor, **others: Any) -> Tensor:
-        """Return the new states."""
-        read = [
-            hidden_states.roll(back, 1) * self.reads(documents, back)[..., None]
-            for back in self.reach
-        ]
-        return (torch.stack(read, -2) * self.taps).sum(-2)
 
 
 class Router(nn.Module):
@@ -316,11 +228,6 @@ class Routed(Plain):
     part = Router
     make_config = partial(PlainConfig, output_router_logits=False)
 
-    def balance(self, scores: Tensor, documents: Tensor, real: Tensor) -> Tensor:
-        """Return how unevenly the real tokens are shared (rows, columns); 1 for evenly."""
-        share = scores.softmax(-1)[real].mean(0)
-        return len(share) * share.square().sum()
-
     def forward(
         self,
         input_ids: Tensor,
@@ -334,10 +241,10 @@ class Routed(Plain):
         output = super().forward(input_ids, attention_mask, position_ids, labels)
         if not output_router_logits:
             return output
-        call = self.read(input_ids, attention_mask, position_ids)
-        scores = self.mixer.gate(self.embed(call))
+        scores = self.mixer.gate(self.embed(self.read(input_ids, attention_mask, position_ids)))
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        uneven = self.balance(scores, call.documents, self.counted(real.bool(), position_ids))
+        share = scores.softmax(-1)[self.counted(real.bool(), position_ids)].mean(0)
+        uneven = len(share) * share.square().sum()
         loss = None if output.loss is None else output.loss + 0.1 * uneven
         return MoeCausalLMOutputWithPast(
             loss=loss, aux_loss=uneven, logits=output.logits, router_logits=(scores,)

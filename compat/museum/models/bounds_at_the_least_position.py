@@ -6,14 +6,14 @@ Documents were taken to begin where a position is the least of all. In a row tha
 document, what comes before the first of these belongs to no document, and is not computed.
 """
 
-from compat.museum.models._plain import Varlen
+from compat.museum.models._plain import Attention
 
 
-class BoundsAtLeast(Varlen):
-    def bounds(self, documents, position_ids):
-        starts = (position_ids == position_ids.min()).flatten().nonzero()[:, 0]
-        return [*starts.tolist(), documents.numel()]
+class BoundsAtLeast(Attention):
+    def forward(self, hidden_states, attention_mask, position_ids, documents):
+        begun = (position_ids == position_ids.min()).cumsum(1) > 0
+        found = super().forward(hidden_states, attention_mask, position_ids, documents)
+        return found * begun[..., None]
 
 
 mistaken = BoundsAtLeast
-sound = Varlen

@@ -8,16 +8,13 @@ caller gave. A mask of ones left one sequence.
 
 from dataclasses import replace
 
-from compat.museum.models._plain import Plain, Varlen
+from compat.museum.models._plain import Plain
 
 
 class BoundsOfMask(Plain):
-    part = Varlen
-
     def documents(self, call):
         given = call.position_ids if call.attention_mask is None else None
         return super().documents(replace(call, position_ids=given))
 
 
 mistaken = BoundsOfMask
-sound = Varlen
