@@ -6,7 +6,7 @@ Shapes: R rows, C columns of a batch; n tokens of a document.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -47,9 +47,9 @@ class Columns:
     """
 
     per: dict[str, Per]
-    rows_each: int = 1
-    on_the_left: bool = False
-    fill: dict[str, Any] = field(default_factory=dict)
+    rows_each: int
+    on_the_left: bool
+    fill: dict[str, Any]
 
 
 def cut(
@@ -75,15 +75,11 @@ def cut(
     }
     if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
         raise _not_cut("its rows are pairs, and hold several documents each")
-    columns = Columns(per, rows_each)
-    for part, lies, padding in zip(parts, places, paddings, strict=True):
-        if padding is None:
-            continue
-        columns.on_the_left |= any(start for _, start, _ in lies)
-        for name in names:
-            if per[name] is Per.TOKEN and name not in columns.fill:
-                columns.fill[name] = part[name][torch.from_numpy(padding).to(part[name].device)][0]
-    columns.fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, **columns.fill, _MASK: 0}
+    padded = [each for each in zip(parts, places, paddings, strict=True) if each[2] is not None]
+    fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL}
+    fill |= {n: part[n][at] for part, _, at in padded[:1] for n in names if per[n] is Per.TOKEN}
+    on_the_left = any(start for _, lies, _ in padded for _, start, _ in lies)
+    columns = Columns(per, rows_each, on_the_left, {**fill, _MASK: 0})
     return columns, [
         _examples(part, lies, columns) for part, lies in zip(parts, places, strict=True)
     ]
@@ -124,10 +120,10 @@ def tokens_of(batch: Batch) -> torch.Tensor:
     return tokens
 
 
-def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
-    """Return a batch with an `attention_mask`, its documents' places, and a mask of its padding.
+def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], Any]:
+    """Return a batch with an `attention_mask`, its documents' places, and the first padding's.
 
-    That mask, (R, C) bool, is None without padding, and for packed rows. Declarations of packed
+    That one, row and column, is None without padding, and for packed rows. Declarations of packed
     rows are left out of the batch.
     """
     if not isinstance(batch, Mapping):
@@ -147,7 +143,7 @@ def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place],
         start = real.argmax(1)
         sizes = columns - real[:, ::-1].argmax(1) - start
         begins = np.arange(rows) * columns + start
-        padding = None if real.all() else ~real
+        padding = next(zip(*np.nonzero(~real), strict=True), None)
     else:
         found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
         found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
@@ -163,33 +159,21 @@ def _unit_of(
     """Return the unit of a key's values, one for each batch; raise `InvalidPacking` without one."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
-        grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
-        if (
-            is_pair
-            and (name == "labels" or name.startswith("decoder_"))
-            and all(each.dim() > 1 for each in tensors)
-        ):
+        is_target = is_pair and (name == "labels" or name.startswith("decoder_"))
+        if is_target and all(each.dim() > 1 for each in tensors):
             return Per.TARGET
-        if all(grids) and not (name == "labels" and tensors[0].is_floating_point()):
+        is_float = name == "labels" and tensors[0].is_floating_point()
+        if [each.shape[:2] for each in tensors] == shapes and not is_float:
             return Per.TOKEN
+    listed = [value for value in values if isinstance(value, list | tuple)]
+    sizes = [*map(len, listed or (each for each in tensors if each.dim()))]
     for per, each in ((Per.ROW, 1), (Per.EXAMPLE, rows_each)):
         counts = [rows // each for rows, _ in shapes]
-        if [_count(value) for value in values] == counts and len(
-            {tuple(each.shape[1:]) for each in tensors}
-        ) < 2:
+        if sizes == counts and len({each.shape[1:] for each in tensors}) < 2:
             return per
     if not tensors and all(value == values[0] for value in values):
         return Per.CALL
-    found = (
-        " and ".join(sorted({str(tuple(each.shape)) for each in tensors})) or "values that differ"
-    )
-    raise _not_cut(f"nothing says what of {name} belongs to which row: found {found}")
-
-
-def _count(value: Any) -> int | None:
-    """Return the length of a tensor, list or tuple; None for a value without one."""
-    is_sized = value.dim() if isinstance(value, torch.Tensor) else isinstance(value, list | tuple)
-    return len(value) if is_sized else None
+    raise _not_cut(f"nothing says what of {name} belongs to which row")
 
 
 def _examples(batch: Batch, places: list[Place], columns: Columns) -> list[Example]:

@@ -354,7 +354,7 @@ def ints(name: str, given: Any) -> np.ndarray:
         )
     if found.dtype.kind in "iu" or not found.size:
         return found
-    values = np.array(given if isinstance(given, (list, tuple)) else found.tolist(), object)
+    values = np.asarray(given, object)
     is_other = np.array([not is_int(value) for value in values])
     check_each(name, values, is_other, f"wanted an int; convert from {found.dtype}")
     return values  # ints of more than 64 bits

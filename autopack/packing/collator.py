@@ -238,15 +238,18 @@ class PackingCollator:
             raise no_examples(
                 "wanted at least one example, found an empty batch; leave empty batches out"
             )
-        read = self._read_all(examples)
+        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
+        merged = None if self.max_length else merge(examples, ignored)
+        read = [] if merged is None else [merged]
+        for index, example in enumerate(() if read else examples):
+            with reworded(partial("example {}, {}".format, index)):
+                read.append(self._read(example, ignored))
         self._add_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])
         media = [example.media for example in read]
         whole = joined(read, self.first_position)
-        multiple = self.pad_to_multiple_of or 1
-        limits = self.max_length, multiple, self.max_documents, self.rows
-        placed = place(whole.lengths, documents, *limits)
+        placed = place(whole.lengths, documents, self)
         batch = self._assemble(whole, placed)
         if any(media):
             rows, width = placed.real.shape
@@ -266,17 +269,6 @@ class PackingCollator:
                 for k, v in batch.items()
             )
         return batch
-
-    def _read_all(self, examples: list[Any]) -> list[Example]:
-        """Return the examples as arrays: one `Example` of all if `merge` can, else one for each."""
-        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
-        if not self.max_length and (merged := merge(examples, ignored)) is not None:
-            return [merged]
-        read = []
-        for index, example in enumerate(examples):
-            with reworded(partial("example {}, {}".format, index)):
-                read.append(self._read(example, ignored))
-        return read
 
     def _read(self, example: Any, ignored: set[str]) -> Example:
         """Return one example as arrays; if too long, truncate it or raise, as `overflow` says."""
@@ -313,9 +305,7 @@ class PackingCollator:
         """
         if self.labels in ("given", "none"):
             return
-        lacking = [
-            each for each in examples if "labels" not in {**each.columns, **each.per_document}
-        ]
+        lacking = [each for each in examples if "labels" not in each.columns]
         if len(lacking) < len(examples) and self.labels != "completions":
             return
         if lacking and self.labels == "unshifted":
@@ -324,7 +314,7 @@ class PackingCollator:
             example.columns["labels"] = labels_of(example.columns)
         # losses of completions read a mask, which other examples of the batch lack
         if self.labels == "completions":
-            for columns in (example.columns for example in examples if "labels" in example.columns):
+            for columns in (each.columns for each in examples if "labels" not in each.of_documents):
                 for key in COMPLETION_KEYS:
                     columns.pop(key, None)
                 columns[COMPLETION_KEYS[0]] = (columns["labels"] != IGNORED_LABEL).astype(np.int64)
@@ -339,17 +329,20 @@ class PackingCollator:
             placed.check_positions(positions.reshape(-1))
         batch: dict[str, Any] = {IDS: None, POSITIONS: positions}
         for key, values in whole.columns.items():
-            batch[key] = np.full((*shape, *values.shape[1:]), PADDING.get(key, 0), values.dtype)
-            batch[key][real] = values
-        if self.labels != "unshifted" and "labels" in batch:
+            batch[key] = values
+            if key not in whole.of_documents:
+                batch[key] = np.full((*shape, *values.shape[1:]), PADDING.get(key, 0), values.dtype)
+                batch[key][real] = values
+        has_labels = "labels" in batch.keys() - whole.of_documents
+        if self.labels != "unshifted" and has_labels:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
-            if "labels" not in batch:
+            if not has_labels:
                 raise invalid(
                     0, "labels", "found none per token, which loss_weights= is for; leave it out"
                 )
             given = np.zeros(len(starts))  # what documents of padding keep
-            given[real.flat[starts]] = whole.per_document.pop(DOCUMENT_WEIGHT, 1)
+            given[real.flat[starts]] = batch.pop(DOCUMENT_WEIGHT, 1)
             targets = batch["labels"].ravel() != IGNORED_LABEL
             batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(
                 shape
@@ -363,7 +356,7 @@ class PackingCollator:
             cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
-        return batch | whole.per_document
+        return batch
 
 
 def _warn_if_not_enabled(model: Any) -> None:

@@ -169,11 +169,11 @@ class Packing:
         check_options(Packing, vars(self))
         if not isinstance(self.groups, (str, bool)):
             raise ValueError(f"groups={self.groups!r}: wanted the name of a column, True or False")
-        plan([1], self.max_length, **self.planned)  # checks them
+        self.plan([1])  # checks the others
         self.max_length, self.first_position = int(self.max_length), int(self.first_position)
         self.drop_columns = sorted(self.drop_columns, key=str)
 
-    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
+    def plan(self, lengths: Any, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; `changes` replace options.
 
         An error names the example.
@@ -302,7 +302,14 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    check_options(pack, locals())
+    options = dict(locals())
+    check_options(pack, options)
+    if any(derives_from(dataset, f"{kind}DatasetDict", "datasets") for kind in ("", "Iterable")):
+        splits = {}
+        for name, split in dataset.items():
+            with reworded(partial("split {!r}: {}".format, name)):
+                splits[name] = pack(**options | {"dataset": split})
+        return type(dataset)(splits)
     planned = {
         "strategy": strategy,
         "seed": seed,
@@ -311,19 +318,6 @@ def pack(
     }
     columns = drop_columns, first_position, mask_first_label, groups
     packing = Packing(max_length, planned, *columns)
-    if not any(
-        derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")
-    ):
-        return _pack(dataset, packing, buffer_size, num_proc)
-    made = {}
-    for name, split in dataset.items():
-        with reworded(partial("split {!r}: {}".format, name)):
-            made[name] = _pack(split, packing, buffer_size, num_proc)
-    return type(dataset)(made)
-
-
-def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
-    """Return the packed rows of one split, in a dataset of its kind; of a list, as mappings."""
     if derives_from(dataset, "IterableDataset", "datasets"):
         names = dataset.column_names or [*next(iter(dataset.take(1)), {})]
         buffers = {"batched": True, "batch_size": buffer_size, "remove_columns": names}

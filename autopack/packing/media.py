@@ -134,13 +134,11 @@ Numbers below 0 mean no patch.
 """
 
 
-def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return copies of the examples' media, whose patches are numbered over the whole batch."""
-    before = dict.fromkeys(_NUMBERING, 0)
-    found = []
-    for index, media in enumerate(examples):
-        found.append(dict(media))
-        for name, pixels in _NUMBERING.items():
+def _number_over_batch(examples: Sequence[dict[str, Any]]) -> None:
+    """Number the patches of the examples' media over the whole batch, in place."""
+    for name, pixels in _NUMBERING.items():
+        before = 0
+        for index, media in enumerate(examples):
             if name not in media:
                 continue
             if pixels not in media or media[pixels].ndim != 3:
@@ -149,13 +147,12 @@ def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str
                     name,
                     f"it numbers the patches of {pixels!r}, (crops, patches, values), not found",
                 )
-            found[-1][name] = np.where(media[name] < 0, media[name], media[name] + before[name])
-            before[name] += media[pixels].shape[0] * media[pixels].shape[1]
-    return found
+            media[name] = np.where(media[name] < 0, media[name], media[name] + before)
+            before += media[pixels].shape[0] * media[pixels].shape[1]
 
 
 def join(
-    examples: Sequence[Mapping[str, Any]], rows: Sequence[Any], by_row: bool
+    examples: Sequence[dict[str, Any]], rows: Sequence[Any], by_row: bool
 ) -> dict[str, np.ndarray]:
     """Return the media of a batch by name, end to end; `rows` list the examples in each row.
 
@@ -163,7 +160,8 @@ def join(
     end of rows with fewer; so do masks of `SEEN`, (rows, tokens, images, ...), along the diagonal.
     Values of other sizes, as pixels of images of several sizes, are padded with zeros.
     """
-    examples, found = _numbered_over_batch(examples), {}
+    _number_over_batch(examples)
+    found = {}
     for name in dict.fromkeys(chain.from_iterable(examples)):
         given = {number: media[name] for number, media in enumerate(examples) if name in media}
         if not by_row and name not in SEEN:
@@ -171,12 +169,7 @@ def join(
             continue
         for number, values in given.items():
             if values.shape[:1] != (1,) or values.ndim < 2:
-                shape = values.shape
-                raise invalid(
-                    number,
-                    name,
-                    f"found shape {shape}; wanted (1, images, ...), as processors give",
-                )
+                raise invalid(number, name, f"found {values.shape}; wanted (1, images, ...)")
         of_rows = [[given[number][0] for number in row if number in given] for row in rows]
         like = next(of_row[0][:0] for of_row in of_rows if of_row)
         joined = [_concatenate(name, of_row or [like]) for of_row in of_rows]

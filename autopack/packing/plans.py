@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import (
     IDS,
@@ -168,7 +167,7 @@ class Plan:
                 arrays = dict(file)
             meta = json.loads(str(arrays.pop("meta")))
             if meta.pop("format") != _FORMAT or meta.pop("align", 1) != 1:
-                raise other_data(f"{path}: this release has no such plans; make the plan again")
+                raise ValueError("a plan that this release has no more; make it again")
             arrays.setdefault("offsets", np.zeros_like(arrays["documents"]))
             meta["max_length"], meta["counts"] = meta.pop("capacity"), Counts(**meta["counts"])
             check_ints(max_length=meta["max_length"])
@@ -180,17 +179,15 @@ class Plan:
                 bounds[0] != 0 or (np.diff(bounds) < 1).any(),
                 (found.columns_per_row > found.max_length).any(),
             ]
-        except (InvalidPacking, OSError, MemoryError):
+            if any(contradicts):
+                raise ValueError("arrays that contradict each other; make the plan again")
+            return found
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # of numpy, zipfile, zlib and json
             raise other_data(
                 f"{path}: wanted a plan that Plan.save wrote, found {error!r}"
             ) from error
-        if any(contradicts):
-            raise other_data(
-                f"{path}: the arrays of this plan contradict each other; make the plan again"
-            )
-        return found
 
 
 def plan(

@@ -123,30 +123,23 @@ class PackedBatchSampler:
 
     def _draw(self, epoch: int) -> None:
         """Set the plan and the rounds (a row for each rank) of an epoch, and start at step 0."""
-        is_ordered = self._options["strategy"] == "sequential"
-        seeds = (
-            np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
-            .generate_state(2, np.uint64)
-            .tolist()
-        )
-        ranks = self.num_replicas
+        is_ordered, ranks = self._options["strategy"] == "sequential", self.num_replicas
+        drawn = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
+        seed, of_steps = drawn.generate_state(2, np.uint64).tolist()
         self.epoch, self._start, self._step = epoch, 0, 0
         options = self._options | self._grouped
-        self.plan = plan(self._lengths, self.max_length, seed=seeds[0], ranks=ranks, **options)
+        self.plan = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
         if not len(self.plan):
             raise nothing_left(self.plan.counts)
         rows = np.arange(len(self.plan))
         whole, over = divmod(len(rows), ranks)
-        self._rounds = rows[: whole * ranks].reshape(-1, ranks)
+        rounds = rows[: whole * ranks].reshape(-1, ranks)
         if not is_ordered:
-            self._rounds = self._rounds[permutation(whole, seeds[1])]
+            rounds = rounds[permutation(whole, of_steps)]
         if over:
-            self._rounds = np.concatenate(
-                [self._rounds, np.resize(np.roll(rows, over), (1, ranks))]
-            )
-        self.repeated = int(np.diff(self.plan.bounds)[self._rounds].sum()) - len(
-            self.plan.documents
-        )
+            rounds = np.concatenate([rounds, np.resize(np.roll(rows, over), (1, ranks))])
+        self._rounds, documents = rounds, len(self.plan.documents)
+        self.repeated = int(np.diff(self.plan.bounds)[rounds].sum()) - documents
         if self.repeated:
             message = (
                 "%d documents make too few rows for %d ranks: the last step repeats %d documents"
@@ -232,15 +225,10 @@ class PackedBatchSampler:
             raise other_data(
                 f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
             ) from error
-        ours = self._made_of()
-        if differ := [
-            f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r}"
-            for key in {**ours, **theirs}
-            if theirs.get(key) != ours.get(key)
-        ]:
+        if theirs != (ours := self._made_of()):
             raise other_data(
-                f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
-                "same",
+                f"the state is of another sampler, of {theirs}; make this one, {ours}, with "
+                "the same"
             )
         before = dict(vars(self))
         self.set_epoch(epoch)
@@ -322,10 +310,8 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return distributed.get_world_size(), distributed.get_rank()
         try:
-            num_replicas, rank = (
-                int(os.environ.get("WORLD_SIZE", 1)),
-                int(os.environ.get("RANK", -1)),
-            )
+            num_replicas = int(os.environ.get("WORLD_SIZE", 1))
+            rank = int(os.environ.get("RANK", -1))
         except ValueError as error:
             raise ValueError(
                 f"WORLD_SIZE and RANK of the environment: wanted ints; {error}"

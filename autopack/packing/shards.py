@@ -113,21 +113,11 @@ class Folder:
         if self.system.get_file_info(self.base).type == fs.FileType.File:
             raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
         found = self.names()
-        if wanted in found:
+        unfit = [name for name in found if wanted in (None, name) or not NAMED.fullmatch(name)]
+        if unfit or (found and self.digest(found[0]) != digest):
             raise ValueError(
-                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it "
-                "again",
-            )
-        for name in found:
-            if wanted is None or NAMED.fullmatch(name) is None:
-                raise ValueError(
-                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty "
-                    "one",
-                )
-        if found and self.digest(found[0]) != digest:
-            raise ValueError(
-                f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
-                "a new folder, or the same arguments"
+                f"path={self.path!r}: found {(unfit or found)[0]!r} in it; wanted a new folder, an "
+                "empty one, or, for one shard, only others of the same plan and options"
             )
         self.system.create_dir(self.base, recursive=True)
 

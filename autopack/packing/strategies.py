@@ -252,39 +252,29 @@ class Places:
             )
 
 
-def place(
-    lengths: np.ndarray,
-    documents: np.ndarray,
-    max_length: int | None,
-    multiple: int,
-    max_documents: int | None,
-    rows: int | None,
-) -> Places:
+def place(lengths: np.ndarray, documents: np.ndarray, options: Any) -> Places:
     """Return the places of examples in rows that are filled in order (next-fit).
 
-    Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`. Options have the names
-    of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`; the `options` are those
+    of a `PackingCollator`. Raises `InvalidPacking` if they take more than its `rows`.
     """
-    count = len(documents) - 1
-    columns = sums(lengths, documents)
+    columns, count = sums(lengths, documents), len(documents) - 1
     most: int | np.ndarray = count  # of a row that begins with each example
-    if max_documents is not None:
-        most = (
-            np.searchsorted(documents, documents[:-1] + max_documents, side="right")
-            - 1
-            - np.arange(count)
-        )
-    bounds = next_fit(columns, max_length or int(columns.sum()), most)
+    if options.max_documents is not None:
+        ends = np.searchsorted(documents, documents[:-1] + options.max_documents, side="right")
+        most = ends - 1 - np.arange(count)
+    bounds = next_fit(columns, options.max_length or int(columns.sum()), most)
     used = sums(columns, bounds)
-    if rows and len(used) > rows:
+    rows, width = options.rows or len(used), int(used.max())
+    if len(used) > rows:
         raise does_not_fit(
-            f"rows={rows}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
-            f"rows of {max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
+            f"{rows=}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
+            f"rows of {options.max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
         )
-    if rows and max_length:
-        used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
-    else:
-        width = int(used.max()) + -int(used.max()) % multiple
+    used = np.append(used, np.zeros(rows - len(used), used.dtype))
+    width = (
+        options.max_length if options.rows else width + -width % (options.pad_to_multiple_of or 1)
+    )
 
     # Padding is cut into documents as well, none of them longer than the longest real one.
     # columns after the last document of the row; negative in them

@@ -27,10 +27,10 @@ from autopack.inspection.positions import rotates
 from autopack.integrations.accelerate import in_their_own_precision, says_when_to_step
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.packing.batches import Columns, Example, Per, cut, join, length_of, tokens_of
+from autopack.packing.checks import check_ints
 from autopack.packing.strategies import CostModel
 from autopack.runtime.model import EnabledModel
-from autopack.steps.fitting import AUTO, Memory, tokens_that_fit
-from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
+from autopack.steps.step import AUTO, Memory, MicroBatch, Ranks, Step, step_of
 
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
@@ -53,15 +53,12 @@ class StepCutter:
     warning.
     """
 
-    def __init__(
-        self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
-    ):
+    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: Any, lenient: bool):
         """Replace the trainer's methods; raise `UnsupportedModel` if its steps cannot be cut."""
         self._memory = Memory(trainer.args.device) if max_tokens == AUTO else None
-        self.asked, self.max_tokens = (
-            max_tokens,
-            0 if self._memory is not None else check_most(max_tokens),
-        )
+        if self._memory is None:
+            check_ints(max_tokens=max_tokens)
+        self.asked = self.max_tokens = max_tokens
         self.steps, self.micro_batches, self.tokens, self.slowest = 0, 0, 0, 0.0
         self._trainer, self._enabled = trainer, enabled
         self._ignores_left_padding = _ignores_left_padding(enabled)
@@ -124,7 +121,8 @@ class StepCutter:
             cut_anew = Step([MicroBatch(batch, 1, 0) for batch in batches], 1.0)
         accelerator = self._trainer.accelerator
         state = accelerator.gradient_state
-        held = self._memory.begin() if self._memory is not None else 0
+        if self._memory is not None:
+            self._memory.begin()
         always = state.plugin_kwargs.get("sync_each_batch", False)
         try:
             for number, each in enumerate(cut_anew.micro_batches, 1):
@@ -146,8 +144,7 @@ class StepCutter:
         self.slowest += (cut_anew.slowest - self.slowest) / self.steps
         if self._memory is not None and self.steps == _MEASURED:
             longest = max(each.tokens for each in cut_anew.micro_batches)
-            fit = tokens_that_fit(held, self._memory.peak(), longest, self._memory.total())
-            self.max_tokens = min(Ranks().gathered(fit))
+            self.max_tokens = min(Ranks().gathered(self._memory.tokens_that_fit(longest)))
             logger.info(
                 "autopack cuts steps by max_tokens=%s, which fits into memory", self.max_tokens
             )
@@ -158,11 +155,9 @@ class StepCutter:
         found = self._original["compute_loss"](*args, **kwargs)
         if self._share == 1.0:
             return found
-        return (
-            (found[0] * self._share, *found[1:])
-            if isinstance(found, tuple)
-            else found * self._share
-        )
+        if isinstance(found, tuple):
+            return found[0] * self._share, *found[1:]
+        return found * self._share
 
     # --- The step
 
@@ -173,7 +168,7 @@ class StepCutter:
         """
         trainer, config, ranks = self._trainer, self._trainer.model.config, Ranks()
         problem: AutopackError | None = None
-        columns, found = Columns({}), list[list[Example]]()
+        columns, found = Columns({}, 1, False, {}), list[list[Example]]()
         try:
             columns, found = cut(
                 [trainer._prepare_inputs(batch) for batch in batches],

@@ -269,7 +269,7 @@ def _model_of(made):
 @pytest.mark.parametrize(
     ("of", "most", "said"),
     [
-        *((_itself, most, "max_tokens must be") for most in (0, True, "many")),
+        *((_itself, most, "max_tokens=") for most in (0, True, "many")),
         (_itself, "auto", "Give a number of tokens"),  # a CPU does not say what fits
         (_model_of, MOST, "Pass the trainer"),
     ],
@@ -323,25 +323,29 @@ class _Counted:
     on."""
 
     _OF_A_TOKEN, _OF_STATES = 1000, 50_000
+    held, steps = 10_000, 0
 
-    def __init__(self, device):
-        self.held, self.steps = 10_000, 0
-
-    def begin(self):
+    def reset_peak_memory_stats(self, device):
         self.held += self._OF_STATES * (self.steps == 1)
         self.steps += 1
         self.longest = 0
+
+    def memory_allocated(self, device):
         return self.held
 
-    def peak(self):
+    def max_memory_allocated(self, device):
         return self.held + self._OF_A_TOKEN * self.longest
 
-    def total(self):
-        return 300_000
+    def mem_get_info(self, device):
+        return 100_000, 500_000
+
+    def memory_reserved(self, device):
+        return 200_000
 
 
 def test_what_fits_is_measured_in_the_second_step(monkeypatch):
-    monkeypatch.setattr("autopack.steps.trainers.Memory", _Counted)
+    memory = _Counted()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: memory)
     wanted, _ = trained(trainer("llama", texts))
     sizes = []
 
@@ -359,7 +363,7 @@ def test_what_fits_is_measured_in_the_second_step(monkeypatch):
         if model.training and torch.is_grad_enabled():
             widths.append(int(kwargs["attention_mask"].sum()))
             limits.append(cut.max_tokens)
-            cut._memory.longest = max(cut._memory.longest, widths[-1])
+            memory.longest = max(memory.longest, widths[-1])
 
     made.model.register_forward_pre_hook(noted, with_kwargs=True)
     found, _ = trained(made, None)
