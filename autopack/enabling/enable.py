@@ -299,9 +299,7 @@ def _enable_trainer(
     if max_tokens is not None:
         cut_steps(trainer, of_models.enabled, max_tokens)
     trainer_logs.add_logs(trainer, of_models.enabled.tally)
-    return of_models.of_trainer(
-        EnabledTrainer(trainer, left_alone, kept, cut)
-    )
+    return of_models.of_trainer(EnabledTrainer(trainer, left_alone, kept, cut))
 
 
 def disable(model: Any) -> None:

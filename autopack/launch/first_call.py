@@ -229,7 +229,7 @@ def _reference() -> PreTrainedModel | None:
     outputs with the outputs of the trained model.
     """
     for trainer, adapter in trainers.at_work():
-        if (reference := adapter.reference_of(trainer)) is not None:
+        if (reference := getattr(trainer, adapter.reference or "", None)) is not None:
             with suppress(UnsupportedModel):  # it stays as it is, as any that is not trained
                 return wrappers.unwrap(reference)
     return None

@@ -8,9 +8,9 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -231,7 +231,8 @@ def nothing_left(counts: Counts) -> InvalidPacking:
     )
 
 
-class Pieces(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Pieces:
     """Documents, or parts of them: index, first token and length of each, (pieces,) int64.
 
     `shared` are the tokens that another piece begins with and computes; None if there are none.
@@ -240,27 +241,29 @@ class Pieces(NamedTuple):
     documents: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
-    shared: np.ndarray | None = None
+    shared: np.ndarray | None
 
     @property
-    def computed(self) -> np.ndarray:
+    def _computed(self) -> np.ndarray:
         """Number of tokens of each piece without shared ones, (pieces,) int64."""
         return self.lengths if self.shared is None else self.lengths - self.shared
 
-    def take(self, order: np.ndarray) -> Pieces:
+    def _take(self, order: np.ndarray) -> Any:
         """Return the pieces at these indices; offsets made by `zeros` stay one number in memory."""
-        given = (column for column in self if column is not None)
-        return Pieces(
-            *(
-                np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order]
-                for c in given
-            ),
+        given = {each.name: getattr(self, each.name) for each in fields(Pieces)}
+        return replace(
+            self,
+            **{
+                name: np.broadcast_to(v[:1], order.shape) if v.strides == (0,) else v[order]
+                for name, v in given.items()
+                if v is not None
+            },
         )
 
-    def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
+    def _rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Any, np.ndarray]:
         """Return the pieces of `chosen` rows, by the `bounds` of all rows, and their own bounds."""
         sizes = np.diff(bounds)[chosen]
-        return self.take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
+        return self._take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
 
 
 def to_numpy(value: Any) -> Any:
@@ -372,7 +375,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
-        return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
+        return Pieces(documents, zeros(count), lengths, None), Counts(count, tokens)
     if overflow == "error":
         index = int(over.argmax())
         raise does_not_fit(
@@ -383,7 +386,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
     owners = np.repeat(documents, parts)
     offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
-    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
+    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length), None)
     number = int(over.sum())
     if is_split:
         return pieces, Counts(count, tokens, split=number)

@@ -93,7 +93,15 @@ class PlannedRows:
             values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
         key = documents.label_key or "labels"
         if self.packing.mask_first_label and key in values:
-            values[key] = _without_first(values[key], starts, key)
+            labels = values[key]
+            if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
+                raise unusable(
+                    f"column {key!r}: found {getattr(labels, 'dtype', '') or labels.type}, wanted "
+                    "signed ints, of which -100 is no target; cast it, or pass mask_first_label="
+                    "False"
+                )
+            values[key] = labels.copy()
+            values[key][starts] = IGNORED_LABEL
         if POSITIONS in values:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
@@ -130,19 +138,6 @@ def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
     if wrong.any():
         piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
         raise invalid(int(plan.documents[piece]), name, reason, "column ")
-
-
-def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
-    """Return labels per token, copied, with -100 at `starts`; raise unless they are signed ints."""
-    if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
-        kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
-        raise unusable(
-            f"column {key!r}: found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no "
-            "target; cast it, or pass mask_first_label=False"
-        )
-    masked = labels.copy()
-    masked[starts] = IGNORED_LABEL
-    return masked
 
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:

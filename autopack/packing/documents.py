@@ -277,9 +277,7 @@ def columns_kept(names: Sequence[str], drop_columns: Collection[str]) -> list[st
 def _is_list(kind: pa.DataType) -> bool:
     """Return True for an arrow type of lists, also of a fixed size, or of datasets' arrays."""
     kind = getattr(kind, "storage_type", kind)
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -295,11 +293,8 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 def _as_list(array: pa.Array) -> pa.Array:
     """Return an arrow array of lists, of a fixed size or an extension too, as one with offsets."""
     array = getattr(array, "storage", array)
-    return (
-        array.cast(pa.large_list(array.type.value_type))
-        if pa.types.is_fixed_size_list(array.type)
-        else array
-    )
+    is_fixed = pa.types.is_fixed_size_list(array.type)
+    return array.cast(pa.large_list(array.type.value_type)) if is_fixed else array
 
 
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -315,16 +310,13 @@ def from_columns(values: Mapping[str, Sequence[Any]]) -> pa.Table:
     made = {}
     for name, column in values.items():
         try:
-            made[name] = pa.array([_value(v) for v in column], from_pandas=False)
+            read = (to_numpy(value) for value in column)
+            # Arrow takes arrays of one axis.
+            lists = [v.tolist() if isinstance(v, np.ndarray) and v.ndim != 1 else v for v in read]
+            made[name] = pa.array(lists, from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise unusable(
                 f"column {name!r}: found values that make no column ({error}); fix them, or name "
                 "it in drop_columns"
             ) from error
     return pa.table(made)
-
-
-def _value(value: Any) -> Any:
-    """Return a value as arrow takes it: an array of one axis, lists for other arrays, or itself."""
-    value = to_numpy(value)
-    return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

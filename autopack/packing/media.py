@@ -19,13 +19,6 @@ from autopack.packing.checks import invalid, unusable
 BYTES = ("uint8", "torch.uint8")
 
 
-def is_picture(value: Any) -> bool:
-    """Return True for a PIL image, or the dict of an image that datasets has not decoded."""
-    pillow: Any = sys.modules.get("PIL.Image")
-    encoded = isinstance(value, Mapping) and {*value} == {"bytes", "path"}
-    return encoded or (pillow is not None and isinstance(value, pillow.Image))
-
-
 def _leaves(value: Any) -> Iterator[Any]:
     """Yield the items of nested lists, with arrays of more than three axes taken apart, too.
 
@@ -44,11 +37,14 @@ def _leaves(value: Any) -> Iterator[Any]:
 def has_pictures(name: str, values: Any) -> bool:
     """Return True if one of the values of a column or key with this name is a picture.
 
-    An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
+    It is an image of PIL, or the dict of one that datasets has not decoded. An array is one if its
+    name says so, as datasets formats pictures for numpy and torch.
     """
-    named = name in PICTURES
+    named, pillow = name in PICTURES, sys.modules.get("PIL.Image")
     return any(
-        is_picture(each) or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
+        (isinstance(each, Mapping) and {*each} == {"bytes", "path"})
+        or isinstance(each, getattr(pillow, "Image", ()))
+        or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
         for each in _leaves(values)
     )
 

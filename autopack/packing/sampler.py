@@ -147,14 +147,6 @@ class PackedBatchSampler:
             logger.warning(message, len(self._lengths), ranks, self.repeated)
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
 
-    def _rows_of(self, step: int) -> np.ndarray:
-        """Return the numbers of each rank's rows in a step, (ranks, rows).
-
-        They are one of each round; without costs, consecutive ones.
-        """
-        rounds = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch]
-        return rounds.reshape(self.num_replicas, -1) if self._options["cost"] is None else rounds.T
-
     def __len__(self) -> int:
         """Return the number of batches of an epoch: of this rank, or of all if accelerate asks."""
         return self._steps * len(self._asked_ranks())
@@ -163,17 +155,27 @@ class PackedBatchSampler:
         # No generator: the caller is on the stack now, and may no longer be when the first batch is
         # asked for.
         ranks = self._asked_ranks()
-        self._follow_epoch()
+        # A loader of accelerate tells its own samplers of its epoch, but not those behind two of
+        # its wrappers, as a resumed trainer has.
+        for asking in callers(_ACCELERATE):
+            iteration = getattr(asking, "iteration", None)
+            wrapper = getattr(asking, "batch_sampler", None)
+            if isinstance(iteration, int) and self._is_wrapped_by(wrapper):
+                self.set_epoch(iteration)
         self._step, self._start = self._start, 0
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
         """Yield lists of document numbers, a batch each, for these ranks from step `start` on.
 
-        Counts the steps in `_step`.
+        Counts the steps in `_step`. A rank's rows are one of each round; without costs, consecutive
+        ones.
         """
         for step in range(start, self._steps):
-            self._step, rows = step + 1, self._rows_of(step)
+            rows = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch].T
+            if self._options["cost"] is None:
+                rows = rows.T.reshape(self.num_replicas, -1)
+            self._step = step + 1
             for rank in ranks:
                 yield self.plan.select(rows[rank]).documents.tolist()
 
@@ -280,19 +282,6 @@ class PackedBatchSampler:
                     )
                 return range(self.num_replicas)
         return (self.rank,)
-
-    def _follow_epoch(self) -> None:
-        """Take over the epoch of the loader of accelerate that iterates this sampler now, if any.
-
-        The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
-        trainer has.
-        """
-        for asking in callers(_ACCELERATE):
-            iteration = getattr(asking, "iteration", None)
-            if isinstance(iteration, int) and self._is_wrapped_by(
-                getattr(asking, "batch_sampler", None)
-            ):
-                self.set_epoch(iteration)
 
     def _is_wrapped_by(self, sampler: Any) -> bool:
         """Return True if a batch sampler is this one, or wraps it at any depth."""

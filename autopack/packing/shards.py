@@ -182,28 +182,6 @@ def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan
     return parts, {SET: hashed.hexdigest().encode()}
 
 
-def pack_dataset(
-    dataset: Any,
-    packing: Packing,
-    folder: Folder,
-    num_shards: int | None,
-    shard: int | None,
-) -> Shards:
-    """Write all shards of a `datasets.Dataset`, or the one numbered `shard`, and return them.
-
-    See `autopack.packing.pack_shards`.
-    """
-    documents = Documents.of_dataset(dataset, packing.drop_columns)
-    whole = packing.plan(documents.lengths)
-    parts, digest = cut(packing, whole, num_shards)
-    names = [*parts] if shard is None else [[*parts][shard]]
-    folder.prepare(None if shard is None else names[0], digest)
-    features = features_of(dataset, PlannedRows(documents, whole, packing)).arrow_schema.metadata
-    for name in names:
-        folder.write(PlannedRows(documents, parts[name], packing), name, {**features, **digest})
-    return folder.shards(names, whole if shard is None else parts[names[0]])
-
-
 def pack_shards(
     dataset: Any,
     max_length: int,
@@ -271,7 +249,15 @@ def pack_shards(
             )
         made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
     elif derives_from(dataset, "Dataset", "datasets"):
-        made = pack_dataset(dataset, packing, folder, num_shards, shard)
+        documents = Documents.of_dataset(dataset, packing.drop_columns)
+        whole = packing.plan(documents.lengths)
+        parts, digest = cut(packing, whole, num_shards)
+        names = [*parts] if shard is None else [[*parts][shard]]
+        folder.prepare(None if shard is None else names[0], digest)
+        kinds = features_of(dataset, PlannedRows(documents, whole, packing)).arrow_schema.metadata
+        for name in names:
+            folder.write(PlannedRows(documents, parts[name], packing), name, {**kinds, **digest})
+        made = folder.shards(names, whole if shard is None else parts[names[0]])
     else:
         raise no_examples(
             f"wanted a Dataset of datasets or of ray.data, found {type(dataset).__name__}; pass "

@@ -177,7 +177,13 @@ class StepCutter:
                 getattr(config, "pad_token_id", None),
                 self._enabled.traits.first_position,
             )
-            self._refuse_padding(columns)
+            numbered = "position_ids" in columns.per or self._ignores_left_padding
+            if columns.on_the_left and not numbered:
+                raise _not_cut(
+                    trainer,
+                    "its batches are padded on the left, which moves its model's positions. Pad on "
+                    "the right",
+                )
         except AutopackError as error:
             problem = error
         of_ranks = ranks.gathered((problem and problem.message, {len(each) for each in found}))
@@ -233,12 +239,16 @@ class StepCutter:
         # which sends buffers around, and here a rank may raise alone
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        with self._unnoticed() as renew:
-            parts = [*([each] for each in chosen), chosen]
+        losses = []
+        with self._unnoticed() as renew, torch.no_grad():
             try:
-                *alone, together = (
-                    self._loss(renew, model, join(part, columns), items) for part in parts
-                )
+                for part in (*([each] for each in chosen), chosen):
+                    renew()
+                    with self._trainer.compute_loss_context_manager():
+                        loss = self._original["compute_loss"](
+                            model, join(part, columns), num_items_in_batch=items
+                        )
+                    losses.append(float(loss))
             except Exception as error:  # of a loss that wants another number of documents
                 # ranks that gather parameters wait elsewhere, and end with this one
                 if not self._enabled.groups:
@@ -248,9 +258,9 @@ class StepCutter:
                     "its own"
                 )
                 raise _not_cut(self._trainer, f"{said}: {error}") from error
-        tolerance = (
-            _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
-        )
+        *alone, together = losses
+        is_half = any(each.dtype.itemsize < 4 for each in model.parameters())
+        tolerance = _COARSE if is_half else _TOLERANCE
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
         of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1
         is_close = partial(math.isclose, together, rel_tol=tolerance, abs_tol=1e-3 * tolerance)
@@ -267,14 +277,6 @@ class StepCutter:
             f"some give {together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} "
             "alone, so it matters which documents share a batch",
         )
-
-    def _loss(
-        self, renew: Callable[[], None], model: Any, batch: dict[str, Any], items: Any
-    ) -> float:
-        """Return the loss of a batch without gradients, computed on buffers that `renew` makes."""
-        renew()
-        with torch.no_grad(), self._trainer.compute_loss_context_manager():
-            return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
@@ -325,19 +327,6 @@ class StepCutter:
             why = "rotary frequencies of its model depend on the longest row of a batch"
         if why is not None:
             raise _not_cut(trainer, why)
-
-    def _refuse_padding(self, columns: Columns) -> None:
-        """Raise `UnsupportedModel` for left padding of a model that numbers tokens by columns."""
-        if (
-            columns.on_the_left
-            and "position_ids" not in columns.per
-            and not self._ignores_left_padding
-        ):
-            raise _not_cut(
-                self._trainer,
-                "its batches are padded on the left, which moves its model's positions. Pad on the "
-                "right",
-            )
 
 
 def cut_steps(
