@@ -6,9 +6,8 @@ Shapes: R rows, C columns of a batch; n tokens of a document.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +38,7 @@ class Per(Enum):
     CALL = auto()
 
 
-@dataclass
-class Columns:
+class Columns(NamedTuple):
     """Keys of the batches of a step, with the unit of each and its value at padding.
 
     `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.

@@ -186,10 +186,8 @@ class PackingCollator:
             from autopack.integrations.wrappers import unwrap
 
             model = unwrap(model)
-        forward = getattr(type(model), "forward", None)
-        arguments: Collection[str] = (
-            () if forward is None else inspect.signature(forward).parameters
-        )
+        forward = getattr(type(model), "forward", lambda: None)  # a config has none
+        arguments = inspect.signature(forward).parameters
         if "decoder_input_ids" in arguments:
             raise ValueError(
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one "
@@ -279,22 +277,23 @@ class PackingCollator:
             self.image_processor is not None,
             self.labels == "completions",
         )
-        found = f"{IDS!r}: found {len(read)} tokens"
         if self.max_length and len(read) > self.max_length:
             if self.overflow == "error":
-                found += f" for rows of at most max_length={self.max_length}"
-                raise unusable(f"{found}; raise it, or pass overflow='truncate'")
+                raise unusable(
+                    f"{IDS!r}: found {len(read)} tokens for rows of at most max_length="
+                    f"{self.max_length}; raise it, or pass overflow='truncate'"
+                )
             if read.media:
                 raise unusable(
-                    f"{found} and {[*read.media]}, which are not cut with them; raise max_length"
+                    f"{IDS!r}: found {len(read)} tokens and {[*read.media]}, which are not cut "
+                    "with them; raise max_length"
                 )
             read.truncate(self.max_length)
         if self.max_documents and len(read.starts) > self.max_documents:
-            found = (
+            raise unusable(
                 f"{IDS!r}: found {len(read.starts)} documents for rows of at most "
-                f"{self.max_documents}"
+                f"{self.max_documents}; raise max_documents, or pack with it"
             )
-            raise unusable(f"{found}; raise max_documents, or pack with it")
         return read
 
     def _add_labels(self, examples: list[Example]) -> None:

@@ -25,7 +25,6 @@ from autopack.packing.checks import (
     Overflow,
     bounds_of,
     check_options,
-    invalid,
     labels_of,
     no_examples,
     nothing_left,
@@ -33,7 +32,14 @@ from autopack.packing.checks import (
     reworded,
     unusable,
 )
-from autopack.packing.documents import Documents, Values, columns_kept, columns_of, from_columns
+from autopack.packing.documents import (
+    Documents,
+    Values,
+    columns_kept,
+    columns_of,
+    from_columns,
+    refuse_tokens,
+)
 from autopack.packing.media import has_pictures
 from autopack.packing.plans import Plan, Strategy, groups_of, plan
 from autopack.version import __version__
@@ -87,7 +93,8 @@ class PlannedRows:
         tokens = bounds_of(plan.lengths)
         starts = tokens[:-1]
         values = documents.values(plan.documents, plan.offsets, plan.lengths)
-        _refuse(values[IDS] < 0, plan, IDS, "found a token id below 0")
+        pieces = plan.documents, plan.lengths
+        refuse_tokens(values[IDS] < 0, *pieces, IDS, "found a token id below 0")
         if documents.label_key is None and values.keys() & {*COMPLETION_KEYS}:
             values["labels"] = labels_of(values)  # trainers drop columns that they do not know
             values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
@@ -106,9 +113,9 @@ class PlannedRows:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
             breaks[starts] = False
-            _refuse(
+            refuse_tokens(
                 breaks,
-                plan,
+                *pieces,
                 POSITIONS,
                 "found positions that restart; pack the documents themselves, or name the "
                 "column in drop_columns",
@@ -131,13 +138,6 @@ class PlannedRows:
         """Yield tables of all rows, about a million tokens at a time."""
         for first in range(0, len(self.plan), self.width):
             yield self.table(first, first + self.width)
-
-
-def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
-    """Raise `InvalidPacking` for the document of the first `wrong` token of a plan, if any."""
-    if wrong.any():
-        piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
-        raise invalid(int(plan.documents[piece]), name, reason, "column ")
 
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:

@@ -124,18 +124,12 @@ class Documents:
         for name in self.per_token if names is None else names:
             begins = self._starts[name][rows] + self._begins[rows] + starts
             found = self._gathered(name, rows, begins, lengths)
-            if isinstance(found, pa.Array) and found.null_count:
-                token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
-                index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-                reason = (
-                    "found a token without a value; fill it, or name the column in drop_columns"
-                )
-                raise invalid(index, name, reason, "column ")
-            made[name] = (
-                found.to_numpy()
-                if isinstance(found, pa.Array) and _is_number(found.type)
-                else found
-            )
+            if isinstance(found, pa.Array):
+                absent = found.is_null().to_numpy(zero_copy_only=False)
+                reason = "found a token without a value; fill it, or name it in drop_columns"
+                refuse_tokens(absent, documents, lengths, name, reason)
+                found = found.to_numpy() if _is_number(found.type) else found
+            made[name] = found
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
@@ -253,6 +247,15 @@ class Documents:
         hole = (lengths > 0) & (ends - begins != lengths)
         self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
+
+
+def refuse_tokens(
+    wrong: np.ndarray, documents: np.ndarray, lengths: np.ndarray, name: str, reason: str
+) -> None:
+    """Raise `InvalidPacking` for the document of the first `wrong` token in parts, if any."""
+    if wrong.any():
+        part = np.searchsorted(np.cumsum(lengths), wrong.argmax(), "right")
+        raise invalid(int(documents[part]), name, reason, "column ")
 
 
 def columns_kept(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:

@@ -146,8 +146,7 @@ def read_example(
             for k, values in arrays.items()
         }
     declared = {key: arrays.pop(key) for key in OF_EXAMPLES if key in arrays}
-    wanted = "one value per token" + " or one number per document" * completes
-    wanted += "; name it in drop_keys" + " (scalars are not packed)" * (not completes)
+    wanted = "one value per token, or one number per document of completions; name it in drop_keys"
     for key, values in declared.items():
         if key != LENGTHS and values.shape != ids.shape:
             raise unusable(
@@ -238,9 +237,9 @@ def _real_and_starts(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[sl
         real = slice(int(ones[0]), int(ones[-1]) + 1)
         mask = mask[real]
         if len(mask) != ones.size:
-            hole = real.start + int(np.argmin(mask))
             raise unusable(
-                f"{MASK!r}: found a zero between ones, at token {hole}; take such tokens out"
+                f"{MASK!r}: found a zero between ones, at token {real.start + mask.argmin()}; take "
+                "such tokens out"
             )
         if mask.max() > 1:
             declared[MASK] = np.flatnonzero(np.diff(mask)) + 1

@@ -53,7 +53,8 @@ class Shards:
     """Shards that were written: `files`, in the order of their rows, and their totals.
 
     They have `rows` of at most `max_length` tokens, and `tokens`. `counts` are of the documents
-    that were planned for all shards.
+    that were planned for all shards. `fill` is the share of all columns that hold tokens, and
+    `padding` the number of columns without one, if every row is padded to `max_length`.
     """
 
     files: tuple[str, ...]
@@ -61,16 +62,8 @@ class Shards:
     tokens: int
     max_length: int
     counts: Counts
-
-    @property
-    def fill(self) -> float:
-        """Share of all columns that hold tokens, if every row is padded to `max_length`."""
-        return self.tokens / (self.rows * self.max_length)
-
-    @property
-    def padding(self) -> int:
-        """Columns without a token, if every row is padded to `max_length`."""
-        return self.rows * self.max_length - self.tokens
+    fill: float
+    padding: int
 
     def __repr__(self) -> str:
         return (
@@ -157,7 +150,8 @@ class Folder:
         """Return the files of these names as `Shards`, with the totals of a plan."""
         tokens = int(plan.lengths.sum())
         files = tuple(map(self.address, names))
-        return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
+        of_plan = plan.max_length, plan.counts, plan.fill, plan.padding
+        return Shards(files, len(plan), tokens, *of_plan)
 
 
 def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
@@ -287,10 +281,8 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
             f"{folder.path}: wanted the {count} shards of one set; {differ!r} is "
             f"{'of another, keep that elsewhere' if differ in found else 'missing, write it'}"
         )
-    digests = [folder.digest(name) for name in wanted]
-    if other := [
-        name for name, of_set in zip(wanted, digests, strict=True) if of_set != digests[0]
-    ]:
+    digest = folder.digest(wanted[0])
+    if other := [name for name in wanted if folder.digest(name) != digest]:
         raise bad_file(
             f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -201,8 +201,7 @@ def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:
     return np.concatenate([whole, last])
 
 
-@dataclass
-class Places:
+class Places(NamedTuple):
     """Places of a batch's tokens and documents in its rows.
 
     `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the

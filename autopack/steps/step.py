@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +22,7 @@ SHARE = 0.8
 allocators have gaps."""
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """A part of a step for one rank, with its number of documents; 0 marks an idle one."""
 
     batch: dict[str, Any]
@@ -32,8 +30,7 @@ class MicroBatch:
     tokens: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The micro-batches of one rank in one optimizer step.
 
     `slowest` is the cost of the rank with the most to do, over the mean of all ranks.
