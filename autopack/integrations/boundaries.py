@@ -95,11 +95,7 @@ def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
 
 
 def check_step(
-    model: EnabledModel,
-    holders: list[Any],
-    name: str,
-    layout: PackedLayout | None,
-    is_fed: bool,
+    model: EnabledModel, holders: list[Any], name: str, layout: PackedLayout | None, is_fed: bool
 ) -> None:
     """Raise `InvalidPacking` if the trainer among `holders` takes the documents of a row for one.
 

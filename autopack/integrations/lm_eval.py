@@ -40,9 +40,7 @@ def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """Return lm-eval's padding function, extended to note the padding of its batch."""
 
     def pad_and_concat(
-        max_length: int,
-        tensors: list[torch.Tensor],
-        padding_side: Any = "right",
+        max_length: int, tensors: list[torch.Tensor], padding_side: Any = "right"
     ) -> torch.Tensor:
         # it writes to the list
         lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]

@@ -119,10 +119,7 @@ def _held_by(holder: Any) -> list[nn.Module]:
 def _is_lightning_trainer(subject: Any) -> bool:
     """Return True for a trainer of Lightning."""
     return derives_from(
-        subject,
-        "Trainer",
-        "lightning.pytorch.trainer.trainer",
-        "pytorch_lightning.trainer.trainer",
+        subject, "Trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"
     )
 
 

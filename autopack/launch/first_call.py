@@ -129,10 +129,7 @@ def _hook_id(module: nn.Module, kind: type = FirstCall) -> int | None:
 # It changes the hooks of the model, and what it calls reads values on the host.
 @torch._dynamo.disable
 def _first_call(
-    hook: FirstCall,
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Arguments | None:
     """Enable a model at its first training call; return its new `EntryHook`'s result, or None."""
     here = session.current
@@ -209,7 +206,7 @@ def _enable(here: Session, module: Any) -> bool:
 
 def _cut_steps(here: Session, enabled: EnabledModel) -> None:
     """Have the running trainer cut its next steps, if the command asks for that."""
-    most, trainer = here.settings.max_tokens, next((found for found, _ in trainers.at_work()), None)
+    most, (trainer, _) = here.settings.max_tokens, next(trainers.at_work(), (None, None))
     if most is None or trainer is None:
         return
     from autopack.steps.trainers import cut_steps

@@ -51,30 +51,27 @@ class Columns(NamedTuple):
 
 
 def cut(
-    batches: Sequence[Batch],
-    rows_each: int = 1,
-    is_pair: bool = False,
-    pad_token: int | None = None,
-    first: int = 0,
+    batches: Sequence[Batch], config: Any, rows_each: int = 1, first: int = 0
 ) -> tuple[Columns, list[list[Example]]]:
     """Return the `Columns` of batches, and the documents of each batch; raise if one cannot be cut.
 
     A batch is padded, with an `attention_mask` (R, C), or holds packed rows in any form that
-    autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
-    both sides (`is_pair`).
+    autopack reads; `first` is the position of a first token. The model's `config` tells the token
+    of padding, and if it is an encoder-decoder, whose batches are cut on both sides.
     """
     if not batches:
         raise _not_cut("the step has no batch")
     parts, places, paddings = zip(*(_with_places(batch, first) for batch in batches), strict=True)
     shapes = [tokens_of(part).shape[:2] for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
+    is_pair = bool(getattr(config, "is_encoder_decoder", False))
     per = {
         n: _unit_of(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names
     }
     if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
         raise _not_cut("its rows are pairs, and hold several documents each")
     padded = [each for each in zip(parts, places, paddings, strict=True) if each[2] is not None]
-    fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL}
+    fill = {"input_ids": getattr(config, "pad_token_id", None) or 0, "labels": IGNORED_LABEL}
     fill |= {n: part[n][at] for part, _, at in padded[:1] for n in names if per[n] is Per.TOKEN}
     on_the_left = any(start for _, lies, _ in padded for _, start, _ in lies)
     columns = Columns(per, rows_each, on_the_left, {**fill, _MASK: 0})
@@ -113,7 +110,7 @@ def tokens_of(batch: Batch) -> torch.Tensor:
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
         raise _not_cut(
-            f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}",
+            f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}"
         )
     return tokens
 

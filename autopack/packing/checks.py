@@ -96,17 +96,14 @@ def check_columns(names: Collection[Any], option: str) -> None:
     if IDS not in names:
         raise unusable(
             f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not "
-            "packed)",
+            "packed)"
         )
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 
 
 def refuse_unlike(
-    names: Sequence[Collection[Any]],
-    optional: Collection[Any],
-    remedy: str,
-    kind: str = "",
+    names: Sequence[Collection[Any]], optional: Collection[Any], remedy: str, kind: str = ""
 ) -> None:
     """Raise `InvalidPacking` unless all examples have the same names, except for `optional` ones.
 
@@ -227,7 +224,7 @@ class Counts:
 def nothing_left(counts: Counts) -> InvalidPacking:
     """Return the error for data whose documents were all dropped."""
     return does_not_fit(
-        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it",
+        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it"
     )
 
 
@@ -284,12 +281,12 @@ def numbers(key: str, value: Any) -> np.ndarray:
         found = np.asarray(to_numpy(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise unusable(
-            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys",
+            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys"
         ) from error
     kind = found.dtype.kind
     if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
         raise unusable(
-            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys",
+            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys"
         )
     return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
 
@@ -349,11 +346,11 @@ def ints(name: str, given: Any) -> np.ndarray:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
         raise wrong_numbers(
-            f"{name}: wanted one int per document, found what is no array: {error}",
+            f"{name}: wanted one int per document, found what is no array: {error}"
         ) from error
     if found.ndim != 1:
         raise wrong_numbers(
-            f"{name}: wanted one int per document, found shape {found.shape}; pass len() of each",
+            f"{name}: wanted one int per document, found shape {found.shape}; pass len() of each"
         )
     if found.dtype.kind in "iu" or not found.size:
         return found

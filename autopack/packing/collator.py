@@ -37,13 +37,7 @@ from autopack.packing.checks import (
     token_weights,
     unusable,
 )
-from autopack.packing.examples import (
-    Example,
-    check_alike,
-    joined,
-    merge,
-    read_example,
-)
+from autopack.packing.examples import Example, check_alike, joined, merge, read_example
 from autopack.packing.media import join, read_pictures, spread_masks
 from autopack.packing.strategies import Places, place
 
@@ -230,7 +224,7 @@ class PackingCollator:
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise no_examples(
-                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts",
+                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts"
             )
         if not (examples := list(examples)):
             raise no_examples(

@@ -214,7 +214,7 @@ class Packing:
             for name, values in columns.items():
                 if name not in self.drop_columns and all(value is None for value in values):
                     raise unusable(
-                        f"column {name!r}: found no value; fill it, or name it in drop_columns",
+                        f"column {name!r}: found no value; fill it, or name it in drop_columns"
                     )
             documents = self.documents(columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
@@ -336,11 +336,11 @@ def features_of(dataset: Any, rows: PlannedRows) -> Any:
     import datasets
 
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
-    for name in (*rows.documents.per_token, *rows.documents.per_document):
-        if name not in features:  # a mask of targets, which became labels
-            continue
-        of_token = getattr(dataset.features[name], "feature", None)
-        kind = of_token if name in rows.documents.per_token else dataset.features[name]
+    # A mask of targets became labels.
+    for name in features.keys() & {*rows.documents.per_token, *rows.documents.per_document}:
+        kind = dataset.features[name]
+        if name in rows.documents.per_token:
+            kind = getattr(kind, "feature", None)
         inner: Any = kind
         while hasattr(inner, "feature"):  # several images for each document
             inner = inner.feature

@@ -167,8 +167,7 @@ class Documents:
         """Return a number per document, equal for equal values of a column; -1 without a value."""
         if name not in self.table.column_names:
             raise wrong_numbers(
-                f"groups: found no column {name!r} in {list(self.table.column_names)}; name "
-                "another",
+                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another"
             )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
@@ -216,13 +215,11 @@ class Documents:
             return False  # empty lists throughout, of whatever they are in other data
         index = int(wrong.argmax())
         reason = (
-            f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, "
-            "wanted one per token"
+            f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted "
+            "one per token; name the column in drop_columns"
         )
-        way = "name the column in drop_columns"
-        if holds_media(name):
-            way += ", keep the pictures themselves, and give PackingCollator an image_processor"
-        raise invalid(index, name, f"{reason}; {way}", "column ")
+        way = ", keep the pictures themselves, and give PackingCollator an image_processor"
+        raise invalid(index, name, reason + way * holds_media(name), "column ")
 
     def _remove_padding(self) -> None:
         """Leave out zeros of the mask at both ends of each document; raise for other zeros."""

@@ -191,11 +191,7 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def read_pictures(
-    processor: Any,
-    pictures: Sequence[list[Any]],
-    rows: Sequence[Any],
-    by_row: bool,
-    tensors: str,
+    processor: Any, pictures: Sequence[list[Any]], rows: Sequence[Any], by_row: bool, tensors: str
 ) -> dict[str, Any]:
     """Return the tensors that an image processor makes of a batch's pictures; {} for none."""
     if not any(pictures):

@@ -231,14 +231,14 @@ def plan(
     if cost is not None and strategy == "sequential":
         raise ValueError(
             f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave "
-            "one out",
+            "one out"
         )
     max_length, ranks, seed = int(max_length), int(ranks), int(seed)
     found = read(lengths, copy=False)
     grouped = read_groups(groups, prefixes, found)
     if grouped and (overflow == "split" or max_documents is not None):
         raise ValueError(
-            "groups= go into a row together, whole: leave max_documents= and overflow='split' out",
+            "groups= go into a row together, whole: leave max_documents= and overflow='split' out"
         )
     limit = min(max_length, int(max_documents or max_length))
     units: np.ndarray | None = None
@@ -270,10 +270,7 @@ def plan(
 
 
 def units_of(
-    pieces: Pieces,
-    groups: np.ndarray,
-    prefixes: np.ndarray,
-    max_length: int,
+    pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_length: int
 ) -> tuple[Pieces, np.ndarray]:
     """Return the pieces in order of units, which share a row, and units' bounds, (units + 1,).
 
@@ -355,7 +352,7 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
     for name, numbers in found.items():
         if len(numbers) != len(lengths):
             raise wrong_numbers(
-                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}",
+                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}"
             )
         least = ALONE if name == "groups" else 0
         check_each(name, numbers, numbers < least, f"wanted at least {least}")

@@ -15,17 +15,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import callers
-from autopack.packing.checks import (
-    check_ints,
-    nothing_left,
-    other_data,
-    read,
-)
-from autopack.packing.plans import (
-    Strategy,
-    plan,
-    read_groups,
-)
+from autopack.packing.checks import check_ints, nothing_left, other_data, read
+from autopack.packing.plans import Strategy, plan, read_groups
 from autopack.packing.strategies import CostModel, permutation
 
 logger = logging.getLogger(__name__)
@@ -225,7 +216,7 @@ class PackedBatchSampler:
             check_ints(epoch=epoch, step=step)
         except (KeyError, TypeError, ValueError) as error:
             raise other_data(
-                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
+                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}"
             ) from error
         if theirs != (ours := self._made_of()):
             raise other_data(
@@ -237,7 +228,7 @@ class PackedBatchSampler:
         if step > self._steps:
             vars(self).update(before)
             raise other_data(
-                f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them",
+                f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them"
             )
         self._start = self._step = int(step)
 

@@ -239,7 +239,7 @@ def pack_shards(
 
         if shard is not None:
             raise ValueError(
-                f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
+                f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out"
             )
         made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
     elif derives_from(dataset, "Dataset", "datasets"):

@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autopack.inspection.configs import text_config
-from autopack.packing.checks import (
-    POSITIONS,
-    bounds_of,
-    does_not_fit,
-    invalid,
-    numbered,
-    sums,
-)
+from autopack.packing.checks import POSITIONS, bounds_of, does_not_fit, invalid, numbered, sums
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
@@ -141,10 +134,7 @@ class CostModel:
         return lengths * (self.linear + self.quadratic * lengths)
 
     def of_rows(
-        self,
-        lengths: np.ndarray,
-        bounds: np.ndarray,
-        shared: np.ndarray | None = None,
+        self, lengths: np.ndarray, bounds: np.ndarray, shared: np.ndarray | None = None
     ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, whose documents lie between `bounds`.
 

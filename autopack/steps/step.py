@@ -133,10 +133,7 @@ def step_of(
 
 
 def _exchanged(
-    held: dict[int, Example],
-    dealt: list[list[list[int]]],
-    homes: list[int],
-    ranks: Ranks,
+    held: dict[int, Example], dealt: list[list[list[int]]], homes: list[int], ranks: Ranks
 ) -> dict[int, Example]:
     """Exchange documents with other ranks; return the ones that this rank gets, by number."""
     away = {
@@ -186,11 +183,7 @@ def micro_batches(
     """
     config = getattr(model, "config", None)
     check_ints(max_tokens=max_tokens)
-    columns, found = cut(
-        list(batches),
-        is_pair=bool(getattr(config, "is_encoder_decoder", False)),
-        pad_token=getattr(config, "pad_token_id", None),
-    )
+    columns, found = cut(list(batches), config)
     cost = CostModel() if config is None else CostModel.for_model(config)
     examples = [example for each in found for example in each]
     for each in step_of(examples, columns, max_tokens, cost, Ranks(group)).micro_batches:

@@ -172,9 +172,8 @@ class StepCutter:
         try:
             columns, found = cut(
                 [trainer._prepare_inputs(batch) for batch in batches],
+                config,
                 self._rows_each,
-                bool(getattr(config, "is_encoder_decoder", False)),
-                getattr(config, "pad_token_id", None),
                 self._enabled.traits.first_position,
             )
             numbered = "position_ids" in columns.per or self._ignores_left_padding
@@ -223,12 +222,7 @@ class StepCutter:
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
     def _losses_add_up(
-        self,
-        model: Any,
-        columns: Columns,
-        examples: Sequence[Example],
-        items: Any,
-        ranks: Ranks,
+        self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks
     ) -> bool:
         """Return True if the losses of some documents add up, False if the loss is their mean.
 
@@ -330,10 +324,7 @@ class StepCutter:
 
 
 def cut_steps(
-    trainer: Any,
-    enabled: EnabledModel,
-    max_tokens: int | str,
-    lenient: bool = False,
+    trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
 ) -> StepCutter | None:
     """Put a `StepCutter` on a trainer and return it; None if the same is there; raise if another.
 
