@@ -118,8 +118,8 @@ def tokens_of(batch: Batch) -> torch.Tensor:
 def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], Any]:
     """Return a batch with an `attention_mask`, its documents' places, and the first padding's.
 
-    That one, row and column, is None without padding, and for packed rows. Declarations of packed
-    rows are left out of the batch.
+    That one, row and column, is None without padding, and for packed rows. What only declares
+    documents is left out of the batch.
     """
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
@@ -129,21 +129,20 @@ def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place],
         )
     tokens = tokens_of(batch)
     shape = rows, columns = len(tokens), tokens.shape[1]
-    found = {name: value for name, value in batch.items() if value is not None}
-    declared = declarations.read(found, shape, tokens.device, first)
+    given = {name: value for name, value in batch.items() if value is not None}
+    declared = declarations.read(given, shape, tokens.device, first)
     layout, real = declared.layout, declared.real_of(shape)
     if layout is None:
-        if found.get(_MASK) is None or found[_MASK].dim() != 2:
-            found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
         start = real.argmax(1)
         sizes = columns - real[:, ::-1].argmax(1) - start
         begins = np.arange(rows) * columns + start
         padding = next(zip(*np.nonzero(~real), strict=True), None)
     else:
-        found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
-        found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
         kept = slice(None) if layout.is_padding is None else ~layout.is_padding
         begins, sizes, padding = layout.bounds[:-1][kept], layout.sizes[kept], None
+        real = np.ones(shape, bool)
+    found = {name: value for name, value in given.items() if name not in LAYOUT_KWARGS}
+    found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
     row, start = np.divmod(begins, columns)
     return found, np.stack([row, start, start + sizes], 1).tolist(), padding
 

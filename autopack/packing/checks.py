@@ -329,9 +329,8 @@ def read(lengths: Any, copy: bool = True) -> np.ndarray:
     found = ints("lengths", lengths)
     if not len(found):
         raise no_examples("lengths: wanted at least one document, found none")
-    check_each("lengths", found, found < 1, "wanted at least 1 token; leave empty documents out")
-    way = "cut such documents into several, or leave them out"
-    check_each("lengths", found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {way}")
+    wanted = f"wanted at least 1 token, and at most {LONGEST:,}; leave such documents out"
+    check_each("lengths", found, (found < 1) | (found > LONGEST), wanted)
     return found.astype(np.int64, copy=copy)
 
 

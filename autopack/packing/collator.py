@@ -193,14 +193,13 @@ class PackingCollator:
         from autopack.inspection.source import shifts_labels
         from autopack.registry import families, first_position
 
-        found: dict[str, Any] = {}
         if "first_position" not in options:
-            found["first_position"] = first_position(text_config(config))
+            options["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
-            found["labels"] = "given"
+            options.setdefault("labels", "given")
         elif "labels" in arguments and not shifts_labels(model):
-            found["labels"] = "unshifted"  # a label and the logits of its column
-        made = cls(**(found | options))
+            options.setdefault("labels", "unshifted")  # a label and the logits of its column
+        made = cls(**options)
         by_row = any(
             config.model_type in types
             for family in families()

@@ -347,16 +347,16 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
         return {}
     if groups is None:
         raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
-    found = {"groups": ints("groups", groups)}
-    found["prefixes"] = zeros(len(lengths)) if prefixes is None else ints("prefixes", prefixes)
-    for name, numbers in found.items():
+    found = {}
+    for name, given, least, most, wanted in (
+        ("groups", groups, ALONE, np.iinfo(np.int64).max, "at least -1, of 64 bits"),
+        ("prefixes", prefixes, 0, lengths, "at least 0, and at most the tokens of its document"),
+    ):
+        numbers = zeros(len(lengths)) if given is None else ints(name, given)
         if len(numbers) != len(lengths):
             raise wrong_numbers(
                 f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}"
             )
-        least = ALONE if name == "groups" else 0
-        check_each(name, numbers, numbers < least, f"wanted at least {least}")
-        check_each(name, numbers, numbers > np.iinfo(np.int64).max, "wanted 64 bits")
-    too_long = found["prefixes"] > lengths
-    check_each("prefixes", found["prefixes"], too_long, "wanted at most the tokens of its document")
-    return {name: numbers.astype(np.int64) for name, numbers in found.items()}
+        check_each(name, numbers, (numbers < least) | (numbers > most), f"wanted {wanted}")
+        found[name] = numbers.astype(np.int64)
+    return found

@@ -146,13 +146,6 @@ class Folder:
         """Rename a hidden file to its name."""
         self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
 
-    def shards(self, names: list[str], plan: Plan) -> Shards:
-        """Return the files of these names as `Shards`, with the totals of a plan."""
-        tokens = int(plan.lengths.sum())
-        files = tuple(map(self.address, names))
-        of_plan = plan.max_length, plan.counts, plan.fill, plan.padding
-        return Shards(files, len(plan), tokens, *of_plan)
-
 
 def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
     """Return the plans of `count` shards of like size, by file name, and the digest of the set.
@@ -241,7 +234,7 @@ def pack_shards(
             raise ValueError(
                 f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out"
             )
-        made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
+        names, rows = pack_ray(dataset, packing, folder, partial(cut, count=num_shards))
     elif derives_from(dataset, "Dataset", "datasets"):
         documents = Documents.of_dataset(dataset, packing.drop_columns)
         whole = packing.plan(documents.lengths)
@@ -251,13 +244,16 @@ def pack_shards(
         kinds = features_of(dataset, PlannedRows(documents, whole, packing)).arrow_schema.metadata
         for name in names:
             folder.write(PlannedRows(documents, parts[name], packing), name, {**kinds, **digest})
-        made = folder.shards(names, whole if shard is None else parts[names[0]])
+        rows = whole if shard is None else parts[names[0]]
     else:
         raise no_examples(
             f"wanted a Dataset of datasets or of ray.data, found {type(dataset).__name__}; pass "
             "one split at a time, each with a path of its own, and each dataset.shard(...) of a "
             "stream to autopack.pack"
         )
+    files, tokens = tuple(map(folder.address, names)), int(rows.lengths.sum())
+    of_rows = rows.max_length, rows.counts, rows.fill, rows.padding
+    made = Shards(files, len(rows), tokens, *of_rows)
     logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
     return made
 
