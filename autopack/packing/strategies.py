@@ -17,9 +17,6 @@ import numpy as np
 from autopack.inspection.configs import text_config
 from autopack.packing.checks import POSITIONS, bounds_of, does_not_fit, invalid, numbered, sums
 
-Rows = tuple[np.ndarray, np.ndarray]
-"""Indices in the order of rows, and the bounds of the rows in it."""
-
 
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
     """Return a random order of `count` indices; with `lengths`, longest first, ties at random.
@@ -47,8 +44,12 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
     return packed.view(np.int64)
 
 
-def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
-    """Return rows by best-fit decreasing: longest document first, into the least room that fits.
+def best_fit(
+    lengths: np.ndarray, max_length: int, limit: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of documents in rows by best-fit decreasing, and the rows' bounds in it.
+
+    The longest document comes first, and each goes into the least room that fits.
 
     Rows of equal room and documents of equal length are interchangeable, so ranges of rows take
     documents together: a row with the least room keeps the least room as long as the next document

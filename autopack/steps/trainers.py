@@ -61,10 +61,9 @@ class StepCutter:
         self.asked = self.max_tokens = max_tokens
         self.steps, self.micro_batches, self.tokens, self.slowest = 0, 0, 0, 0.0
         self._trainer, self._enabled = trainer, enabled
-        self._ignores_left_padding = _ignores_left_padding(enabled)
         self._lenient = lenient
+        self._adapter = adapter_of(trainer) or TRANSFORMERS
         self._refuse_kind()
-        self._rows_each = (adapter_of(trainer) or TRANSFORMERS).rows_each
         self._batches: Sequence[Any] = ()
         self._adds_up = False
         self._per_batch: int | None = None
@@ -75,12 +74,11 @@ class StepCutter:
 
     def remove(self) -> None:
         """Put the trainer's own methods back, where no other code has replaced them since."""
+        own = vars(self._trainer)
         for name in _SEAMS:
-            if vars(self._trainer).get(name) == getattr(self, f"_{name}"):
-                vars(self._trainer).pop(name)
-                vars(self._trainer).update(
-                    {n: value for n, value in self._before.items() if n == name}
-                )
+            if own.get(name) == getattr(self, f"_{name}"):
+                del own[name]
+                own.update({name: self._before[name]} if name in self._before else {})
 
     def __repr__(self) -> str:
         if not self.steps:
@@ -173,11 +171,11 @@ class StepCutter:
             columns, found = cut(
                 [trainer._prepare_inputs(batch) for batch in batches],
                 config,
-                self._rows_each,
+                self._adapter.rows_each,
                 self._enabled.traits.first_position,
             )
-            numbered = "position_ids" in columns.per or self._ignores_left_padding
-            if columns.on_the_left and not numbered:
+            numbered = "position_ids" in columns.per
+            if columns.on_the_left and not (numbered or _ignores_left_padding(self._enabled)):
                 raise _not_cut(
                     trainer,
                     "its batches are padded on the left, which moves its model's positions. Pad on "
@@ -256,7 +254,9 @@ class StepCutter:
         is_half = any(each.dtype.itemsize < 4 for each in model.parameters())
         tolerance = _COARSE if is_half else _TOLERANCE
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
-        of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1
+        of_documents = (
+            columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._adapter.rows_each > 1
+        )
         is_close = partial(math.isclose, together, rel_tol=tolerance, abs_tol=1e-3 * tolerance)
         sums = items is not None and is_close(sum(alone))
         means = of_documents and is_close(sum(alone) / len(alone))
@@ -297,7 +297,7 @@ class StepCutter:
         trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
         own = type(trainer)._prepare_inputs.__module__
         parallel = getattr(accelerator, "parallelism_config", None)
-        why = (adapter_of(trainer) or TRANSFORMERS).why_not_cut(trainer)
+        why = self._adapter.why_not_cut(trainer)
         if not hasattr(trainer, "get_batch_samples"):
             why = (
                 "this release collects no batches of a step beforehand; transformers 4.46 and "

@@ -1,6 +1,8 @@
 """A step that is cut anew has the loss and the gradient norm of the step as it was, or is
 refused."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from transformers import Trainer
@@ -281,10 +283,15 @@ def test_a_budget_is_a_number_of_tokens_for_a_trainer(of, most, said):
     assert not autopack.is_enabled(made)
 
 
-@pytest.mark.parametrize("collate", [texts, packed])
+@pytest.mark.parametrize(
+    "collate",
+    [texts, packed, autopack.PackingCollator(declare=("seq_idx",))],
+    ids=["texts", "packed", "seq_idx"],
+)
 def test_micro_batches_of_a_loop_of_ones_own(collate):
     model = trainer("llama", texts).model
-    batches = [collate(DOCUMENTS[first : first + 4]) for first in range(0, 16, 4)]
+    # the last one declares a single document
+    batches = [collate(DOCUMENTS[a:b]) for a, b in pairwise((0, 4, 8, 15, 16))]
     items = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
     autopack.enable(model)
 
