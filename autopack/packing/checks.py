@@ -369,9 +369,9 @@ def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) ->
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
     """Return documents as pieces of at most `max_length`, by `overflow`, and their `Counts`."""
     count, tokens = len(lengths), int(lengths.sum())
-    documents, over = np.arange(count), lengths > max_length
+    over = lengths > max_length
     if not over.any():
-        return Pieces(documents, zeros(count), lengths, None), Counts(count, tokens)
+        return Pieces(np.arange(count), zeros(count), lengths, None), Counts(count, tokens)
     if overflow == "error":
         index = int(over.argmax())
         raise does_not_fit(
@@ -380,12 +380,11 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         )
     is_split = overflow == "split"
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
-    owners = np.repeat(documents, parts)
+    owners = np.repeat(np.arange(count), parts)
     offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length), None)
-    number = int(over.sum())
+    number, lost = int(over.sum()), tokens - int(pieces.lengths.sum())
     if is_split:
         return pieces, Counts(count, tokens, split=number)
     done = "dropped" if overflow == "drop" else "truncated"
-    lost = {done: number, f"{done}_tokens": tokens - int(pieces.lengths.sum())}
-    return pieces, Counts(count, tokens, **lost)
+    return pieces, Counts(count, tokens, **{done: number, f"{done}_tokens": lost})

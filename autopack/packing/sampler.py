@@ -97,8 +97,6 @@ class PackedBatchSampler:
         check_ints(rows_per_batch=rows_per_batch)
         if cost == "auto":
             cost = None if strategy == "sequential" else CostModel()
-        elif isinstance(cost, str):
-            raise ValueError(f"{cost=}: wanted 'auto', an autopack.packing.CostModel or None")
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
         plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them
         self._options = options | {"max_documents": max_documents and int(max_documents)}
