@@ -258,8 +258,8 @@ def place(lengths: np.ndarray, documents: np.ndarray, options: Any) -> Places:
     rows, width = options.rows or len(used), int(used.max())
     if len(used) > rows:
         raise does_not_fit(
-            f"{rows=}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} of "
-            f"{options.max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
+            f"{rows=}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows "
+            f"of {options.max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
         )
     used = np.append(used, np.zeros(rows - len(used), used.dtype))
     width = (
