@@ -57,10 +57,10 @@ def given(example: Mapping[str, Any], is_pair: bool, rows_each: int) -> list[Con
     rows = np.split(columns[IDS], parts)
     if rows_each > 1:
         return [_compared(rows)]
-    targets: Iterable[Any] = read.per_document.get("labels", [None] * len(rows))
+    targets: Iterable[Any] = [None] * len(rows)
     if not columns.keys().isdisjoint(("labels", *COMPLETION_KEYS)):
-        labels = columns["labels"] if "labels" in columns else labels_of(columns)
-        targets = np.split(labels, parts)
+        targets = columns["labels"] if "labels" in columns else labels_of(columns)
+        targets = targets if "labels" in read.of_documents else np.split(targets, parts)
     return list(map(_content, rows, targets))
 
 

@@ -162,7 +162,7 @@ class TrainerAudit:
         shifts, rows_each = self.shift or self.is_pair, self.adapter.rows_each
         restores = not shifts and all(each.targets is None for each in self.given)
         for batch in islice(loader, MOST):
-            columns, (examples,) = cut([batch], rows_each, self.is_pair, first=first)
+            columns, (examples,) = cut([batch], self.model.config, rows_each, first)
             documents = [words.handed(each, restores) for each in examples]
             of_tokens = columns.per.get("labels") in (Per.TOKEN, Per.TARGET) and rows_each == 1
             counted = list(torch.ones(len(examples), 1))

@@ -280,7 +280,7 @@ def _enable_trainer(
     of_models = Handle.of_several(handles)
     if not trainer_logs.logs_packing(trainer):
         undo.callback(take_back, trainer)
-    boundaries.keep_columns(trainer)
+    kept = boundaries.keep_columns(trainer)
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost, code="trainer-loses-documents")
@@ -288,9 +288,7 @@ def _enable_trainer(
     if max_tokens is not None:
         cut_steps(trainer, of_models.enabled, max_tokens)
     trainer_logs.add_logs(trainer, of_models.enabled.tally)
-    return of_models.of_trainer(
-        EnabledTrainer(trainer, left_alone, tuple(boundaries.kept_columns(trainer)), cut)
-    )
+    return of_models.of_trainer(EnabledTrainer(trainer, left_alone, kept, cut))
 
 
 def disable(model: Any) -> None:

@@ -10,7 +10,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from autopack.integrations.trainers import callbacks_of
 from autopack.runtime.tally import Tally, Volume
-from autopack.steps.fitting import AUTO
+from autopack.steps.step import AUTO
 from autopack.steps.trainers import cutter_of
 
 _PREFIX = "autopack/"

@@ -43,12 +43,8 @@ def reroute(modules: list[nn.Module]) -> None:
 def put_back(modules: list[nn.Module]) -> None:
     """Undo `reroute`: restore the forwards that it replaced on modules."""
     for module in modules:
-        kept = {
-            n: f.kept
-            for n in ("_old_forward", "forward")
-            if isinstance(f := module.__dict__.get(n), _ByClass)
-        }
-        module.__dict__.update(kept)
+        own = module.__dict__
+        own.update({name: each.kept for name, each in own.items() if isinstance(each, _ByClass)})
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:

@@ -41,36 +41,36 @@ _ROWS = 8
 
 
 class KeptColumns(list[str]):
-    """The columns that a trainer keeps, `added` ones among them; `before` is the replaced value."""
+    """The columns that a trainer keeps, `added` ones at the end; `before` is the replaced value."""
 
     before: list[str] | None
-    added: list[str]
+    added: tuple[str, ...]
 
 
-def keep_columns(trainer: Any) -> None:
-    """Add the columns that `PackingCollator` reads to those that a trainer keeps, in place."""
-    collator = collator_of(trainer)
-    if not (drops_columns(trainer) and _packs(collator)) or kept_columns(trainer):
-        return
-    before = trainer._signature_columns
+def keep_columns(trainer: Any) -> tuple[str, ...]:
+    """Have a trainer keep the columns that `PackingCollator` reads; return those that were added.
+
+    What is added already is returned again.
+    """
+    before, collator = getattr(trainer, "_signature_columns", None), collator_of(trainer)
+    if isinstance(before, KeptColumns):
+        return before.added
+    if not (drops_columns(trainer) and _packs(collator)):
+        return ()
     known = found_columns(trainer)
     there = {name for dataset in datasets_of(trainer) for name in _columns(dataset)}
-    added = [name for name in (*_KEPT, *_read_by(collator)) if name in there and name not in known]
+    added = tuple(name for name in (*_KEPT, *_read_by(collator)) if name in there - {*known})
     columns = KeptColumns([*known, *added])
     columns.before, columns.added = before, added
     trainer._signature_columns = columns if added else before
-
-
-def kept_columns(trainer: Any) -> list[str]:
-    """Return the columns that `keep_columns` added to those that a trainer keeps."""
-    columns = getattr(trainer, "_signature_columns", None)
-    return columns.added if isinstance(columns, KeptColumns) else []
+    return added
 
 
 def give_columns_back(trainer: Any) -> None:
     """Undo `keep_columns` on a trainer, in place."""
-    if kept_columns(trainer):
-        trainer._signature_columns = trainer._signature_columns.before
+    columns = getattr(trainer, "_signature_columns", None)
+    if isinstance(columns, KeptColumns):
+        trainer._signature_columns = columns.before
 
 
 def what_is_lost(trainer: Any) -> str | None:
@@ -95,11 +95,7 @@ def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
 
 
 def check_step(
-    model: EnabledModel,
-    holders: list[Any],
-    name: str,
-    layout: PackedLayout | None,
-    is_fed: bool,
+    model: EnabledModel, holders: list[Any], name: str, layout: PackedLayout | None, is_fed: bool
 ) -> None:
     """Raise `InvalidPacking` if the trainer among `holders` takes the documents of a row for one.
 

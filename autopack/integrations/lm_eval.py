@@ -18,7 +18,6 @@ from autopack.layout.host import note_padding
 from autopack.patching import Site, SiteLease
 
 _MODULE = "lm_eval.models.huggingface"
-_PADS = "pad_and_concat"
 
 
 def is_harness(holder: Any) -> bool:
@@ -34,23 +33,20 @@ def lease() -> SiteLease:
 def _sites(_: tuple[str, ...]) -> list[Site]:
     """Return the site of lm-eval's function that pads a batch, in a list."""
     named = ("max_length", "tensors", "padding_side")
-    return [Site(_MODULE, _PADS, _adapt, parameters=named, soft=True)]
+    return [Site(_MODULE, "pad_and_concat", _adapt, parameters=named, soft=True)]
 
 
 def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """Return lm-eval's padding function, extended to note the padding of its batch."""
 
     def pad_and_concat(
-        max_length: int,
-        tensors: list[torch.Tensor],
-        padding_side: Any = "right",
+        max_length: int, tensors: list[torch.Tensor], padding_side: Any = "right"
     ) -> torch.Tensor:
         # it writes to the list
         lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]
         batch = original(max_length, tensors, padding_side)
-        columns = np.arange(batch.shape[1])
         if padding_side == "right" and len(lengths) == len(batch):
-            note_padding(batch, columns < lengths)
+            note_padding(batch, np.arange(batch.shape[1]) < lengths)
         return batch
 
     return pad_and_concat

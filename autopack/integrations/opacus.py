@@ -21,9 +21,12 @@ def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     its own.
     """
     hooks = (hook for module in modules for hook in module._forward_hooks.values())
-    owners: Iterable[Any] = (getattr(hook, "__self__", None) for hook in hooks)
-    theirs = {each for each in owners if type(each).__module__.startswith("opacus.")}
-    counting = [each for each in theirs if getattr(each, "hooks_enabled", False) is True]
+    counting: set[Any] = {
+        owner
+        for hook in hooks
+        if type(owner := getattr(hook, "__self__", None)).__module__.startswith("opacus.")
+        and getattr(owner, "hooks_enabled", False) is True
+    }
     for owner in counting:
         owner.hooks_enabled = False
     try:

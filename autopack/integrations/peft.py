@@ -82,8 +82,9 @@ def watch() -> None:
 
     PEFT need not be imported yet.
     """
-    for name, replacements in _REPLACEMENTS.items():
-        wrapt.register_post_import_hook(functools.partial(_replace_methods, replacements), name)
+    for module, owner, name, instead in _REPLACEMENTS:
+        replace = functools.partial(_replace_method, owner, name, instead)
+        wrapt.register_post_import_hook(replace, module)
 
 
 def _kind(config: Any) -> str:
@@ -156,53 +157,45 @@ class _View:
         return getattr(self._target, name)
 
 
-_Replacement = tuple[str, str, Function]
-_REPLACEMENTS: dict[str, list[_Replacement]] = {
-    "peft.peft_model": [
-        (
-            "PeftModel",
-            "_setup_prompt_encoder",
-            _guard(lambda self, name: (self.base_model, self.peft_config[name])),
-        ),
-        # Reached by every call: the base model may have been enabled after, and unseen from, its
-        # prompt.
-        (
-            "PeftModel",
-            "get_prompt",
-            _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config)),
-        ),
-        ("PeftModelForQuestionAnswering", "forward", _pass_positions_on),
-    ],
-    "peft.tuners.tuners_utils": [
-        (
-            "BaseTuner",
-            "inject_adapter",
-            _guard(
-                lambda self, model, adapter_name, *_, **__: (model, self.peft_config[adapter_name])
-            ),
-        ),
-        ("BaseTuner", "forward", _call_the_model),
-    ],
-    "peft.tuners.adalora.model": [("AdaLoraModel", "forward", _call_the_model)],
-    "peft.tuners.adaption_prompt.model": [
-        (
-            "AdaptionPromptModel",
-            "add_adapter",
-            _guard(lambda self, adapter_name, config: (self.model, config)),
-        )
-    ],
-}
-"""Replacements of PEFT's methods (class, method, replacement), by the module that defines the
-class."""
+_REPLACEMENTS: list[tuple[str, str, str, Function]] = [
+    (
+        "peft.peft_model",
+        "PeftModel",
+        "_setup_prompt_encoder",
+        _guard(lambda self, name: (self.base_model, self.peft_config[name])),
+    ),
+    # Reached by every call: the base model may have been enabled after its prompt, and unseen.
+    (
+        "peft.peft_model",
+        "PeftModel",
+        "get_prompt",
+        _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config)),
+    ),
+    ("peft.peft_model", "PeftModelForQuestionAnswering", "forward", _pass_positions_on),
+    (
+        "peft.tuners.tuners_utils",
+        "BaseTuner",
+        "inject_adapter",
+        _guard(lambda self, model, adapter_name, *_, **__: (model, self.peft_config[adapter_name])),
+    ),
+    ("peft.tuners.tuners_utils", "BaseTuner", "forward", _call_the_model),
+    ("peft.tuners.adalora.model", "AdaLoraModel", "forward", _call_the_model),
+    (
+        "peft.tuners.adaption_prompt.model",
+        "AdaptionPromptModel",
+        "add_adapter",
+        _guard(lambda self, adapter_name, config: (self.model, config)),
+    ),
+]
+"""Replacements of PEFT's methods: module that defines the class, class, method, replacement."""
 
 
-def _replace_methods(replacements: list[_Replacement], module: Any) -> None:
-    """Replace methods of PEFT in a module that has just been imported."""
-    for owner, name, instead in replacements:
-        original = getattr(getattr(module, owner), name)
-        # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
-        if instead is not _call_the_model or "forward" in original.__code__.co_names:
-            wrapt.apply_patch(getattr(module, owner), name, _passing_original(original, instead))
+def _replace_method(owner: str, name: str, instead: Function, module: Any) -> None:
+    """Replace a method of PEFT in a module that has just been imported."""
+    original = getattr(getattr(module, owner), name)
+    # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
+    if instead is not _call_the_model or "forward" in original.__code__.co_names:
+        wrapt.apply_patch(getattr(module, owner), name, _passing_original(original, instead))
 
 
 def _passing_original(original: Function, instead: Function) -> Function:

@@ -64,10 +64,6 @@ class TrainerAdapter:
         others = [each for each in found if each not in self.losses]
         return f"its loss ({others[0]}) may compare examples of a batch" if others else None
 
-    def reference_of(self, trainer: Any) -> Any:
-        """Return the model that the trained one is compared with; None if there is none."""
-        return getattr(trainer, self.reference or "", None)
-
 
 _OF_PAIRS = tuple(
     "sigmoid hinge ipo exo_pair nca_pair robust sppo_hard apo_zero apo_down discopop "

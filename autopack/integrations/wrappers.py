@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, MappingView, Set
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,8 @@ from autopack.runtime.model import Around
 
 _AROUND = ("lightning pytorch_lightning sentence_transformers setfit deepspeed trl opacus").split()
 """Libraries whose modules around a model are known here, beside PEFT, accelerate and torch."""
+unclear = partial(UnsupportedModel, code="which-model")
+"""The error about what holds no model to enable, or several of which one is meant."""
 
 
 def unwrap(model: Any) -> PreTrainedModel:
@@ -33,25 +36,22 @@ def unwrap(model: Any) -> PreTrainedModel:
         return found[0]
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if _is_lightning_trainer(model) and not modules:
-        raise UnsupportedModel(
+        raise unclear(
             "a lightning.Trainer holds no model before trainer.fit(model). Call "
-            "autopack.enable(model) on the LightningModule.",
-            code="which-model",
+            "autopack.enable(model) on the LightningModule."
         )
     if found:
         names = ", ".join(type(inner).__name__ for inner in found)
-        raise UnsupportedModel(
+        raise unclear(
             f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of "
-            "them is meant. Enable those that you train: autopack.enable([first, second]).",
-            code="which-model",
+            "them is meant. Enable those that you train: autopack.enable([first, second])."
         )
-    raise UnsupportedModel(
+    raise unclear(
         "autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, "
         "accelerate, torch.compile or a module or an object of your own that holds one), "
         "transformers Trainers, and lists, tuples and dicts of these; found "
         f"{f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
-        "Pass the model that you train.",
-        code="which-model",
+        "Pass the model that you train."
     )
 
 
@@ -84,18 +84,16 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
     Raises `UnsupportedModel` if there are none, or if they can be read only once or in no order.
     """
     if isinstance(models, Iterator | Set | MappingView):
-        raise UnsupportedModel(
+        raise unclear(
             "autopack enables a model, or a list, tuple or dict of models; found a "
-            f"{type(models).__name__}, which does not keep them in an order. Pass list(models).",
-            code="which-model",
+            f"{type(models).__name__}, which does not keep them in an order. Pass list(models)."
         )
     if not isinstance(models, list | tuple | dict):
         return None
     if not models:
-        raise UnsupportedModel(
+        raise unclear(
             f"wanted models, found an empty {type(models).__name__}. Pass the models that you "
-            "train.",
-            code="which-model",
+            "train."
         )
     if isinstance(models, dict):
         return dict(models)
@@ -121,10 +119,7 @@ def _held_by(holder: Any) -> list[nn.Module]:
 def _is_lightning_trainer(subject: Any) -> bool:
     """Return True for a trainer of Lightning."""
     return derives_from(
-        subject,
-        "Trainer",
-        "lightning.pytorch.trainer.trainer",
-        "pytorch_lightning.trainer.trainer",
+        subject, "Trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"
     )
 
 
@@ -150,10 +145,9 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
     `reward_funcs`, make batches of their own.
     """
     if getattr(trainer, "model_init", None) is not None:
-        raise UnsupportedModel(
+        raise unclear(
             "the trainer has a model_init, and makes a new model when training begins. Call "
-            "autopack.enable(model) in your model_init, before it returns the model.",
-            code="which-model",
+            "autopack.enable(model) in your model_init, before it returns the model."
         )
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
@@ -170,9 +164,8 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
             seen.update(models)
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
     if "model" not in first:
-        raise UnsupportedModel(
+        raise unclear(
             f"{type(trainer).__name__} holds no transformers model in its attribute 'model'. "
-            "Pass the model that you train to autopack.enable.",
-            code="which-model",
+            "Pass the model that you train to autopack.enable."
         )
     return first, second

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a call."""
-
 
 class FirstCall(ForwardGuard):
     """Forward pre-hook that waits for the first call of its model in training.
@@ -55,9 +52,7 @@ class FirstCall(ForwardGuard):
         self.lease = SiteLease(functools.partial(_forward_sites, type(model)))
         self.lease.follow(())
 
-    def __call__(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Arguments | None:
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Compiled code, which may have to be one graph, comes by here and goes no further in
         # evaluation.
         compiling = torch.compiler.is_compiling()
@@ -128,12 +123,7 @@ def _hook_id(module: nn.Module, kind: type = FirstCall) -> int | None:
 
 # It changes the hooks of the model, and what it calls reads values on the host.
 @torch._dynamo.disable
-def _first_call(
-    hook: FirstCall,
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> _Arguments | None:
+def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Enable a model at its first training call; return its new `EntryHook`'s result, or None."""
     here = session.current
     if here is None:
@@ -209,7 +199,7 @@ def _enable(here: Session, module: Any) -> bool:
 
 def _cut_steps(here: Session, enabled: EnabledModel) -> None:
     """Have the running trainer cut its next steps, if the command asks for that."""
-    most, trainer = here.settings.max_tokens, next((found for found, _ in trainers.at_work()), None)
+    most, (trainer, _) = here.settings.max_tokens, next(trainers.at_work(), (None, None))
     if most is None or trainer is None:
         return
     from autopack.steps.trainers import cut_steps
@@ -229,7 +219,7 @@ def _reference() -> PreTrainedModel | None:
     outputs with the outputs of the trained model.
     """
     for trainer, adapter in trainers.at_work():
-        if (reference := adapter.reference_of(trainer)) is not None:
+        if (reference := getattr(trainer, adapter.reference or "", None)) is not None:
             with suppress(UnsupportedModel):  # it stays as it is, as any that is not trained
                 return wrappers.unwrap(reference)
     return None

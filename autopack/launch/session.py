@@ -51,18 +51,15 @@ class ProcessOutcome:
 
     def __str__(self) -> str:
         who = f"{self.processes} processes: " if self.processes > 1 else _of_rank(self.rank)
-        if self.tally is None:
-            return f"{who}{self.text}"
-        said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
-        batches = self.tally if said else "no padded batch came"
-        parts = [
-            f"{who}{self.text}",
-            str(batches) if self.pads else "padded batches stay as they come",
-        ]
-        parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
-        parts += (
-            [f"checked: {self.checked}"] if self.checked is not None and self.checked.every else []
-        )
+        parts, tally = [f"{who}{self.text}"], self.tally
+        if tally is not None:
+            said = any((tally.batches, tally.left, tally.refused, tally.unmasked))
+            batches = f"{tally}" if said else "no padded batch came"
+            parts.append(batches if self.pads else "padded batches stay as they come")
+            if tally.trained is not None:
+                parts.append(f"trained: {tally.trained}")
+        if self.checked is not None and self.checked.every:
+            parts.append(f"checked: {self.checked}")
         return "; ".join(parts)
 
     def add(self, other: ProcessOutcome) -> None:

@@ -6,9 +6,8 @@ Shapes: R rows, C columns of a batch; n tokens of a document.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,51 +38,43 @@ class Per(Enum):
     CALL = auto()
 
 
-@dataclass
-class Columns:
+class Columns(NamedTuple):
     """Keys of the batches of a step, with the unit of each and its value at padding.
 
     `rows_each` is 2 where a batch holds pairs, all first rows before all second ones.
     """
 
     per: dict[str, Per]
-    rows_each: int = 1
-    on_the_left: bool = False
-    fill: dict[str, Any] = field(default_factory=dict)
+    rows_each: int
+    on_the_left: bool
+    fill: dict[str, Any]
 
 
 def cut(
-    batches: Sequence[Batch],
-    rows_each: int = 1,
-    is_pair: bool = False,
-    pad_token: int | None = None,
-    first: int = 0,
+    batches: Sequence[Batch], config: Any, rows_each: int = 1, first: int = 0
 ) -> tuple[Columns, list[list[Example]]]:
     """Return the `Columns` of batches, and the documents of each batch; raise if one cannot be cut.
 
     A batch is padded, with an `attention_mask` (R, C), or holds packed rows in any form that
-    autopack reads; `first` is the position of a first token. An encoder-decoder's batch is cut on
-    both sides (`is_pair`).
+    autopack reads; `first` is the position of a first token. The model's `config` tells the token
+    of padding, and if it is an encoder-decoder, whose batches are cut on both sides.
     """
     if not batches:
         raise _not_cut("the step has no batch")
     parts, places, paddings = zip(*(_with_places(batch, first) for batch in batches), strict=True)
     shapes = [tokens_of(part).shape[:2] for part in parts]
     names = dict.fromkeys(name for part in parts for name in part)
+    is_pair = bool(getattr(config, "is_encoder_decoder", False))
     per = {
         n: _unit_of(n, [part.get(n) for part in parts], shapes, rows_each, is_pair) for n in names
     }
     if rows_each > 1 and [*map(len, places)] != [rows for rows, _ in shapes]:
         raise _not_cut("its rows are pairs, and hold several documents each")
-    columns = Columns(per, rows_each)
-    for part, lies, padding in zip(parts, places, paddings, strict=True):
-        if padding is None:
-            continue
-        columns.on_the_left |= any(start for _, start, _ in lies)
-        for name in names:
-            if per[name] is Per.TOKEN and name not in columns.fill:
-                columns.fill[name] = part[name][torch.from_numpy(padding).to(part[name].device)][0]
-    columns.fill = {"input_ids": pad_token or 0, "labels": IGNORED_LABEL, **columns.fill, _MASK: 0}
+    padded = [each for each in zip(parts, places, paddings, strict=True) if each[2] is not None]
+    fill = {"input_ids": getattr(config, "pad_token_id", None) or 0, "labels": IGNORED_LABEL}
+    fill |= {n: part[n][at] for part, _, at in padded[:1] for n in names if per[n] is Per.TOKEN}
+    on_the_left = any(start for _, lies, _ in padded for _, start, _ in lies)
+    columns = Columns(per, rows_each, on_the_left, {**fill, _MASK: 0})
     return columns, [
         _examples(part, lies, columns) for part, lies in zip(parts, places, strict=True)
     ]
@@ -119,16 +110,16 @@ def tokens_of(batch: Batch) -> torch.Tensor:
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         found = ", ".join(batch) or "nothing"
         raise _not_cut(
-            f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}",
+            f"it wants input_ids or inputs_embeds of shape (rows, columns, ...), and found {found}"
         )
     return tokens
 
 
-def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], np.ndarray | None]:
-    """Return a batch with an `attention_mask`, its documents' places, and a mask of its padding.
+def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place], Any]:
+    """Return a batch with an `attention_mask`, its documents' places, and the first padding's.
 
-    That mask, (R, C) bool, is None without padding, and for packed rows. Declarations of packed
-    rows are left out of the batch.
+    That one, row and column, is None without padding, and for packed rows. What only declares
+    documents is left out of the batch.
     """
     if not isinstance(batch, Mapping):
         raise _not_cut(f"it is a {type(batch).__name__} and not a mapping from names to tensors")
@@ -138,21 +129,20 @@ def _with_places(batch: Batch, first: int) -> tuple[dict[str, Any], list[Place],
         )
     tokens = tokens_of(batch)
     shape = rows, columns = len(tokens), tokens.shape[1]
-    found = {name: value for name, value in batch.items() if value is not None}
-    declared = declarations.read(found, shape, tokens.device, first)
+    given = {name: value for name, value in batch.items() if value is not None}
+    declared = declarations.read(given, shape, tokens.device, first)
     layout, real = declared.layout, declared.real_of(shape)
     if layout is None:
-        if found.get(_MASK) is None or found[_MASK].dim() != 2:
-            found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
         start = real.argmax(1)
         sizes = columns - real[:, ::-1].argmax(1) - start
         begins = np.arange(rows) * columns + start
-        padding = None if real.all() else ~real
+        padding = next(zip(*np.nonzero(~real), strict=True), None)
     else:
-        found = {name: value for name, value in found.items() if name not in LAYOUT_KWARGS}
-        found[_MASK] = torch.ones(shape, dtype=torch.long, device=tokens.device)
         kept = slice(None) if layout.is_padding is None else ~layout.is_padding
         begins, sizes, padding = layout.bounds[:-1][kept], layout.sizes[kept], None
+        real = np.ones(shape, bool)
+    found = {name: value for name, value in given.items() if name not in LAYOUT_KWARGS}
+    found[_MASK] = torch.from_numpy(real).to(tokens.device).long()
     row, start = np.divmod(begins, columns)
     return found, np.stack([row, start, start + sizes], 1).tolist(), padding
 
@@ -163,33 +153,21 @@ def _unit_of(
     """Return the unit of a key's values, one for each batch; raise `InvalidPacking` without one."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if len(tensors) == len(values):
-        grids = [value.shape[:2] == shape for value, shape in zip(tensors, shapes, strict=True)]
-        if (
-            is_pair
-            and (name == "labels" or name.startswith("decoder_"))
-            and all(each.dim() > 1 for each in tensors)
-        ):
+        is_target = is_pair and (name == "labels" or name.startswith("decoder_"))
+        if is_target and all(each.dim() > 1 for each in tensors):
             return Per.TARGET
-        if all(grids) and not (name == "labels" and tensors[0].is_floating_point()):
+        is_float = name == "labels" and tensors[0].is_floating_point()
+        if [each.shape[:2] for each in tensors] == shapes and not is_float:
             return Per.TOKEN
+    listed = [value for value in values if isinstance(value, list | tuple)]
+    sizes = [*map(len, listed or (each for each in tensors if each.dim()))]
     for per, each in ((Per.ROW, 1), (Per.EXAMPLE, rows_each)):
         counts = [rows // each for rows, _ in shapes]
-        if [_count(value) for value in values] == counts and len(
-            {tuple(each.shape[1:]) for each in tensors}
-        ) < 2:
+        if sizes == counts and len({each.shape[1:] for each in tensors}) < 2:
             return per
     if not tensors and all(value == values[0] for value in values):
         return Per.CALL
-    found = (
-        " and ".join(sorted({str(tuple(each.shape)) for each in tensors})) or "values that differ"
-    )
-    raise _not_cut(f"nothing says what of {name} belongs to which row: found {found}")
-
-
-def _count(value: Any) -> int | None:
-    """Return the length of a tensor, list or tuple; None for a value without one."""
-    is_sized = value.dim() if isinstance(value, torch.Tensor) else isinstance(value, list | tuple)
-    return len(value) if is_sized else None
+    raise _not_cut(f"nothing says what of {name} belongs to which row")
 
 
 def _examples(batch: Batch, places: list[Place], columns: Columns) -> list[Example]:

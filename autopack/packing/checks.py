@@ -8,9 +8,9 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -96,17 +96,14 @@ def check_columns(names: Collection[Any], option: str) -> None:
     if IDS not in names:
         raise unusable(
             f"wanted 'input_ids', found {sorted(names)}; tokenize first (inputs_embeds are not "
-            "packed)",
+            "packed)"
         )
     if len(labels := [name for name in names if name in LABEL_KEYS]) > 1:
         raise unusable(f"found {labels}, which all are labels; name all but one in {option}")
 
 
 def refuse_unlike(
-    names: Sequence[Collection[Any]],
-    optional: Collection[Any],
-    remedy: str,
-    kind: str = "",
+    names: Sequence[Collection[Any]], optional: Collection[Any], remedy: str, kind: str = ""
 ) -> None:
     """Raise `InvalidPacking` unless all examples have the same names, except for `optional` ones.
 
@@ -227,11 +224,12 @@ class Counts:
 def nothing_left(counts: Counts) -> InvalidPacking:
     """Return the error for data whose documents were all dropped."""
     return does_not_fit(
-        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it",
+        f"no document is left of {counts.documents:,}: all are longer than max_length; raise it"
     )
 
 
-class Pieces(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Pieces:
     """Documents, or parts of them: index, first token and length of each, (pieces,) int64.
 
     `shared` are the tokens that another piece begins with and computes; None if there are none.
@@ -240,27 +238,29 @@ class Pieces(NamedTuple):
     documents: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
-    shared: np.ndarray | None = None
+    shared: np.ndarray | None
 
     @property
-    def computed(self) -> np.ndarray:
+    def _computed(self) -> np.ndarray:
         """Number of tokens of each piece without shared ones, (pieces,) int64."""
         return self.lengths if self.shared is None else self.lengths - self.shared
 
-    def take(self, order: np.ndarray) -> Pieces:
+    def _take(self, order: np.ndarray) -> Any:
         """Return the pieces at these indices; offsets made by `zeros` stay one number in memory."""
-        given = (column for column in self if column is not None)
-        return Pieces(
-            *(
-                np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order]
-                for c in given
-            ),
+        given = {each.name: getattr(self, each.name) for each in fields(Pieces)}
+        return replace(
+            self,
+            **{
+                name: np.broadcast_to(v[:1], order.shape) if v.strides == (0,) else v[order]
+                for name, v in given.items()
+                if v is not None
+            },
         )
 
-    def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
+    def _rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Any, np.ndarray]:
         """Return the pieces of `chosen` rows, by the `bounds` of all rows, and their own bounds."""
         sizes = np.diff(bounds)[chosen]
-        return self.take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
+        return self._take(np.repeat(bounds[chosen], sizes) + numbered(sizes)), bounds_of(sizes)
 
 
 def to_numpy(value: Any) -> Any:
@@ -281,12 +281,12 @@ def numbers(key: str, value: Any) -> np.ndarray:
         found = np.asarray(to_numpy(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise unusable(
-            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys",
+            f"{key!r}: cannot be read as numbers ({error}); fix it, or name it in drop_keys"
         ) from error
     kind = found.dtype.kind
     if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
         raise unusable(
-            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys",
+            f"{key!r}: found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys"
         )
     return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
 
@@ -329,9 +329,8 @@ def read(lengths: Any, copy: bool = True) -> np.ndarray:
     found = ints("lengths", lengths)
     if not len(found):
         raise no_examples("lengths: wanted at least one document, found none")
-    check_each("lengths", found, found < 1, "wanted at least 1 token; leave empty documents out")
-    way = "cut such documents into several, or leave them out"
-    check_each("lengths", found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {way}")
+    wanted = f"wanted at least 1 token, and at most {LONGEST:,}; leave such documents out"
+    check_each("lengths", found, (found < 1) | (found > LONGEST), wanted)
     return found.astype(np.int64, copy=copy)
 
 
@@ -346,15 +345,15 @@ def ints(name: str, given: Any) -> np.ndarray:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
         raise wrong_numbers(
-            f"{name}: wanted one int per document, found what is no array: {error}",
+            f"{name}: wanted one int per document, found what is no array: {error}"
         ) from error
     if found.ndim != 1:
         raise wrong_numbers(
-            f"{name}: wanted one int per document, found shape {found.shape}; pass len() of each",
+            f"{name}: wanted one int per document, found shape {found.shape}; pass len() of each"
         )
     if found.dtype.kind in "iu" or not found.size:
         return found
-    values = np.array(given if isinstance(given, (list, tuple)) else found.tolist(), object)
+    values = np.asarray(given, object)
     is_other = np.array([not is_int(value) for value in values])
     check_each(name, values, is_other, f"wanted an int; convert from {found.dtype}")
     return values  # ints of more than 64 bits
@@ -370,9 +369,9 @@ def check_each(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str) ->
 def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
     """Return documents as pieces of at most `max_length`, by `overflow`, and their `Counts`."""
     count, tokens = len(lengths), int(lengths.sum())
-    documents, over = np.arange(count), lengths > max_length
+    over = lengths > max_length
     if not over.any():
-        return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
+        return Pieces(np.arange(count), zeros(count), lengths, None), Counts(count, tokens)
     if overflow == "error":
         index = int(over.argmax())
         raise does_not_fit(
@@ -381,12 +380,11 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         )
     is_split = overflow == "split"
     parts = -(-lengths // max_length) if is_split else np.where(over, overflow == "truncate", 1)
-    owners = np.repeat(documents, parts)
+    owners = np.repeat(np.arange(count), parts)
     offsets = numbered(parts) * max_length if is_split else zeros(len(owners))
-    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
-    number = int(over.sum())
+    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length), None)
+    number, lost = int(over.sum()), tokens - int(pieces.lengths.sum())
     if is_split:
         return pieces, Counts(count, tokens, split=number)
     done = "dropped" if overflow == "drop" else "truncated"
-    lost = {done: number, f"{done}_tokens": tokens - int(pieces.lengths.sum())}
-    return pieces, Counts(count, tokens, **lost)
+    return pieces, Counts(count, tokens, **{done: number, f"{done}_tokens": lost})

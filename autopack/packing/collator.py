@@ -37,13 +37,7 @@ from autopack.packing.checks import (
     token_weights,
     unusable,
 )
-from autopack.packing.examples import (
-    Example,
-    check_alike,
-    joined,
-    merge,
-    read_example,
-)
+from autopack.packing.examples import Example, check_alike, joined, merge, read_example
 from autopack.packing.media import join, read_pictures, spread_masks
 from autopack.packing.strategies import Places, place
 
@@ -186,10 +180,8 @@ class PackingCollator:
             from autopack.integrations.wrappers import unwrap
 
             model = unwrap(model)
-        forward = getattr(type(model), "forward", None)
-        arguments: Collection[str] = (
-            () if forward is None else inspect.signature(forward).parameters
-        )
+        forward = getattr(type(model), "forward", lambda: None)  # a config has none
+        arguments = inspect.signature(forward).parameters
         if "decoder_input_ids" in arguments:
             raise ValueError(
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one "
@@ -201,14 +193,13 @@ class PackingCollator:
         from autopack.inspection.source import shifts_labels
         from autopack.registry import families, first_position
 
-        found: dict[str, Any] = {}
         if "first_position" not in options:
-            found["first_position"] = first_position(text_config(config))
+            options["first_position"] = first_position(text_config(config))
         if row_head(model) is not None:
-            found["labels"] = "given"
+            options.setdefault("labels", "given")
         elif "labels" in arguments and not shifts_labels(model):
-            found["labels"] = "unshifted"  # a label and the logits of its column
-        made = cls(**(found | options))
+            options.setdefault("labels", "unshifted")  # a label and the logits of its column
+        made = cls(**options)
         by_row = any(
             config.model_type in types
             for family in families()
@@ -232,21 +223,24 @@ class PackingCollator:
         check_in("return_tensors", return_tensors, ("pt", "np"))
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise no_examples(
-                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts",
+                f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts"
             )
         if not (examples := list(examples)):
             raise no_examples(
                 "wanted at least one example, found an empty batch; leave empty batches out"
             )
-        read = self._read_all(examples)
+        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
+        merged = None if self.max_length else merge(examples, ignored)
+        read = [] if merged is None else [merged]
+        for index, example in enumerate(() if read else examples):
+            with reworded(partial("example {}, {}".format, index)):
+                read.append(self._read(example, ignored))
         self._add_labels(read)
         check_alike(read)
         documents = bounds_of([len(example.starts) for example in read])
         media = [example.media for example in read]
         whole = joined(read, self.first_position)
-        multiple = self.pad_to_multiple_of or 1
-        limits = self.max_length, multiple, self.max_documents, self.rows
-        placed = place(whole.lengths, documents, *limits)
+        placed = place(whole.lengths, documents, self)
         batch = self._assemble(whole, placed)
         if any(media):
             rows, width = placed.real.shape
@@ -267,17 +261,6 @@ class PackingCollator:
             )
         return batch
 
-    def _read_all(self, examples: list[Any]) -> list[Example]:
-        """Return the examples as arrays: one `Example` of all if `merge` can, else one for each."""
-        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
-        if not self.max_length and (merged := merge(examples, ignored)) is not None:
-            return [merged]
-        read = []
-        for index, example in enumerate(examples):
-            with reworded(partial("example {}, {}".format, index)):
-                read.append(self._read(example, ignored))
-        return read
-
     def _read(self, example: Any, ignored: set[str]) -> Example:
         """Return one example as arrays; if too long, truncate it or raise, as `overflow` says."""
         read = read_example(
@@ -287,22 +270,23 @@ class PackingCollator:
             self.image_processor is not None,
             self.labels == "completions",
         )
-        found = f"{IDS!r}: found {len(read)} tokens"
         if self.max_length and len(read) > self.max_length:
             if self.overflow == "error":
-                found += f" for rows of at most max_length={self.max_length}"
-                raise unusable(f"{found}; raise it, or pass overflow='truncate'")
+                raise unusable(
+                    f"{IDS!r}: found {len(read)} tokens for rows of at most max_length="
+                    f"{self.max_length}; raise it, or pass overflow='truncate'"
+                )
             if read.media:
                 raise unusable(
-                    f"{found} and {[*read.media]}, which are not cut with them; raise max_length"
+                    f"{IDS!r}: found {len(read)} tokens and {[*read.media]}, which are not cut "
+                    "with them; raise max_length"
                 )
             read.truncate(self.max_length)
         if self.max_documents and len(read.starts) > self.max_documents:
-            found = (
+            raise unusable(
                 f"{IDS!r}: found {len(read.starts)} documents for rows of at most "
-                f"{self.max_documents}"
+                f"{self.max_documents}; raise max_documents, or pack with it"
             )
-            raise unusable(f"{found}; raise max_documents, or pack with it")
         return read
 
     def _add_labels(self, examples: list[Example]) -> None:
@@ -313,9 +297,7 @@ class PackingCollator:
         """
         if self.labels in ("given", "none"):
             return
-        lacking = [
-            each for each in examples if "labels" not in {**each.columns, **each.per_document}
-        ]
+        lacking = [each for each in examples if "labels" not in each.columns]
         if len(lacking) < len(examples) and self.labels != "completions":
             return
         if lacking and self.labels == "unshifted":
@@ -324,7 +306,7 @@ class PackingCollator:
             example.columns["labels"] = labels_of(example.columns)
         # losses of completions read a mask, which other examples of the batch lack
         if self.labels == "completions":
-            for columns in (example.columns for example in examples if "labels" in example.columns):
+            for columns in (each.columns for each in examples if "labels" not in each.of_documents):
                 for key in COMPLETION_KEYS:
                     columns.pop(key, None)
                 columns[COMPLETION_KEYS[0]] = (columns["labels"] != IGNORED_LABEL).astype(np.int64)
@@ -339,17 +321,20 @@ class PackingCollator:
             placed.check_positions(positions.reshape(-1))
         batch: dict[str, Any] = {IDS: None, POSITIONS: positions}
         for key, values in whole.columns.items():
-            batch[key] = np.full((*shape, *values.shape[1:]), PADDING.get(key, 0), values.dtype)
-            batch[key][real] = values
-        if self.labels != "unshifted" and "labels" in batch:
+            batch[key] = values
+            if key not in whole.of_documents:
+                batch[key] = np.full((*shape, *values.shape[1:]), PADDING.get(key, 0), values.dtype)
+                batch[key][real] = values
+        has_labels = "labels" in batch.keys() - whole.of_documents
+        if self.labels != "unshifted" and has_labels:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
-            if "labels" not in batch:
+            if not has_labels:
                 raise invalid(
                     0, "labels", "found none per token, which loss_weights= is for; leave it out"
                 )
             given = np.zeros(len(starts))  # what documents of padding keep
-            given[real.flat[starts]] = whole.per_document.pop(DOCUMENT_WEIGHT, 1)
+            given[real.flat[starts]] = batch.pop(DOCUMENT_WEIGHT, 1)
             targets = batch["labels"].ravel() != IGNORED_LABEL
             batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(
                 shape
@@ -363,7 +348,7 @@ class PackingCollator:
             cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
-        return batch | whole.per_document
+        return batch
 
 
 def _warn_if_not_enabled(model: Any) -> None:

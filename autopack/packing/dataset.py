@@ -25,7 +25,6 @@ from autopack.packing.checks import (
     Overflow,
     bounds_of,
     check_options,
-    invalid,
     labels_of,
     no_examples,
     nothing_left,
@@ -33,7 +32,14 @@ from autopack.packing.checks import (
     reworded,
     unusable,
 )
-from autopack.packing.documents import Documents, Values, columns_kept, columns_of, from_columns
+from autopack.packing.documents import (
+    Documents,
+    Values,
+    columns_kept,
+    columns_of,
+    from_columns,
+    refuse_tokens,
+)
 from autopack.packing.media import has_pictures
 from autopack.packing.plans import Plan, Strategy, groups_of, plan
 from autopack.version import __version__
@@ -87,20 +93,29 @@ class PlannedRows:
         tokens = bounds_of(plan.lengths)
         starts = tokens[:-1]
         values = documents.values(plan.documents, plan.offsets, plan.lengths)
-        _refuse(values[IDS] < 0, plan, IDS, "found a token id below 0")
+        pieces = plan.documents, plan.lengths
+        refuse_tokens(values[IDS] < 0, *pieces, IDS, "found a token id below 0")
         if documents.label_key is None and values.keys() & {*COMPLETION_KEYS}:
             values["labels"] = labels_of(values)  # trainers drop columns that they do not know
             values = {name: array for name, array in values.items() if name not in COMPLETION_KEYS}
         key = documents.label_key or "labels"
         if self.packing.mask_first_label and key in values:
-            values[key] = _without_first(values[key], starts, key)
+            labels = values[key]
+            if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
+                raise unusable(
+                    f"column {key!r}: found {getattr(labels, 'dtype', '') or labels.type}, wanted "
+                    "signed ints, of which -100 is no target; cast it, or pass mask_first_label="
+                    "False"
+                )
+            values[key] = labels.copy()
+            values[key][starts] = IGNORED_LABEL
         if POSITIONS in values:
             # A difference of small types wraps around: 255, 0 would go on by 1.
             breaks = np.diff(np.asarray(values[POSITIONS]).astype(np.int64), prepend=0) != 1
             breaks[starts] = False
-            _refuse(
+            refuse_tokens(
                 breaks,
-                plan,
+                *pieces,
                 POSITIONS,
                 "found positions that restart; pack the documents themselves, or name the "
                 "column in drop_columns",
@@ -123,26 +138,6 @@ class PlannedRows:
         """Yield tables of all rows, about a million tokens at a time."""
         for first in range(0, len(self.plan), self.width):
             yield self.table(first, first + self.width)
-
-
-def _refuse(wrong: np.ndarray, plan: Plan, name: str, reason: str) -> None:
-    """Raise `InvalidPacking` for the document of the first `wrong` token of a plan, if any."""
-    if wrong.any():
-        piece = np.searchsorted(np.cumsum(plan.lengths), wrong.argmax(), "right")
-        raise invalid(int(plan.documents[piece]), name, reason, "column ")
-
-
-def _without_first(labels: Values, starts: np.ndarray, key: str) -> np.ndarray:
-    """Return labels per token, copied, with -100 at `starts`; raise unless they are signed ints."""
-    if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
-        kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
-        raise unusable(
-            f"column {key!r}: found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no "
-            "target; cast it, or pass mask_first_label=False"
-        )
-    masked = labels.copy()
-    masked[starts] = IGNORED_LABEL
-    return masked
 
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
@@ -169,11 +164,11 @@ class Packing:
         check_options(Packing, vars(self))
         if not isinstance(self.groups, (str, bool)):
             raise ValueError(f"groups={self.groups!r}: wanted the name of a column, True or False")
-        plan([1], self.max_length, **self.planned)  # checks them
+        self.plan([1])  # checks the others
         self.max_length, self.first_position = int(self.max_length), int(self.first_position)
         self.drop_columns = sorted(self.drop_columns, key=str)
 
-    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
+    def plan(self, lengths: Any, **changes: Any) -> Plan:
         """Return the plan of documents of these lengths; `changes` replace options.
 
         An error names the example.
@@ -219,7 +214,7 @@ class Packing:
             for name, values in columns.items():
                 if name not in self.drop_columns and all(value is None for value in values):
                     raise unusable(
-                        f"column {name!r}: found no value; fill it, or name it in drop_columns",
+                        f"column {name!r}: found no value; fill it, or name it in drop_columns"
                     )
             documents = self.documents(columns)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
@@ -302,7 +297,14 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: if pyarrow is missing: `pip install "autopack[data]"`.
     """
-    check_options(pack, locals())
+    options = dict(locals())
+    check_options(pack, options)
+    if any(derives_from(dataset, f"{kind}DatasetDict", "datasets") for kind in ("", "Iterable")):
+        splits = {}
+        for name, split in dataset.items():
+            with reworded(partial("split {!r}: {}".format, name)):
+                splits[name] = pack(**options | {"dataset": split})
+        return type(dataset)(splits)
     planned = {
         "strategy": strategy,
         "seed": seed,
@@ -311,19 +313,6 @@ def pack(
     }
     columns = drop_columns, first_position, mask_first_label, groups
     packing = Packing(max_length, planned, *columns)
-    if not any(
-        derives_from(dataset, name, "datasets") for name in ("DatasetDict", "IterableDatasetDict")
-    ):
-        return _pack(dataset, packing, buffer_size, num_proc)
-    made = {}
-    for name, split in dataset.items():
-        with reworded(partial("split {!r}: {}".format, name)):
-            made[name] = _pack(split, packing, buffer_size, num_proc)
-    return type(dataset)(made)
-
-
-def _pack(dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None) -> Any:
-    """Return the packed rows of one split, in a dataset of its kind; of a list, as mappings."""
     if derives_from(dataset, "IterableDataset", "datasets"):
         names = dataset.column_names or [*next(iter(dataset.take(1)), {})]
         buffers = {"batched": True, "batch_size": buffer_size, "remove_columns": names}
@@ -347,11 +336,11 @@ def features_of(dataset: Any, rows: PlannedRows) -> Any:
     import datasets
 
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
-    for name in (*rows.documents.per_token, *rows.documents.per_document):
-        if name not in features:  # a mask of targets, which became labels
-            continue
-        of_token = getattr(dataset.features[name], "feature", None)
-        kind = of_token if name in rows.documents.per_token else dataset.features[name]
+    # A mask of targets became labels.
+    for name in features.keys() & {*rows.documents.per_token, *rows.documents.per_document}:
+        kind = dataset.features[name]
+        if name in rows.documents.per_token:
+            kind = getattr(kind, "feature", None)
         inner: Any = kind
         while hasattr(inner, "feature"):  # several images for each document
             inner = inner.feature

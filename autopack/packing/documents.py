@@ -124,18 +124,12 @@ class Documents:
         for name in self.per_token if names is None else names:
             begins = self._starts[name][rows] + self._begins[rows] + starts
             found = self._gathered(name, rows, begins, lengths)
-            if isinstance(found, pa.Array) and found.null_count:
-                token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
-                index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-                reason = (
-                    "found a token without a value; fill it, or name the column in drop_columns"
-                )
-                raise invalid(index, name, reason, "column ")
-            made[name] = (
-                found.to_numpy()
-                if isinstance(found, pa.Array) and _is_number(found.type)
-                else found
-            )
+            if isinstance(found, pa.Array):
+                absent = found.is_null().to_numpy(zero_copy_only=False)
+                reason = "found a token without a value; fill it, or name it in drop_columns"
+                refuse_tokens(absent, documents, lengths, name, reason)
+                found = found.to_numpy() if _is_number(found.type) else found
+            made[name] = found
         return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
@@ -173,8 +167,7 @@ class Documents:
         """Return a number per document, equal for equal values of a column; -1 without a value."""
         if name not in self.table.column_names:
             raise wrong_numbers(
-                f"groups: found no column {name!r} in {list(self.table.column_names)}; name "
-                "another",
+                f"groups: found no column {name!r} in {list(self.table.column_names)}; name another"
             )
         try:
             values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
@@ -222,13 +215,11 @@ class Documents:
             return False  # empty lists throughout, of whatever they are in other data
         index = int(wrong.argmax())
         reason = (
-            f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, "
-            "wanted one per token"
+            f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted "
+            "one per token; name the column in drop_columns"
         )
-        way = "name the column in drop_columns"
-        if holds_media(name):
-            way += ", keep the pictures themselves, and give PackingCollator an image_processor"
-        raise invalid(index, name, f"{reason}; {way}", "column ")
+        way = ", keep the pictures themselves, and give PackingCollator an image_processor"
+        raise invalid(index, name, reason + way * holds_media(name), "column ")
 
     def _remove_padding(self) -> None:
         """Leave out zeros of the mask at both ends of each document; raise for other zeros."""
@@ -255,6 +246,15 @@ class Documents:
         self._begins, self._sizes = begins, lengths
 
 
+def refuse_tokens(
+    wrong: np.ndarray, documents: np.ndarray, lengths: np.ndarray, name: str, reason: str
+) -> None:
+    """Raise `InvalidPacking` for the document of the first `wrong` token in parts, if any."""
+    if wrong.any():
+        part = np.searchsorted(np.cumsum(lengths), wrong.argmax(), "right")
+        raise invalid(int(documents[part]), name, reason, "column ")
+
+
 def columns_kept(names: Sequence[str], drop_columns: Collection[str]) -> list[str]:
     """Return the column names in their order, without `drop_columns`.
 
@@ -277,9 +277,7 @@ def columns_kept(names: Sequence[str], drop_columns: Collection[str]) -> list[st
 def _is_list(kind: pa.DataType) -> bool:
     """Return True for an arrow type of lists, also of a fixed size, or of datasets' arrays."""
     kind = getattr(kind, "storage_type", kind)
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -295,11 +293,8 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 def _as_list(array: pa.Array) -> pa.Array:
     """Return an arrow array of lists, of a fixed size or an extension too, as one with offsets."""
     array = getattr(array, "storage", array)
-    return (
-        array.cast(pa.large_list(array.type.value_type))
-        if pa.types.is_fixed_size_list(array.type)
-        else array
-    )
+    is_fixed = pa.types.is_fixed_size_list(array.type)
+    return array.cast(pa.large_list(array.type.value_type)) if is_fixed else array
 
 
 def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -315,16 +310,13 @@ def from_columns(values: Mapping[str, Sequence[Any]]) -> pa.Table:
     made = {}
     for name, column in values.items():
         try:
-            made[name] = pa.array([_value(v) for v in column], from_pandas=False)
+            read = (to_numpy(value) for value in column)
+            # Arrow takes arrays of one axis.
+            lists = [v.tolist() if isinstance(v, np.ndarray) and v.ndim != 1 else v for v in read]
+            made[name] = pa.array(lists, from_pandas=False)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise unusable(
                 f"column {name!r}: found values that make no column ({error}); fix them, or name "
                 "it in drop_columns"
             ) from error
     return pa.table(made)
-
-
-def _value(value: Any) -> Any:
-    """Return a value as arrow takes it: an array of one axis, lists for other arrays, or itself."""
-    value = to_numpy(value)
-    return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

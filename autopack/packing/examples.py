@@ -3,11 +3,8 @@ starts."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,6 @@ from autopack.packing.checks import (
     numbered,
     numbers,
     refuse_unlike,
-    to_numpy,
     unusable,
 )
 from autopack.packing.media import SEEN, is_media, seen_per_token, take_pictures
@@ -40,15 +36,15 @@ ANSWERS = ("chosen_ids", "rejected_ids")
 
 @dataclass
 class Example:
-    """One example as arrays by key: values per token (tokens, ...), per document (documents, ...).
+    """One example as arrays by key: values per token (tokens, ...).
 
-    `starts` are the tokens at which its documents start; the first is 0. `media` belong to all of
-    them.
+    Keys in `of_documents` have values per document, (documents, ...). `starts` are the tokens at
+    which its documents start; the first is 0. `media` belong to all of them.
     """
 
     columns: dict[str, np.ndarray]
     starts: np.ndarray
-    per_document: dict[str, np.ndarray] = field(default_factory=dict)
+    of_documents: set[str] = field(default_factory=set)
     media: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -61,9 +57,9 @@ class Example:
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, and the documents that begin in them, in place."""
-        self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
-        self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
+        ends = length, len(self.starts)
+        self.columns = {k: v[: ends[k in self.of_documents]] for k, v in self.columns.items()}
 
 
 def _of_completions(values: dict[str, Any]) -> dict[str, Any]:
@@ -85,28 +81,23 @@ def _of_completions(values: dict[str, Any]) -> dict[str, Any]:
     if name == COMPLETIONS and len(rests[0]) and np.ndim(rests[0][0]) > 0:
         (rests,) = rests  # several completions
     documents = [np.concatenate([prompt, _tokens(name, rest)]) for rest in rests]
-    if not all(map(len, documents)):
+    lengths = np.array([*map(len, documents)])
+    if not lengths.all():
         raise unusable(f"{name!r}: found no token, nor in {PROMPT!r}; leave empty documents out")
-    targets = [np.arange(len(document)) >= len(prompt) for document in documents]
-    return {
-        IDS: np.concatenate(documents),
-        COMPLETION_KEYS[0]: np.concatenate(targets).astype(np.int64),
-        LENGTHS: [len(document) for document in documents],
-        **values,
-    }
+    targets = (numbered(lengths) >= len(prompt)).astype(np.int64)
+    made = {IDS: np.concatenate(documents), COMPLETION_KEYS[0]: targets, LENGTHS: lengths}
+    return made | values
 
 
 def _tokens(name: str, value: Any) -> np.ndarray:
     """Return token ids as an int array (tokens,); raise `InvalidPacking` for anything else."""
     found = numbers(name, value)
-    if found.shape == (0,):
-        return found.astype(np.int64)
-    if found.ndim != 1 or found.dtype.kind != "i":
+    if found.ndim != 1 or (found.size and found.dtype.kind != "i"):
         raise unusable(
             f"{name!r}: wanted tokens, ints of shape (T,), found {found.dtype} of shape "
-            f"{found.shape}",
+            f"{found.shape}"
         )
-    return found
+    return found.astype(np.int64)
 
 
 def read_example(
@@ -155,8 +146,7 @@ def read_example(
             for k, values in arrays.items()
         }
     declared = {key: arrays.pop(key) for key in OF_EXAMPLES if key in arrays}
-    wanted = "one value per token" + " or one number per document" * completes
-    wanted += "; name it in drop_keys" + " (scalars are not packed)" * (not completes)
+    wanted = "one value per token, or one number per document of completions; name it in drop_keys"
     for key, values in declared.items():
         if key != LENGTHS and values.shape != ids.shape:
             raise unusable(
@@ -172,36 +162,38 @@ def read_example(
         read.media[key] = seen_per_token(key, values, tokens)[real] if key in SEEN else values
     documents, is_packed = len(starts), LENGTHS in declared
     for key, values in arrays.items():
-        of_each = np.atleast_1d(values)
+        of_each, name = np.atleast_1d(values), "labels" if key in LABEL_KEYS else key
         if key == LOSS_WEIGHTS and weighs:
             raise unusable(
                 f"{key!r}: found beside the option loss_weights=; give one of them, or drop it"
             )
-        elif key == DOCUMENT_WEIGHT and weighs:
+        if key == DOCUMENT_WEIGHT and weighs:
             if of_each.shape != starts.shape or not 0 <= of_each.min() <= of_each.max() < np.inf:
                 raise unusable(
                     f"{key!r}: found {of_each.tolist()}, wanted a finite number of at least 0 for "
                     f"each of {documents} document(s)"
                 )
-            read.per_document[key] = of_each
-        elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
-            read.columns["labels"] = values[real].astype(np.int64)
-        elif key in LABEL_KEYS or key in PER_DOCUMENT:
-            made = _targets(key, values, tokens, documents, is_packed)
-            read.per_document["labels" if key in LABEL_KEYS else key] = made
+            read.columns[key] = of_each
+        elif name == "labels" and values.shape == ids.shape and values.dtype.kind != "f":
+            read.columns[name] = values[real].astype(np.int64)
+            continue
+        elif name in ("labels", *PER_DOCUMENT):
+            read.columns[name] = _targets(key, values, tokens, documents, is_packed)
         elif (
             completes
             and key not in COMPLETION_KEYS
             and of_each.shape == starts.shape
             and (is_packed or not values.ndim)
         ):
-            read.per_document[key] = of_each
+            read.columns[key] = of_each
         elif values.shape[:1] == ids.shape and values.ndim <= 2:
             read.columns[key] = values[real]
+            continue
         else:
             raise unusable(
                 f"{key!r}: found shape {values.shape} for {tokens} tokens, wanted {wanted}"
             )
+        read.of_documents.add(name)
     return read
 
 
@@ -214,38 +206,19 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     """
     if any(type(e) is not dict or e.keys() != examples[0].keys() for e in examples):
         return None
-    names = [name for name in examples[0] if name not in ignored]
-    if IDS not in names or not {*names} <= {IDS, MASK, "labels"}:
+    given = {k: [each[k] for each in examples] for k in examples[0] if k not in ignored}
+    if IDS not in given or not {*given} <= {IDS, MASK, "labels"}:
         return None
-    columns: dict[str, np.ndarray] = {}
-    lengths: list[int] = []
-    for name in names:
-        values = [example[name] for example in examples]
-        flat = _flat(values)
-        if flat is None or flat.ndim != 1 or flat.dtype.kind != "i":
-            return None
-        sizes = list(map(len, values))
-        lengths = lengths or sizes
-        if sizes != lengths:
-            return None
-        columns[name] = flat.astype(np.int64, copy=False)
-    if 0 in lengths or columns[IDS].min() < 0:
+    try:
+        columns = {k: np.concatenate(v, dtype=np.int64, casting="no") for k, v in given.items()}
+        (lengths,) = {tuple(map(len, values)) for values in given.values()}
+    except (RuntimeError, TypeError, ValueError):  # of what is no int64 of one axis and length
         return None
-    if not (columns.pop(MASK, columns[IDS][:0]) == 1).all():
+    is_plain = 0 not in lengths and all(values.ndim == 1 for values in columns.values())
+    real = columns.pop(MASK, np.ones(1))
+    if not is_plain or columns[IDS].min() < 0 or (real != 1).any():
         return None
     return Example(columns, np.cumsum([0, *lengths[:-1]]))
-
-
-def _flat(values: list[Any]) -> np.ndarray | None:
-    """Return lists, arrays or tensors of one axis end to end, or None if they cannot be joined."""
-    # Several sorts, lists in the lists, and sorts of other libraries:
-    with suppress(AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-        if {*map(type, values)} == {list}:
-            return np.array([*chain.from_iterable(values)])
-        if len({value.dtype for value in values}) == 1:
-            join = np.concatenate if isinstance(values[0], np.ndarray) else sys.modules["torch"].cat
-            return to_numpy(join(values))
-    return None
 
 
 def _real_and_starts(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[slice, np.ndarray]:
@@ -264,9 +237,9 @@ def _real_and_starts(columns: Mapping[str, np.ndarray], tokens: int) -> tuple[sl
         real = slice(int(ones[0]), int(ones[-1]) + 1)
         mask = mask[real]
         if len(mask) != ones.size:
-            hole = real.start + int(np.argmin(mask))
             raise unusable(
-                f"{MASK!r}: found a zero between ones, at token {hole}; take such tokens out"
+                f"{MASK!r}: found a zero between ones, at token {real.start + mask.argmin()}; take "
+                "such tokens out"
             )
         if mask.max() > 1:
             declared[MASK] = np.flatnonzero(np.diff(mask)) + 1
@@ -338,9 +311,8 @@ def check_alike(examples: list[Example]) -> None:
     """
     sorts = [
         {
-            key: f"values per {unit} of shape {values.shape[1:]}"
-            for unit, found in (("token", e.columns), ("document", e.per_document))
-            for key, values in found.items()
+            k: f"values per {'document' if k in e.of_documents else 'token'} of shape {v.shape[1:]}"
+            for k, v in e.columns.items()
         }
         for e in examples
     ]
@@ -362,15 +334,10 @@ def joined(examples: list[Example], first_position: int) -> Example:
         for example in examples:
             example.columns.setdefault(POSITIONS, numbered(example.lengths) + first_position)
 
-    def concatenated(attribute: str) -> dict[str, np.ndarray]:
-        given = [getattr(example, attribute) for example in examples]
-        found = {key: np.concatenate([values[key] for values in given]) for key in given[0]}
-        return {
-            key: v.astype(np.float32, copy=False) if v.dtype.kind == "f" else v
-            for key, v in found.items()
-        }
-
     lengths = np.concatenate([example.lengths for example in examples])
-    return Example(
-        concatenated("columns"), np.cumsum(lengths) - lengths, concatenated("per_document")
-    )
+    whole = Example({}, np.cumsum(lengths) - lengths, examples[0].of_documents)
+    for key in examples[0].columns:
+        found = np.concatenate([example.columns[key] for example in examples])
+        is_float = found.dtype.kind == "f"  # of ints and floats, too
+        whole.columns[key] = found.astype(np.float32, copy=False) if is_float else found
+    return whole

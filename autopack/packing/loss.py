@@ -48,8 +48,7 @@ def weighted_loss(
     for name, given in (("labels", labels), ("loss_weights", loss_weights)):
         if not isinstance(given, torch.Tensor):
             raise InvalidPacking(
-                f"{name}: wanted a tensor (B, T), found {type(given).__name__}",
-                code="wrong-labels",
+                f"{name}: wanted a tensor (B, T), found {type(given).__name__}", code="wrong-labels"
             )
     if labels.is_floating_point():
         raise InvalidPacking(f"labels: wanted ints, found {labels.dtype}", code="wrong-labels")

@@ -19,13 +19,6 @@ from autopack.packing.checks import invalid, unusable
 BYTES = ("uint8", "torch.uint8")
 
 
-def is_picture(value: Any) -> bool:
-    """Return True for a PIL image, or the dict of an image that datasets has not decoded."""
-    pillow: Any = sys.modules.get("PIL.Image")
-    encoded = isinstance(value, Mapping) and {*value} == {"bytes", "path"}
-    return encoded or (pillow is not None and isinstance(value, pillow.Image))
-
-
 def _leaves(value: Any) -> Iterator[Any]:
     """Yield the items of nested lists, with arrays of more than three axes taken apart, too.
 
@@ -44,11 +37,14 @@ def _leaves(value: Any) -> Iterator[Any]:
 def has_pictures(name: str, values: Any) -> bool:
     """Return True if one of the values of a column or key with this name is a picture.
 
-    An array is a picture if its name says so, as datasets formats pictures for numpy and torch.
+    It is an image of PIL, or the dict of one that datasets has not decoded. An array is one if its
+    name says so, as datasets formats pictures for numpy and torch.
     """
-    named = name in PICTURES
+    named, pillow = name in PICTURES, sys.modules.get("PIL.Image")
     return any(
-        is_picture(each) or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
+        (isinstance(each, Mapping) and {*each} == {"bytes", "path"})
+        or isinstance(each, getattr(pillow, "Image", ()))
+        or (named and getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES)
         for each in _leaves(values)
     )
 
@@ -134,13 +130,11 @@ Numbers below 0 mean no patch.
 """
 
 
-def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return copies of the examples' media, whose patches are numbered over the whole batch."""
-    before = dict.fromkeys(_NUMBERING, 0)
-    found = []
-    for index, media in enumerate(examples):
-        found.append(dict(media))
-        for name, pixels in _NUMBERING.items():
+def _number_over_batch(examples: Sequence[dict[str, Any]]) -> None:
+    """Number the patches of the examples' media over the whole batch, in place."""
+    for name, pixels in _NUMBERING.items():
+        before = 0
+        for index, media in enumerate(examples):
             if name not in media:
                 continue
             if pixels not in media or media[pixels].ndim != 3:
@@ -149,13 +143,12 @@ def _numbered_over_batch(examples: Sequence[Mapping[str, Any]]) -> list[dict[str
                     name,
                     f"it numbers the patches of {pixels!r}, (crops, patches, values), not found",
                 )
-            found[-1][name] = np.where(media[name] < 0, media[name], media[name] + before[name])
-            before[name] += media[pixels].shape[0] * media[pixels].shape[1]
-    return found
+            media[name] = np.where(media[name] < 0, media[name], media[name] + before)
+            before += media[pixels].shape[0] * media[pixels].shape[1]
 
 
 def join(
-    examples: Sequence[Mapping[str, Any]], rows: Sequence[Any], by_row: bool
+    examples: Sequence[dict[str, Any]], rows: Sequence[Any], by_row: bool
 ) -> dict[str, np.ndarray]:
     """Return the media of a batch by name, end to end; `rows` list the examples in each row.
 
@@ -163,7 +156,8 @@ def join(
     end of rows with fewer; so do masks of `SEEN`, (rows, tokens, images, ...), along the diagonal.
     Values of other sizes, as pixels of images of several sizes, are padded with zeros.
     """
-    examples, found = _numbered_over_batch(examples), {}
+    _number_over_batch(examples)
+    found = {}
     for name in dict.fromkeys(chain.from_iterable(examples)):
         given = {number: media[name] for number, media in enumerate(examples) if name in media}
         if not by_row and name not in SEEN:
@@ -171,12 +165,7 @@ def join(
             continue
         for number, values in given.items():
             if values.shape[:1] != (1,) or values.ndim < 2:
-                shape = values.shape
-                raise invalid(
-                    number,
-                    name,
-                    f"found shape {shape}; wanted (1, images, ...), as processors give",
-                )
+                raise invalid(number, name, f"found {values.shape}; wanted (1, images, ...)")
         of_rows = [[given[number][0] for number in row if number in given] for row in rows]
         like = next(of_row[0][:0] for of_row in of_rows if of_row)
         joined = [_concatenate(name, of_row or [like]) for of_row in of_rows]
@@ -202,11 +191,7 @@ def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def read_pictures(
-    processor: Any,
-    pictures: Sequence[list[Any]],
-    rows: Sequence[Any],
-    by_row: bool,
-    tensors: str,
+    processor: Any, pictures: Sequence[list[Any]], rows: Sequence[Any], by_row: bool, tensors: str
 ) -> dict[str, Any]:
     """Return the tensors that an image processor makes of a batch's pictures; {} for none."""
     if not any(pictures):

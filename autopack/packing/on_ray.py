@@ -15,13 +15,7 @@ import pyarrow as pa
 import ray
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import (
-    bounds_of,
-    no_examples,
-    other_data,
-    renumbered,
-    unusable,
-)
+from autopack.packing.checks import bounds_of, no_examples, other_data, renumbered, unusable
 from autopack.packing.dataset import Packing, PlannedRows
 from autopack.packing.documents import Documents, columns_kept, from_columns
 from autopack.packing.plans import Plan
@@ -101,10 +95,7 @@ def _measured(data: Any, packing: Packing) -> tuple[list[Any], list[np.ndarray],
 
 
 def _spread(
-    blocks: list[Any],
-    firsts: np.ndarray,
-    needed: list[np.ndarray],
-    names: list[str],
+    blocks: list[Any], firsts: np.ndarray, needed: list[np.ndarray], names: list[str]
 ) -> list[list[Any]]:
     """Return, for each shard, references to the parts of all blocks with its documents.
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import (
     IDS,
@@ -43,7 +42,7 @@ ALONE = -1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Pieces):
     """Rows of documents, as arrays of their indices and lengths.
 
     A *piece* is a document, or a part of one if documents were cut. `len(plan)` is the number of
@@ -64,15 +63,11 @@ class Plan:
             its row, since they begin alike; None if no groups were given.
     """
 
-    documents: np.ndarray
-    offsets: np.ndarray
-    lengths: np.ndarray
     bounds: np.ndarray
     max_length: int
     strategy: str
     seed: int
     counts: Counts
-    shared: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -116,8 +111,8 @@ class Plan:
 
         `counts` stays as it is.
         """
-        pieces, bounds = self._pieces.rows(self.bounds, np.asarray(rows, np.int64))
-        return replace(self, **pieces._asdict(), bounds=bounds)
+        found, bounds = self._rows(self.bounds, np.asarray(rows, np.int64))
+        return replace(found, bounds=bounds)
 
     @property
     def tokens_per_row(self) -> np.ndarray:
@@ -127,12 +122,7 @@ class Plan:
     @property
     def columns_per_row(self) -> np.ndarray:
         """Number of columns that the documents of each row take, (rows,): shared tokens once."""
-        return sums(self._pieces.computed, self.bounds)
-
-    @property
-    def _pieces(self) -> Pieces:
-        """Pieces of all rows, in their order."""
-        return Pieces(self.documents, self.offsets, self.lengths, self.shared)
+        return sums(self._computed, self.bounds)
 
     @property
     def fill(self) -> float:
@@ -146,7 +136,7 @@ class Plan:
     @property
     def padding(self) -> int:
         """Columns without a token, if every row is padded to `max_length`."""
-        return len(self) * self.max_length - int(self._pieces.computed.sum())
+        return len(self) * self.max_length - int(self._computed.sum())
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, in the units of the cost model."""
@@ -168,11 +158,12 @@ class Plan:
                 arrays = dict(file)
             meta = json.loads(str(arrays.pop("meta")))
             if meta.pop("format") != _FORMAT or meta.pop("align", 1) != 1:
-                raise other_data(f"{path}: this release has no such plans; make the plan again")
+                raise ValueError("a plan that this release has no more; make it again")
             arrays.setdefault("offsets", np.zeros_like(arrays["documents"]))
             meta["max_length"], meta["counts"] = meta.pop("capacity"), Counts(**meta["counts"])
             check_ints(max_length=meta["max_length"])
-            found, bounds = cls(**arrays, **meta), arrays["bounds"]
+            given: dict[str, Any] = {"shared": None, **arrays, **meta}
+            found, bounds = cls(**given), arrays["bounds"]
             contradicts = [
                 *(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()),
                 *((array < (name == "lengths")).any() for name, array in arrays.items()),
@@ -180,17 +171,15 @@ class Plan:
                 bounds[0] != 0 or (np.diff(bounds) < 1).any(),
                 (found.columns_per_row > found.max_length).any(),
             ]
-        except (InvalidPacking, OSError, MemoryError):
+            if any(contradicts):
+                raise ValueError("arrays that contradict each other; make the plan again")
+            return found
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # of numpy, zipfile, zlib and json
             raise other_data(
                 f"{path}: wanted a plan that Plan.save wrote, found {error!r}"
             ) from error
-        if any(contradicts):
-            raise other_data(
-                f"{path}: the arrays of this plan contradict each other; make the plan again"
-            )
-        return found
 
 
 def plan(
@@ -242,14 +231,14 @@ def plan(
     if cost is not None and strategy == "sequential":
         raise ValueError(
             f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave "
-            "one out",
+            "one out"
         )
     max_length, ranks, seed = int(max_length), int(ranks), int(seed)
     found = read(lengths, copy=False)
     grouped = read_groups(groups, prefixes, found)
     if grouped and (overflow == "split" or max_documents is not None):
         raise ValueError(
-            "groups= go into a row together, whole: leave max_documents= and overflow='split' out",
+            "groups= go into a row together, whole: leave max_documents= and overflow='split' out"
         )
     limit = min(max_length, int(max_documents or max_length))
     units: np.ndarray | None = None
@@ -257,7 +246,7 @@ def plan(
     pieces, counts = fit(found, max_length, overflow)
     if grouped and len(pieces.lengths):
         pieces, units = units_of(pieces, max_length=max_length, **grouped)
-    rooms = pieces.computed if units is None else sums(pieces.computed, units)
+    rooms = pieces._computed if units is None else sums(pieces._computed, units)
     if len(rooms):
         if strategy == "best_fit":
             order, bounds = best_fit(rooms, max_length, limit, seed)
@@ -265,19 +254,23 @@ def plan(
             order, bounds = np.arange(len(rooms)), next_fit(rooms, max_length, limit)
         bounds = complete(bounds, ranks)
         if units is None:
-            pieces = pieces.take(order)
+            pieces = pieces._take(order)
         else:
-            pieces, ends = pieces.rows(units, order)
+            pieces, ends = pieces._rows(units, order)
             bounds = ends[bounds]
-    made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, *pieces[3:])
+    made = Plan(
+        **vars(pieces),
+        bounds=bounds,
+        max_length=max_length,
+        strategy=strategy,
+        seed=seed,
+        counts=counts,
+    )
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))
 
 
 def units_of(
-    pieces: Pieces,
-    groups: np.ndarray,
-    prefixes: np.ndarray,
-    max_length: int,
+    pieces: Pieces, groups: np.ndarray, prefixes: np.ndarray, max_length: int
 ) -> tuple[Pieces, np.ndarray]:
     """Return the pieces in order of units, which share a row, and units' bounds, (units + 1,).
 
@@ -305,55 +298,43 @@ def units_of(
         begins = np.union1d(begins, starts[number] + parts[:-1])
     # In the order in which they come, which some strategies keep.
     turn = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
-    members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
+    members, bounds = pieces._take(order)._rows(np.append(begins, len(order)), turn)
     shared = np.repeat(np.repeat(prefixes, sizes)[begins[turn]], np.diff(bounds))
     shared[bounds[:-1]] = 0
-    return members._replace(shared=shared), bounds
+    return replace(members, shared=shared), bounds
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
     """Return arguments `groups` and `prefixes` for `autopack.packing.plan`; {} if `by` is False.
 
     `documents` are `autopack.packing.documents.Documents`. `by` names a column, in which equal
-    values make a group, or is True for groups of the same first tokens.
+    values make a group, or is True for groups of the same `LEAST_SHARED` first tokens. Prefixes are
+    how many tokens each document's group begins with in common: 0 without a group, and for fewer
+    than `LEAST_SHARED`.
     """
     if by is False:
         return {}
-    groups = _by_first_tokens(documents) if by is True else documents.value_numbers(by)
-    return {"groups": groups, "prefixes": _common_beginnings(documents, groups)}
+    lengths = documents.lengths
+    groups = np.full(len(lengths), ALONE) if by is True else documents.value_numbers(by)
+    long = np.flatnonzero(lengths >= LEAST_SHARED)
+    if by is True and len(long):
+        ids = _first_tokens(documents, long, LEAST_SHARED)
+        groups[long] = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
+    prefixes = np.zeros(len(lengths), np.int64)
+    order = np.argsort(groups, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        if len(members) < 2 or groups[members[0]] == ALONE:
+            continue
+        ids = _first_tokens(documents, members, int(lengths[members].min()))
+        same = np.append((ids == ids[0]).all(axis=0), False).argmin()
+        prefixes[members] = same if same >= LEAST_SHARED else 0
+    return {"groups": groups, "prefixes": prefixes}
 
 
 def _first_tokens(documents: Any, chosen: np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` tokens of the chosen documents, (documents, count)."""
     ids = documents.values(chosen, zeros(len(chosen)), np.full(len(chosen), count), (IDS,))[IDS]
     return ids.reshape(-1, count)
-
-
-def _by_first_tokens(documents: Any) -> np.ndarray:
-    """Return group numbers, (documents,) int64, by the first `LEAST_SHARED` tokens; -1 if short."""
-    long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
-    groups = np.full(len(documents.lengths), ALONE)
-    if len(long):
-        ids = _first_tokens(documents, long, LEAST_SHARED)
-        groups[long] = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
-    return groups
-
-
-def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
-    """Return how many tokens each document's group begins with in common, (documents,) int64.
-
-    0 without a group, and for fewer than `LEAST_SHARED`.
-    """
-    lengths = documents.lengths
-    found = np.zeros(len(lengths), np.int64)
-    order = np.argsort(groups, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        if len(members) < 2 or groups[members[0]] == ALONE:
-            continue
-        ids = _first_tokens(documents, members, int(lengths[members].min()))
-        same = np.append((ids == ids[0]).all(axis=0), False)
-        found[members] = same.argmin() if same.argmin() >= LEAST_SHARED else 0
-    return found
 
 
 def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
@@ -366,16 +347,16 @@ def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> dict[str, np
         return {}
     if groups is None:
         raise ValueError("prefixes= says what documents of one group begin with: pass groups=, too")
-    found = {"groups": ints("groups", groups)}
-    found["prefixes"] = zeros(len(lengths)) if prefixes is None else ints("prefixes", prefixes)
-    for name, numbers in found.items():
+    found = {}
+    for name, given, least, most, wanted in (
+        ("groups", groups, ALONE, np.iinfo(np.int64).max, "at least -1, of 64 bits"),
+        ("prefixes", prefixes, 0, lengths, "at least 0, and at most the tokens of its document"),
+    ):
+        numbers = zeros(len(lengths)) if given is None else ints(name, given)
         if len(numbers) != len(lengths):
             raise wrong_numbers(
-                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}",
+                f"{name}: wanted {len(lengths)} ints, one per document; found {len(numbers)}"
             )
-        least = ALONE if name == "groups" else 0
-        check_each(name, numbers, numbers < least, f"wanted at least {least}")
-        check_each(name, numbers, numbers > np.iinfo(np.int64).max, "wanted 64 bits")
-    too_long = found["prefixes"] > lengths
-    check_each("prefixes", found["prefixes"], too_long, "wanted at most the tokens of its document")
-    return {name: numbers.astype(np.int64) for name, numbers in found.items()}
+        check_each(name, numbers, (numbers < least) | (numbers > most), f"wanted {wanted}")
+        found[name] = numbers.astype(np.int64)
+    return found

@@ -15,17 +15,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.callers import callers
-from autopack.packing.checks import (
-    check_ints,
-    nothing_left,
-    other_data,
-    read,
-)
-from autopack.packing.plans import (
-    Strategy,
-    plan,
-    read_groups,
-)
+from autopack.packing.checks import check_ints, nothing_left, other_data, read
+from autopack.packing.plans import Strategy, plan, read_groups
 from autopack.packing.strategies import CostModel, permutation
 
 logger = logging.getLogger(__name__)
@@ -106,8 +97,6 @@ class PackedBatchSampler:
         check_ints(rows_per_batch=rows_per_batch)
         if cost == "auto":
             cost = None if strategy == "sequential" else CostModel()
-        elif isinstance(cost, str):
-            raise ValueError(f"{cost=}: wanted 'auto', an autopack.packing.CostModel or None")
         options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "cost": cost}
         plan([1], max_length, seed=seed, max_documents=max_documents, **options)  # checks them
         self._options = options | {"max_documents": max_documents and int(max_documents)}
@@ -123,44 +112,29 @@ class PackedBatchSampler:
 
     def _draw(self, epoch: int) -> None:
         """Set the plan and the rounds (a row for each rank) of an epoch, and start at step 0."""
-        is_ordered = self._options["strategy"] == "sequential"
-        seeds = (
-            np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
-            .generate_state(2, np.uint64)
-            .tolist()
-        )
-        ranks = self.num_replicas
+        is_ordered, ranks = self._options["strategy"] == "sequential", self.num_replicas
+        drawn = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch])
+        seed, of_steps = drawn.generate_state(2, np.uint64).tolist()
         self.epoch, self._start, self._step = epoch, 0, 0
         options = self._options | self._grouped
-        self.plan = plan(self._lengths, self.max_length, seed=seeds[0], ranks=ranks, **options)
+        self.plan = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
         if not len(self.plan):
             raise nothing_left(self.plan.counts)
         rows = np.arange(len(self.plan))
         whole, over = divmod(len(rows), ranks)
-        self._rounds = rows[: whole * ranks].reshape(-1, ranks)
+        rounds = rows[: whole * ranks].reshape(-1, ranks)
         if not is_ordered:
-            self._rounds = self._rounds[permutation(whole, seeds[1])]
+            rounds = rounds[permutation(whole, of_steps)]
         if over:
-            self._rounds = np.concatenate(
-                [self._rounds, np.resize(np.roll(rows, over), (1, ranks))]
-            )
-        self.repeated = int(np.diff(self.plan.bounds)[self._rounds].sum()) - len(
-            self.plan.documents
-        )
+            rounds = np.concatenate([rounds, np.resize(np.roll(rows, over), (1, ranks))])
+        self._rounds, documents = rounds, len(self.plan.documents)
+        self.repeated = int(np.diff(self.plan.bounds)[rounds].sum()) - documents
         if self.repeated:
             message = (
                 "%d documents make too few rows for %d ranks: the last step repeats %d documents"
             )
             logger.warning(message, len(self._lengths), ranks, self.repeated)
         self._steps = -(-len(self._rounds) // self.rows_per_batch)
-
-    def _rows_of(self, step: int) -> np.ndarray:
-        """Return the numbers of each rank's rows in a step, (ranks, rows).
-
-        They are one of each round; without costs, consecutive ones.
-        """
-        rounds = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch]
-        return rounds.reshape(self.num_replicas, -1) if self._options["cost"] is None else rounds.T
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch: of this rank, or of all if accelerate asks."""
@@ -170,17 +144,27 @@ class PackedBatchSampler:
         # No generator: the caller is on the stack now, and may no longer be when the first batch is
         # asked for.
         ranks = self._asked_ranks()
-        self._follow_epoch()
+        # A loader of accelerate tells its own samplers of its epoch, but not those behind two of
+        # its wrappers, as a resumed trainer has.
+        for asking in callers(_ACCELERATE):
+            iteration = getattr(asking, "iteration", None)
+            wrapper = getattr(asking, "batch_sampler", None)
+            if isinstance(iteration, int) and self._is_wrapped_by(wrapper):
+                self.set_epoch(iteration)
         self._step, self._start = self._start, 0
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
         """Yield lists of document numbers, a batch each, for these ranks from step `start` on.
 
-        Counts the steps in `_step`.
+        Counts the steps in `_step`. A rank's rows are one of each round; without costs, consecutive
+        ones.
         """
         for step in range(start, self._steps):
-            self._step, rows = step + 1, self._rows_of(step)
+            rows = self._rounds[step * self.rows_per_batch : (step + 1) * self.rows_per_batch].T
+            if self._options["cost"] is None:
+                rows = rows.T.reshape(self.num_replicas, -1)
+            self._step = step + 1
             for rank in ranks:
                 yield self.plan.select(rows[rank]).documents.tolist()
 
@@ -230,24 +214,19 @@ class PackedBatchSampler:
             check_ints(epoch=epoch, step=step)
         except (KeyError, TypeError, ValueError) as error:
             raise other_data(
-                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}",
+                f"wanted what PackedBatchSampler.state_dict gave, found {state!r}: {error!r}"
             ) from error
-        ours = self._made_of()
-        if differ := [
-            f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r}"
-            for key in {**ours, **theirs}
-            if theirs.get(key) != ours.get(key)
-        ]:
+        if theirs != (ours := self._made_of()):
             raise other_data(
-                f"the state is of another sampler: {'; '.join(differ)}; make this one with the "
-                "same",
+                f"the state is of another sampler, of {theirs}; make this one, {ours}, with "
+                "the same"
             )
         before = dict(vars(self))
         self.set_epoch(epoch)
         if step > self._steps:
             vars(self).update(before)
             raise other_data(
-                f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them",
+                f"the state is at step {step} of an epoch of {self._steps} steps; pass one of them"
             )
         self._start = self._step = int(step)
 
@@ -293,19 +272,6 @@ class PackedBatchSampler:
                 return range(self.num_replicas)
         return (self.rank,)
 
-    def _follow_epoch(self) -> None:
-        """Take over the epoch of the loader of accelerate that iterates this sampler now, if any.
-
-        The loader tells its own samplers, but not those behind two of its wrappers, as a resumed
-        trainer has.
-        """
-        for asking in callers(_ACCELERATE):
-            iteration = getattr(asking, "iteration", None)
-            if isinstance(iteration, int) and self._is_wrapped_by(
-                getattr(asking, "batch_sampler", None)
-            ):
-                self.set_epoch(iteration)
-
     def _is_wrapped_by(self, sampler: Any) -> bool:
         """Return True if a batch sampler is this one, or wraps it at any depth."""
         while sampler is not None and sampler is not self:
@@ -322,10 +288,8 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return distributed.get_world_size(), distributed.get_rank()
         try:
-            num_replicas, rank = (
-                int(os.environ.get("WORLD_SIZE", 1)),
-                int(os.environ.get("RANK", -1)),
-            )
+            num_replicas = int(os.environ.get("WORLD_SIZE", 1))
+            rank = int(os.environ.get("RANK", -1))
         except ValueError as error:
             raise ValueError(
                 f"WORLD_SIZE and RANK of the environment: wanted ints; {error}"

@@ -53,7 +53,8 @@ class Shards:
     """Shards that were written: `files`, in the order of their rows, and their totals.
 
     They have `rows` of at most `max_length` tokens, and `tokens`. `counts` are of the documents
-    that were planned for all shards.
+    that were planned for all shards. `fill` is the share of all columns that hold tokens, and
+    `padding` the number of columns without one, if every row is padded to `max_length`.
     """
 
     files: tuple[str, ...]
@@ -61,16 +62,8 @@ class Shards:
     tokens: int
     max_length: int
     counts: Counts
-
-    @property
-    def fill(self) -> float:
-        """Share of all columns that hold tokens, if every row is padded to `max_length`."""
-        return self.tokens / (self.rows * self.max_length)
-
-    @property
-    def padding(self) -> int:
-        """Columns without a token, if every row is padded to `max_length`."""
-        return self.rows * self.max_length - self.tokens
+    fill: float
+    padding: int
 
     def __repr__(self) -> str:
         return (
@@ -113,21 +106,11 @@ class Folder:
         if self.system.get_file_info(self.base).type == fs.FileType.File:
             raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
         found = self.names()
-        if wanted in found:
+        unfit = [name for name in found if wanted in (None, name) or not NAMED.fullmatch(name)]
+        if unfit or (found and self.digest(found[0]) != digest):
             raise ValueError(
-                f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it "
-                "again",
-            )
-        for name in found:
-            if wanted is None or NAMED.fullmatch(name) is None:
-                raise ValueError(
-                    f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty "
-                    "one",
-                )
-        if found and self.digest(found[0]) != digest:
-            raise ValueError(
-                f"path={self.path!r}: found {found[0]!r}, of another plan or other options; wanted "
-                "a new folder, or the same arguments"
+                f"path={self.path!r}: found {(unfit or found)[0]!r} in it; wanted a new folder, an "
+                "empty one, or, for one shard, only others of the same plan and options"
             )
         self.system.create_dir(self.base, recursive=True)
 
@@ -163,12 +146,6 @@ class Folder:
         """Rename a hidden file to its name."""
         self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
 
-    def shards(self, names: list[str], plan: Plan) -> Shards:
-        """Return the files of these names as `Shards`, with the totals of a plan."""
-        tokens = int(plan.lengths.sum())
-        files = tuple(map(self.address, names))
-        return Shards(files, len(plan), tokens, plan.max_length, plan.counts)
-
 
 def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan], Metadata]:
     """Return the plans of `count` shards of like size, by file name, and the digest of the set.
@@ -190,28 +167,6 @@ def cut(packing: Packing, plan: Plan, count: int | None) -> tuple[dict[str, Plan
     names = [NAME.format(number, count) for number in range(count)]
     parts = {name: plan[a:b] for name, (a, b) in zip(names, pairwise(edges), strict=True)}
     return parts, {SET: hashed.hexdigest().encode()}
-
-
-def pack_dataset(
-    dataset: Any,
-    packing: Packing,
-    folder: Folder,
-    num_shards: int | None,
-    shard: int | None,
-) -> Shards:
-    """Write all shards of a `datasets.Dataset`, or the one numbered `shard`, and return them.
-
-    See `autopack.packing.pack_shards`.
-    """
-    documents = Documents.of_dataset(dataset, packing.drop_columns)
-    whole = packing.plan(documents.lengths)
-    parts, digest = cut(packing, whole, num_shards)
-    names = [*parts] if shard is None else [[*parts][shard]]
-    folder.prepare(None if shard is None else names[0], digest)
-    features = features_of(dataset, PlannedRows(documents, whole, packing)).arrow_schema.metadata
-    for name in names:
-        folder.write(PlannedRows(documents, parts[name], packing), name, {**features, **digest})
-    return folder.shards(names, whole if shard is None else parts[names[0]])
 
 
 def pack_shards(
@@ -277,17 +232,28 @@ def pack_shards(
 
         if shard is not None:
             raise ValueError(
-                f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out",
+                f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out"
             )
-        made = folder.shards(*pack_ray(dataset, packing, folder, partial(cut, count=num_shards)))
+        names, rows = pack_ray(dataset, packing, folder, partial(cut, count=num_shards))
     elif derives_from(dataset, "Dataset", "datasets"):
-        made = pack_dataset(dataset, packing, folder, num_shards, shard)
+        documents = Documents.of_dataset(dataset, packing.drop_columns)
+        whole = packing.plan(documents.lengths)
+        parts, digest = cut(packing, whole, num_shards)
+        names = [*parts] if shard is None else [[*parts][shard]]
+        folder.prepare(None if shard is None else names[0], digest)
+        kinds = features_of(dataset, PlannedRows(documents, whole, packing)).arrow_schema.metadata
+        for name in names:
+            folder.write(PlannedRows(documents, parts[name], packing), name, {**kinds, **digest})
+        rows = whole if shard is None else parts[names[0]]
     else:
         raise no_examples(
             f"wanted a Dataset of datasets or of ray.data, found {type(dataset).__name__}; pass "
             "one split at a time, each with a path of its own, and each dataset.shard(...) of a "
             "stream to autopack.pack"
         )
+    files, tokens = tuple(map(folder.address, names)), int(rows.lengths.sum())
+    of_rows = rows.max_length, rows.counts, rows.fill, rows.padding
+    made = Shards(files, len(rows), tokens, *of_rows)
     logger.log(made.counts.level, "Packed: %r, %r", made, made.counts)
     return made
 
@@ -311,10 +277,8 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
             f"{folder.path}: wanted the {count} shards of one set; {differ!r} is "
             f"{'of another, keep that elsewhere' if differ in found else 'missing, write it'}"
         )
-    digests = [folder.digest(name) for name in wanted]
-    if other := [
-        name for name, of_set in zip(wanted, digests, strict=True) if of_set != digests[0]
-    ]:
+    digest = folder.digest(wanted[0])
+    if other := [name for name in wanted if folder.digest(name) != digest]:
         raise bad_file(
             f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew"
         )

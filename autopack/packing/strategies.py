@@ -10,22 +10,12 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autopack.inspection.configs import text_config
-from autopack.packing.checks import (
-    POSITIONS,
-    bounds_of,
-    does_not_fit,
-    invalid,
-    numbered,
-    sums,
-)
-
-Rows = tuple[np.ndarray, np.ndarray]
-"""Indices in the order of rows, and the bounds of the rows in it."""
+from autopack.packing.checks import POSITIONS, bounds_of, does_not_fit, invalid, numbered, sums
 
 
 def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
@@ -54,8 +44,12 @@ def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.
     return packed.view(np.int64)
 
 
-def best_fit(lengths: np.ndarray, max_length: int, limit: int, seed: int) -> Rows:
-    """Return rows by best-fit decreasing: longest document first, into the least room that fits.
+def best_fit(
+    lengths: np.ndarray, max_length: int, limit: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of documents in rows by best-fit decreasing, and the rows' bounds in it.
+
+    The longest document comes first, and each goes into the least room that fits.
 
     Rows of equal room and documents of equal length are interchangeable, so ranges of rows take
     documents together: a row with the least room keeps the least room as long as the next document
@@ -141,10 +135,7 @@ class CostModel:
         return lengths * (self.linear + self.quadratic * lengths)
 
     def of_rows(
-        self,
-        lengths: np.ndarray,
-        bounds: np.ndarray,
-        shared: np.ndarray | None = None,
+        self, lengths: np.ndarray, bounds: np.ndarray, shared: np.ndarray | None = None
     ) -> np.ndarray:
         """Return the cost of each row, (rows,) float64, whose documents lie between `bounds`.
 
@@ -201,8 +192,7 @@ def complete(bounds: np.ndarray, ranks: int) -> np.ndarray:
     return np.concatenate([whole, last])
 
 
-@dataclass
-class Places:
+class Places(NamedTuple):
     """Places of a batch's tokens and documents in its rows.
 
     `real` (rows, columns) is True at tokens, and `tokens` (tokens,) are their places in the
@@ -252,39 +242,29 @@ class Places:
             )
 
 
-def place(
-    lengths: np.ndarray,
-    documents: np.ndarray,
-    max_length: int | None,
-    multiple: int,
-    max_documents: int | None,
-    rows: int | None,
-) -> Places:
+def place(lengths: np.ndarray, documents: np.ndarray, options: Any) -> Places:
     """Return the places of examples in rows that are filled in order (next-fit).
 
-    Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`. Options have the names
-    of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    Example i has `documents[i]` to `documents[i + 1]`, of these `lengths`; the `options` are those
+    of a `PackingCollator`. Raises `InvalidPacking` if they take more than its `rows`.
     """
-    count = len(documents) - 1
-    columns = sums(lengths, documents)
+    columns, count = sums(lengths, documents), len(documents) - 1
     most: int | np.ndarray = count  # of a row that begins with each example
-    if max_documents is not None:
-        most = (
-            np.searchsorted(documents, documents[:-1] + max_documents, side="right")
-            - 1
-            - np.arange(count)
-        )
-    bounds = next_fit(columns, max_length or int(columns.sum()), most)
+    if options.max_documents is not None:
+        ends = np.searchsorted(documents, documents[:-1] + options.max_documents, side="right")
+        most = ends - 1 - np.arange(count)
+    bounds = next_fit(columns, options.max_length or int(columns.sum()), most)
     used = sums(columns, bounds)
-    if rows and len(used) > rows:
+    rows, width = options.rows or len(used), int(used.max())
+    if len(used) > rows:
         raise does_not_fit(
-            f"rows={rows}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} "
-            f"rows of {max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
+            f"{rows=}: {documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows "
+            f"of {options.max_length}; raise it, or make smaller batches (PackedBatchSampler does)"
         )
-    if rows and max_length:
-        used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
-    else:
-        width = int(used.max()) + -int(used.max()) % multiple
+    used = np.append(used, np.zeros(rows - len(used), used.dtype))
+    width = (
+        options.max_length if options.rows else width + -width % (options.pad_to_multiple_of or 1)
+    )
 
     # Padding is cut into documents as well, none of them longer than the longest real one.
     # columns after the last document of the row; negative in them

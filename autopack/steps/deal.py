@@ -7,6 +7,7 @@ nothing. Longest documents go first, each to the rank with the least to do (LPT,
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from itertools import count
 
@@ -33,53 +34,42 @@ def deal(
     of more tokens is alone in its micro-batch.
     """
     sizes, at = np.asarray(lengths, np.int64), np.asarray(homes, np.int64)
-    longest_first = np.argsort(-sizes, kind="stable").tolist()
+    order = np.argsort(-sizes, kind="stable")
+    of_rank = [order[at[order] == rank].tolist() for rank in range(ranks)]
     if moves and ranks > 1:
-        at = _renumbered(_balanced(cost(sizes), longest_first, ranks), at, sizes, ranks)
-    of_rank = [[number for number in longest_first if at[number] == rank] for rank in range(ranks)]
+        of_rank = _at_home(_dealt(cost(sizes), order.tolist(), ranks), at, sizes)
     # A document of more tokens takes one micro-batch, however long it is.
-    fewest = max(
-        1, *(-(-int(np.minimum(sizes[numbers], most).sum()) // most) for numbers in of_rank)
-    )
-    for rows in count(fewest):
-        found = [_rows(sizes, numbers, rows, most) for numbers in of_rank]
-        dealt = [each for each in found if each is not None]
-        if len(dealt) == ranks:
-            return dealt
+    tokens = max(int(np.minimum(sizes[numbers], most).sum()) for numbers in of_rank)
+    for rows in count(max(1, -(-tokens // most))):
+        found = [_dealt(sizes, numbers, rows, most) for numbers in of_rank]
+        if all(found):
+            return found
     raise AssertionError("a document alone always fits")
 
 
-def _balanced(costs: np.ndarray, order: list[int], ranks: int) -> np.ndarray:
-    """Return a rank for every document, dealt in `order` to the rank with the least cost."""
-    found = np.zeros(len(costs), np.int64)
-    loads = [(0.0, rank) for rank in range(ranks)]
-    for number in order:
-        load, rank = loads[0]
-        found[number] = rank
-        heapq.heapreplace(loads, (load + float(costs[number]), rank))
+def _dealt(loads: np.ndarray, numbers: list[int], parts: int, most: float = math.inf) -> Rows:
+    """Return `parts` lists of numbers, each put where the sum of `loads` is least.
+
+    Return [] if one does not fit: by it, a sum of several would be over `most`.
+    """
+    found: Rows = [[] for _ in range(parts)]
+    sums = [(0.0, part) for part in range(parts)]
+    for number in numbers:
+        held, part = sums[0]
+        if held and held + loads[number] > most:
+            return []
+        found[part].append(number)
+        heapq.heapreplace(sums, (held + float(loads[number]), part))
     return found
 
 
-def _renumbered(dealt: np.ndarray, homes: np.ndarray, sizes: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the documents' ranks, renumbered so that many tokens stay at their homes."""
-    held = np.zeros((ranks, ranks), np.int64)
-    np.add.at(held, (dealt, homes), sizes)
-    number = np.zeros(ranks, np.int64)
+def _at_home(dealt: Rows, homes: np.ndarray, sizes: np.ndarray) -> Rows:
+    """Return what is dealt to each rank, with ranks so exchanged that many tokens stay at home."""
+    ranks = len(dealt)
+    held = np.array([np.bincount(homes[each], sizes[each], ranks) for each in dealt])
+    found = dealt[:]
     for _ in range(ranks):
         group, home = divmod(int(held.argmax()), ranks)
-        number[group] = home
+        found[home] = dealt[group]
         held[group], held[:, home] = -1, -1
-    return number[dealt]
-
-
-def _rows(sizes: np.ndarray, numbers: list[int], rows: int, most: int) -> Rows | None:
-    """Return `rows` micro-batches of at most `most` tokens; None if a document does not fit."""
-    found: Rows = [[] for _ in range(rows)]
-    loads = [(0, row) for row in range(rows)]
-    for number in numbers:
-        load, row = loads[0]
-        if load and load + sizes[number] > most:
-            return None
-        found[row].append(number)
-        heapq.heapreplace(loads, (load + int(sizes[number]), row))
     return found

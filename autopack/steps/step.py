@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from autopack.errors import InvalidPacking
 from autopack.packing.batches import Batch, Columns, Example, cut, join, length_of
+from autopack.packing.checks import check_ints
 from autopack.packing.strategies import CostModel
 from autopack.steps.deal import deal
 
+AUTO = "auto"
+"""Value of `max_tokens` that asks for what fits."""
+SHARE = 0.8
+"""Share of the memory that is planned for: rows of other documents take a little more, and
+allocators have gaps."""
 
-@dataclass(frozen=True)
-class MicroBatch:
+
+class MicroBatch(NamedTuple):
     """A part of a step for one rank, with its number of documents; 0 marks an idle one."""
 
     batch: dict[str, Any]
@@ -25,8 +30,7 @@ class MicroBatch:
     tokens: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The micro-batches of one rank in one optimizer step.
 
     `slowest` is the cost of the rank with the most to do, over the mean of all ranks.
@@ -52,6 +56,37 @@ class Ranks:
         found: list[Any] = [None] * self.count
         dist.all_gather_object(found, value, group=self.group)
         return found
+
+
+class Memory:
+    """The memory that torch's allocator hands out on one device.
+
+    Raises `ValueError` for a device whose memory torch does not count, as a CPU.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._counts = device, torch.get_device_module(device)
+        if not hasattr(self._counts, "max_memory_allocated"):
+            raise ValueError(
+                "max_tokens='auto' measures the memory of a device, which torch does not count on "
+                f"{device.type}. Give a number of tokens."
+            )
+
+    def begin(self) -> None:
+        """Forget the peak so far, and note how many bytes are held now."""
+        self._counts.reset_peak_memory_stats(self._device)
+        self._held = self._counts.memory_allocated(self._device)
+
+    def tokens_that_fit(self, tokens: int) -> int:
+        """Return the number of tokens, at least 1, that fit into `SHARE` of this process's memory.
+
+        `tokens` of them took what was held at most since `begin`. Gradients count as bytes of
+        tokens, so the number is rather too small than too large.
+        """
+        free, _ = self._counts.mem_get_info(self._device)
+        total = free + self._counts.memory_reserved(self._device)
+        taken = max(self._counts.max_memory_allocated(self._device) - self._held, 1)
+        return max(1, int((SHARE * total - self._held) * tokens / taken))
 
 
 def step_of(
@@ -82,54 +117,44 @@ def step_of(
     first = homes.index(ranks.own)
     held = dict(enumerate(examples, first))
     if moves and ranks.count > 1:
-        held |= _exchanged(held, dealt, homes, ranks, examples)
+        held |= _exchanged(held, dealt, homes, ranks)
     # What only keeps step with others is the shortest document at hand.
     least = min(examples, key=lambda example: length_of(example, columns))
-    micro_batches = []
-    for numbers in dealt[ranks.own]:
-        joined = join([held[number] for number in numbers] or [least], columns)
-        micro_batches.append(
-            MicroBatch(joined, len(numbers), sum(every[number] for number in numbers))
+    micro_batches = [
+        MicroBatch(
+            join([held[number] for number in numbers] or [least], columns),
+            len(numbers),
+            sum(every[number] for number in numbers),
         )
+        for numbers in dealt[ranks.own]
+    ]
     costs = [float(cost([every[number] for row in rows for number in row]).sum()) for rows in dealt]
     return Step(micro_batches, max(costs) * len(costs) / sum(costs))
 
 
 def _exchanged(
-    held: dict[int, Example],
-    dealt: list[list[list[int]]],
-    homes: list[int],
-    ranks: Ranks,
-    like: Sequence[Example],
+    held: dict[int, Example], dealt: list[list[list[int]]], homes: list[int], ranks: Ranks
 ) -> dict[int, Example]:
     """Exchange documents with other ranks; return the ones that this rank gets, by number."""
     away = {
         n: rank for rank, rows in enumerate(dealt) for row in rows for n in row if homes[n] != rank
     }
-    sent = {number: _on_host(held[number]) for number in away if number in held}
-    device = next(value.device for value in like[0][0].values() if isinstance(value, torch.Tensor))
-    found = {}
+    values = next(iter(held.values()))[0].values()
+    device = next(value.device for value in values if isinstance(value, torch.Tensor))
     # Pickled here, so that a rank unpacks nothing that is not its own.
-    for part in ranks.gathered({number: pickle.dumps(example) for number, example in sent.items()}):
-        for number, packed in part.items():
-            if away[number] == ranks.own:
-                found[number] = _on_device(pickle.loads(packed), device)
-    return found
+    sent = {n: pickle.dumps(_copied(held[n], "cpu")) for n in away if n in held}
+    return {
+        number: _copied(pickle.loads(packed), device)
+        for part in ranks.gathered(sent)
+        for number, packed in part.items()
+        if away[number] == ranks.own
+    }
 
 
-def _on_host(example: Example) -> Example:
-    """Return a copy of an example on the CPU, without the batch that it was cut from."""
-    # A slice would bring the whole batch that it is a view of.
+def _copied(example: Example, device: Any) -> Example:
+    """Return an example with copies of its tensors on a device, which are no views of a batch."""
     return tuple(
-        {n: v.cpu().clone() if isinstance(v, torch.Tensor) else v for n, v in row.items()}
-        for row in example
-    )
-
-
-def _on_device(example: Example, device: torch.device) -> Example:
-    """Return an example with its tensors on `device`."""
-    return tuple(
-        {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in row.items()}
+        {n: v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for n, v in row.items()}
         for row in example
     )
 
@@ -157,22 +182,11 @@ def micro_batches(
         InvalidPacking: Nothing says what in a batch belongs to which document.
     """
     config = getattr(model, "config", None)
-    check_most(max_tokens)
-    columns, found = cut(
-        list(batches),
-        is_pair=bool(getattr(config, "is_encoder_decoder", False)),
-        pad_token=getattr(config, "pad_token_id", None),
-    )
+    check_ints(max_tokens=max_tokens)
+    columns, found = cut(list(batches), config)
     cost = CostModel() if config is None else CostModel.for_model(config)
     examples = [example for each in found for example in each]
     for each in step_of(examples, columns, max_tokens, cost, Ranks(group)).micro_batches:
         if not each.documents and "labels" in each.batch:
             each.batch["labels"] = torch.full_like(each.batch["labels"], -100)
         yield each.batch
-
-
-def check_most(max_tokens: Any) -> int:
-    """Return `max_tokens`; raise `ValueError` unless it is a positive whole number."""
-    if type(max_tokens) is not int or max_tokens < 1:
-        raise ValueError(f"max_tokens must be a number of tokens, at least 1; found {max_tokens!r}")
-    return max_tokens

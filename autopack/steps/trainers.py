@@ -27,10 +27,10 @@ from autopack.inspection.positions import rotates
 from autopack.integrations.accelerate import in_their_own_precision, says_when_to_step
 from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.packing.batches import Columns, Example, Per, cut, join, length_of, tokens_of
+from autopack.packing.checks import check_ints
 from autopack.packing.strategies import CostModel
 from autopack.runtime.model import EnabledModel
-from autopack.steps.fitting import AUTO, Memory, tokens_that_fit
-from autopack.steps.step import MicroBatch, Ranks, Step, check_most, step_of
+from autopack.steps.step import AUTO, Memory, MicroBatch, Ranks, Step, step_of
 
 logger = logging.getLogger(__name__)
 _SEAMS = ("get_batch_samples", "training_step", "compute_loss")
@@ -53,21 +53,17 @@ class StepCutter:
     warning.
     """
 
-    def __init__(
-        self, trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
-    ):
+    def __init__(self, trainer: Any, enabled: EnabledModel, max_tokens: Any, lenient: bool):
         """Replace the trainer's methods; raise `UnsupportedModel` if its steps cannot be cut."""
         self._memory = Memory(trainer.args.device) if max_tokens == AUTO else None
-        self.asked, self.max_tokens = (
-            max_tokens,
-            0 if self._memory is not None else check_most(max_tokens),
-        )
+        if self._memory is None:
+            check_ints(max_tokens=max_tokens)
+        self.asked = self.max_tokens = max_tokens
         self.steps, self.micro_batches, self.tokens, self.slowest = 0, 0, 0, 0.0
         self._trainer, self._enabled = trainer, enabled
-        self._ignores_left_padding = _ignores_left_padding(enabled)
         self._lenient = lenient
+        self._adapter = adapter_of(trainer) or TRANSFORMERS
         self._refuse_kind()
-        self._rows_each = (adapter_of(trainer) or TRANSFORMERS).rows_each
         self._batches: Sequence[Any] = ()
         self._adds_up = False
         self._per_batch: int | None = None
@@ -78,12 +74,11 @@ class StepCutter:
 
     def remove(self) -> None:
         """Put the trainer's own methods back, where no other code has replaced them since."""
+        own = vars(self._trainer)
         for name in _SEAMS:
-            if vars(self._trainer).get(name) == getattr(self, f"_{name}"):
-                vars(self._trainer).pop(name)
-                vars(self._trainer).update(
-                    {n: value for n, value in self._before.items() if n == name}
-                )
+            if own.get(name) == getattr(self, f"_{name}"):
+                del own[name]
+                own.update({name: self._before[name]} if name in self._before else {})
 
     def __repr__(self) -> str:
         if not self.steps:
@@ -124,7 +119,8 @@ class StepCutter:
             cut_anew = Step([MicroBatch(batch, 1, 0) for batch in batches], 1.0)
         accelerator = self._trainer.accelerator
         state = accelerator.gradient_state
-        held = self._memory.begin() if self._memory is not None else 0
+        if self._memory is not None:
+            self._memory.begin()
         always = state.plugin_kwargs.get("sync_each_batch", False)
         try:
             for number, each in enumerate(cut_anew.micro_batches, 1):
@@ -146,8 +142,7 @@ class StepCutter:
         self.slowest += (cut_anew.slowest - self.slowest) / self.steps
         if self._memory is not None and self.steps == _MEASURED:
             longest = max(each.tokens for each in cut_anew.micro_batches)
-            fit = tokens_that_fit(held, self._memory.peak(), longest, self._memory.total())
-            self.max_tokens = min(Ranks().gathered(fit))
+            self.max_tokens = min(Ranks().gathered(self._memory.tokens_that_fit(longest)))
             logger.info(
                 "autopack cuts steps by max_tokens=%s, which fits into memory", self.max_tokens
             )
@@ -158,11 +153,9 @@ class StepCutter:
         found = self._original["compute_loss"](*args, **kwargs)
         if self._share == 1.0:
             return found
-        return (
-            (found[0] * self._share, *found[1:])
-            if isinstance(found, tuple)
-            else found * self._share
-        )
+        if isinstance(found, tuple):
+            return found[0] * self._share, *found[1:]
+        return found * self._share
 
     # --- The step
 
@@ -173,16 +166,21 @@ class StepCutter:
         """
         trainer, config, ranks = self._trainer, self._trainer.model.config, Ranks()
         problem: AutopackError | None = None
-        columns, found = Columns({}), list[list[Example]]()
+        columns, found = Columns({}, 1, False, {}), list[list[Example]]()
         try:
             columns, found = cut(
                 [trainer._prepare_inputs(batch) for batch in batches],
-                self._rows_each,
-                bool(getattr(config, "is_encoder_decoder", False)),
-                getattr(config, "pad_token_id", None),
+                config,
+                self._adapter.rows_each,
                 self._enabled.traits.first_position,
             )
-            self._refuse_padding(columns)
+            numbered = "position_ids" in columns.per
+            if columns.on_the_left and not (numbered or _ignores_left_padding(self._enabled)):
+                raise _not_cut(
+                    trainer,
+                    "its batches are padded on the left, which moves its model's positions. Pad on "
+                    "the right",
+                )
         except AutopackError as error:
             problem = error
         of_ranks = ranks.gathered((problem and problem.message, {len(each) for each in found}))
@@ -222,12 +220,7 @@ class StepCutter:
         return 1.0 if self._per_batch is None else part.documents / self._per_batch
 
     def _losses_add_up(
-        self,
-        model: Any,
-        columns: Columns,
-        examples: Sequence[Example],
-        items: Any,
-        ranks: Ranks,
+        self, model: Any, columns: Columns, examples: Sequence[Example], items: Any, ranks: Ranks
     ) -> bool:
         """Return True if the losses of some documents add up, False if the loss is their mean.
 
@@ -238,12 +231,16 @@ class StepCutter:
         # which sends buffers around, and here a rank may raise alone
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        with self._unnoticed() as renew:
-            parts = [*([each] for each in chosen), chosen]
+        losses = []
+        with self._unnoticed() as renew, torch.no_grad():
             try:
-                *alone, together = (
-                    self._loss(renew, model, join(part, columns), items) for part in parts
-                )
+                for part in (*([each] for each in chosen), chosen):
+                    renew()
+                    with self._trainer.compute_loss_context_manager():
+                        loss = self._original["compute_loss"](
+                            model, join(part, columns), num_items_in_batch=items
+                        )
+                    losses.append(float(loss))
             except Exception as error:  # of a loss that wants another number of documents
                 # ranks that gather parameters wait elsewhere, and end with this one
                 if not self._enabled.groups:
@@ -253,11 +250,13 @@ class StepCutter:
                     "its own"
                 )
                 raise _not_cut(self._trainer, f"{said}: {error}") from error
-        tolerance = (
-            _COARSE if any(each.dtype.itemsize < 4 for each in model.parameters()) else _TOLERANCE
-        )
+        *alone, together = losses
+        is_half = any(each.dtype.itemsize < 4 for each in model.parameters())
+        tolerance = _COARSE if is_half else _TOLERANCE
         # Of losses of tokens a mean over documents cannot be told from one over their targets.
-        of_documents = columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._rows_each > 1
+        of_documents = (
+            columns.per.get("labels") in (Per.ROW, Per.EXAMPLE) or self._adapter.rows_each > 1
+        )
         is_close = partial(math.isclose, together, rel_tol=tolerance, abs_tol=1e-3 * tolerance)
         sums = items is not None and is_close(sum(alone))
         means = of_documents and is_close(sum(alone) / len(alone))
@@ -272,14 +271,6 @@ class StepCutter:
             f"some give {together:.6g} together, and {', '.join(f'{each:.6g}' for each in alone)} "
             "alone, so it matters which documents share a batch",
         )
-
-    def _loss(
-        self, renew: Callable[[], None], model: Any, batch: dict[str, Any], items: Any
-    ) -> float:
-        """Return the loss of a batch without gradients, computed on buffers that `renew` makes."""
-        renew()
-        with torch.no_grad(), self._trainer.compute_loss_context_manager():
-            return float(self._original["compute_loss"](model, batch, num_items_in_batch=items))
 
     @contextlib.contextmanager
     def _unnoticed(self) -> Iterator[Callable[[], None]]:
@@ -306,7 +297,7 @@ class StepCutter:
         trainer, args, accelerator = self._trainer, self._trainer.args, self._trainer.accelerator
         own = type(trainer)._prepare_inputs.__module__
         parallel = getattr(accelerator, "parallelism_config", None)
-        why = (adapter_of(trainer) or TRANSFORMERS).why_not_cut(trainer)
+        why = self._adapter.why_not_cut(trainer)
         if not hasattr(trainer, "get_batch_samples"):
             why = (
                 "this release collects no batches of a step beforehand; transformers 4.46 and "
@@ -331,25 +322,9 @@ class StepCutter:
         if why is not None:
             raise _not_cut(trainer, why)
 
-    def _refuse_padding(self, columns: Columns) -> None:
-        """Raise `UnsupportedModel` for left padding of a model that numbers tokens by columns."""
-        if (
-            columns.on_the_left
-            and "position_ids" not in columns.per
-            and not self._ignores_left_padding
-        ):
-            raise _not_cut(
-                self._trainer,
-                "its batches are padded on the left, which moves its model's positions. Pad on the "
-                "right",
-            )
-
 
 def cut_steps(
-    trainer: Any,
-    enabled: EnabledModel,
-    max_tokens: int | str,
-    lenient: bool = False,
+    trainer: Any, enabled: EnabledModel, max_tokens: int | str, lenient: bool = False
 ) -> StepCutter | None:
     """Put a `StepCutter` on a trainer and return it; None if the same is there; raise if another.
 

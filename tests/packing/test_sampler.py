@@ -152,10 +152,10 @@ GROUPS = {"groups": np.arange(150) % 9, "max_length": 90}
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        ({}, {"lengths": LENGTHS[::-1]}, "lengths was"),
-        ({}, {"num_replicas": 3}, "num_replicas was 2 and is 3"),
-        ({}, {"strategy": "sequential"}, "strategy was 'best_fit' and is 'sequential'"),
-        ({}, {"cost": None}, "cost was"),
+        ({}, {"lengths": LENGTHS[::-1]}, "lengths"),
+        ({}, {"num_replicas": 3}, "'num_replicas': 2.*'num_replicas': 3"),
+        ({}, {"strategy": "sequential"}, "'best_fit'.*'sequential'"),
+        ({}, {"cost": None}, "'cost': None"),
         (GROUPS | {"prefixes": [1] * 150}, GROUPS | {"prefixes": [0] * 150}, ""),
     ],
 )
@@ -163,7 +163,7 @@ def test_the_state_of_another_sampler_is_refused(one, other, message):
     usual = {"lengths": LENGTHS, "max_length": 64, "num_replicas": 2, "rank": 1}
     state = PackedBatchSampler(**usual | one).state_dict()
     PackedBatchSampler(**usual | one | {"rank": 0}).load_state_dict(state)
-    with refused("other-data", match=f"the state is of another sampler: .*{message}"):
+    with refused("other-data", match=f"the state is of another sampler, .*{message}"):
         PackedBatchSampler(**usual | other).load_state_dict(state)
     with refused("other-data"):
         PackedBatchSampler(**usual | one).load_state_dict({**state, "step": 999})

@@ -182,10 +182,10 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
         "bad-file", match="wanted the 3 shards of one set; 'rows-00000-of-00003.parquet' is missing"
     ):
         shard_files(tmp_path)
-    of_another = "of another plan or other options"
+    of_another = "only others of the same plan and options"
     for options, words in (
-        ({"shard": 1}, "found 'rows-00001-of-00003.parquet', which is whole; delete it"),
-        ({}, "wanted a new folder, or an empty one"),
+        ({"shard": 1}, "found 'rows-00001-of-00003.parquet' in it; wanted a new folder"),
+        ({}, "wanted a new folder, an empty one"),
         ({"shard": 0, "seed": 1}, of_another),
         ({"shard": 0, "max_length": 40}, of_another),
         ({"shard": 0, "drop_columns": ("kind",)}, of_another),

@@ -1,6 +1,8 @@
 """A step that is cut anew has the loss and the gradient norm of the step as it was, or is
 refused."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from transformers import Trainer
@@ -269,7 +271,7 @@ def _model_of(made):
 @pytest.mark.parametrize(
     ("of", "most", "said"),
     [
-        *((_itself, most, "max_tokens must be") for most in (0, True, "many")),
+        *((_itself, most, "max_tokens=") for most in (0, True, "many")),
         (_itself, "auto", "Give a number of tokens"),  # a CPU does not say what fits
         (_model_of, MOST, "Pass the trainer"),
     ],
@@ -281,10 +283,15 @@ def test_a_budget_is_a_number_of_tokens_for_a_trainer(of, most, said):
     assert not autopack.is_enabled(made)
 
 
-@pytest.mark.parametrize("collate", [texts, packed])
+@pytest.mark.parametrize(
+    "collate",
+    [texts, packed, autopack.PackingCollator(declare=("seq_idx",))],
+    ids=["texts", "packed", "seq_idx"],
+)
 def test_micro_batches_of_a_loop_of_ones_own(collate):
     model = trainer("llama", texts).model
-    batches = [collate(DOCUMENTS[first : first + 4]) for first in range(0, 16, 4)]
+    # the last one declares a single document
+    batches = [collate(DOCUMENTS[a:b]) for a, b in pairwise((0, 4, 8, 15, 16))]
     items = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
     autopack.enable(model)
 
@@ -323,25 +330,29 @@ class _Counted:
     on."""
 
     _OF_A_TOKEN, _OF_STATES = 1000, 50_000
+    held, steps = 10_000, 0
 
-    def __init__(self, device):
-        self.held, self.steps = 10_000, 0
-
-    def begin(self):
+    def reset_peak_memory_stats(self, device):
         self.held += self._OF_STATES * (self.steps == 1)
         self.steps += 1
         self.longest = 0
+
+    def memory_allocated(self, device):
         return self.held
 
-    def peak(self):
+    def max_memory_allocated(self, device):
         return self.held + self._OF_A_TOKEN * self.longest
 
-    def total(self):
-        return 300_000
+    def mem_get_info(self, device):
+        return 100_000, 500_000
+
+    def memory_reserved(self, device):
+        return 200_000
 
 
 def test_what_fits_is_measured_in_the_second_step(monkeypatch):
-    monkeypatch.setattr("autopack.steps.trainers.Memory", _Counted)
+    memory = _Counted()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: memory)
     wanted, _ = trained(trainer("llama", texts))
     sizes = []
 
@@ -359,7 +370,7 @@ def test_what_fits_is_measured_in_the_second_step(monkeypatch):
         if model.training and torch.is_grad_enabled():
             widths.append(int(kwargs["attention_mask"].sum()))
             limits.append(cut.max_tokens)
-            cut._memory.longest = max(cut._memory.longest, widths[-1])
+            memory.longest = max(memory.longest, widths[-1])
 
     made.model.register_forward_pre_hook(noted, with_kwargs=True)
     found, _ = trained(made, None)
