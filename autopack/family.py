@@ -188,7 +188,7 @@ class MixerCall:
         """Return the mixer's result on arguments rearranged by `spread`, without caches, masks."""
         shape = (self.layout.rows, self.layout.columns)
         return self.changed(
-            lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread)
         )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:

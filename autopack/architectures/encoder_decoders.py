@@ -140,7 +140,7 @@ WHOLE_HALF = Family.of(
         "LEDLearnedPositionalEmbedding PegasusXSinusoidalPositionalEmbedding": RESTARTING,
         "LongT5Attention": RELATIVE,
         "T5Gemma2Decoder": OneByOne(
-            "its decoder attends to its own tokens and to the encoder's states in one softmax",
+            "its decoder attends to its own tokens and to the encoder's states in one softmax"
         ),
     },
 )

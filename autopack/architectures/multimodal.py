@@ -257,7 +257,7 @@ GIT = Family.of(
     "its own",
     mixers={"GitForCausalLM GitModel": _AfterAnImage(), "GitSelfAttention": ALONE},
     refused_without_images={
-        "labels": "its loss leaves out as many tokens at the start of a row as an image has",
+        "labels": "its loss leaves out as many tokens at the start of a row as an image has"
     },
     image_of_each="git",
 )

@@ -225,7 +225,7 @@ OWN_ATTENTION = Family.of(
         "FlaubertModel XLMModel": _EveryColumn(),
     },
     refused_arguments={
-        "entity_ids": "entities stand beside the row, and whose document they are of is not said",
+        "entity_ids": "entities stand beside the row, and whose document they are of is not said"
     },
     refusal=_refusal,
     numbering={

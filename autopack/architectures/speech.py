@@ -81,10 +81,7 @@ def _in_less_than_a_window(config: Any, given: Given) -> Lengths:
 
 
 def _why_unlike(
-    frames: Callable[[Any, Given], Lengths],
-    config: Any,
-    given: Given,
-    layout: PackedLayout,
+    frames: Callable[[Any, Given], Lengths], config: Any, given: Given, layout: PackedLayout
 ) -> str | None:
     """Return why sounds that differ in `frames` are refused; None if all are alike or unknown."""
     lengths = frames(config, given)

@@ -285,8 +285,6 @@ class LeakReport(Report):
             f"{self.model}\n{state}: largest influence {largest}",
             self.influence,
             self.tolerance,
-            ("document that was changed", "document that was watched"),
-            "change of logits / their standard deviation",
         )
 
 

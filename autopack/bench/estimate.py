@@ -32,11 +32,7 @@ from autopack.packing.checks import (
     nothing_left,
     read,
 )
-from autopack.packing.plans import (
-    Strategy,
-    groups_of,
-    plan,
-)
+from autopack.packing.plans import Strategy, groups_of, plan
 from autopack.packing.strategies import CostModel
 from autopack.pages.figure import (
     GROUPED,

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import (
-    IDS,
-    MASK,
-    bad_file,
-    no_examples,
-    read,
-    reworded,
-    unusable,
-)
+from autopack.packing.checks import IDS, MASK, bad_file, no_examples, read, reworded, unusable
 
 if TYPE_CHECKING:
     import torch

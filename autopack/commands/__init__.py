@@ -48,7 +48,7 @@ _VALUES: dict[str, Any] = {
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options that options.json has for a command; "either" heads those that exclude others."""
+    """Add the options that options.json has for a command; of those below "either" one is taken."""
     for title, names in _OPTIONS["commands"][command].items():
         group: Any = parser.add_argument_group(title) if title else parser
         if title == "either":
@@ -86,7 +86,7 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
         made = {
             "command": shlex.join(["autopack", *args.argv]),
             "versions": ", ".join(
-                [f"autopack {__version__}", *versions, f"Python {platform.python_version()}"],
+                [f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]
             ),
             "platform": platform.platform(),
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
@@ -133,10 +133,7 @@ class CannotLoad(AutopackError):
 
 
 def obtain(
-    args: argparse.Namespace,
-    tasks: Collection[str],
-    size: str = TINY,
-    longest: int = 0,
+    args: argparse.Namespace, tasks: Collection[str], size: str = TINY, longest: int = 0
 ) -> PreTrainedModel:
     """Return the model that `args.model` names: saved, of the Hub's cache, or built by its type.
 
@@ -195,9 +192,7 @@ def obtain(
         if not is_saved(args.model):
             known = types_for(tasks)
             closest = did_you_mean(
-                args.model,
-                known,
-                f"; it knows {len(known)}, from {known[0]} to {known[-1]}",
+                args.model, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}"
             )
             sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
             said = (

@@ -10,12 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from autopack.commands import (
-    check_outputs,
-    is_saved,
-    obtain,
-    show,
-)
+from autopack.commands import check_outputs, is_saved, obtain, show
 from autopack.errors import AutopackError
 from autopack.options import TASKS
 

@@ -17,13 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from autopack.bench.subjects import DISTRIBUTIONS, draw, lengths_of, longest_document
-from autopack.commands import (
-    check_outputs,
-    is_built,
-    keep_freed_memory,
-    obtain,
-    show,
-)
+from autopack.commands import check_outputs, is_built, keep_freed_memory, obtain, show
 from autopack.errors import AutopackError
 from autopack.packing.checks import check_ints
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 
 from autopack.commands import check_outputs, show
-from autopack.packing.checks import (
-    check_ints,
-)
+from autopack.packing.checks import check_ints
 
 _PASSED_ON = "batch_size overflow column tokenizer groups max_tokens ranks accumulation on".split()
 

@@ -50,10 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         said = "" if default is None else f" (default: {default})"
         parser.add_argument(option.flag, default=None, help=option.help + said, **form)
     parser.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="SCRIPT is a module, as in `python -m`",
+        "-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`"
     )
     # One argument and not two, for argparse would take a `--` that follows the script away.
     parser.add_argument(
@@ -72,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise AutopackError(
-            "there is nothing to run; name a script, a program, or -m MODULE",
-            code="cannot-run",
+            "there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run"
         )
     command = [*_command(script, args.is_module), *arguments]
     launches = (script.partition(".")[0] if args.is_module else Path(script).name) in _LAUNCHERS

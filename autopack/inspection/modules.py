@@ -182,8 +182,7 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
     # A class inside a function cannot be found again by its name, so nothing can stand at its
     # forward.
     attending = _of_classes(
-        _text_modules(root),
-        lambda c: attends_by_itself(c) and found_by_name(defining_class(c)),
+        _text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c))
     )
     inside = {part for mixer in mixers for part in mixer.modules()}
     found = []

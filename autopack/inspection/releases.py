@@ -145,8 +145,7 @@ def kernel_parameters(operation: Any) -> frozenset[str]:
     function = operation.forward if isinstance(operation, nn.Module) else operation
     chooses = "is_new_implementation"
     inner = inspect.unwrap(
-        function,
-        stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ()),
+        function, stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ())
     )
     chosen = inspect.getclosurevars(inner).nonlocals
     own = not chosen and function.__module__.startswith("transformers.models.")

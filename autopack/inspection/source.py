@@ -340,5 +340,5 @@ def modules_with_own_function(modules: list[nn.Module], implementation: str) -> 
         {
             id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"]
             for n in own
-        }.values(),
+        }.values()
     )

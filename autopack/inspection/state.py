@@ -82,7 +82,7 @@ class Contents:
                         *layers(value),
                         *getattr(value, "args", ()),
                         *getattr(value, "keywords", {}).values(),
-                    ],
+                    ]
                 )
 
     def _keep_function(self, function: FunctionType) -> None:

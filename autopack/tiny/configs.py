@@ -45,7 +45,7 @@ def types_for(task: str) -> list[str]:
         {
             *getattr(modeling_auto, f"{TASKS[task]}_NAMES"),
             *(added.model_type for added in registered),
-        },
+        }
     )
 
 
@@ -64,10 +64,7 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 
 
 def of_class(
-    config_class: type[PretrainedConfig],
-    overrides: Fields,
-    parts: dict[str, str],
-    task: str = "",
+    config_class: type[PretrainedConfig], overrides: Fields, parts: dict[str, str], task: str = ""
 ) -> PretrainedConfig:
     """Return a tiny configuration of a class of any origin, shrunk as `config` shrinks a type.
 
@@ -191,12 +188,7 @@ def _depth_name(present: Fields) -> str | None:
     return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
 
 
-def _fit_depth(
-    present: Fields,
-    own: Fields,
-    given: Fields,
-    arguments: Fields,
-) -> None:
+def _fit_depth(present: Fields, own: Fields, given: Fields, arguments: Fields) -> None:
     """Set the number of layers in `arguments`, and lists as long; the caller's `given` wins."""
     name = _depth_name(present)
     if name is None:

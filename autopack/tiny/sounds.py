@@ -156,10 +156,9 @@ def _bins(part: Any) -> int:
     ).split()
     parts = (part, getattr(part, "asr_config", None))
     found = (getattr(each, name, None) for each in parts for name in names)
-    return next(
-        (value for value in found if isinstance(value, int)),
-        0,
-    ) * getattr(part, "num_stacked_frames", 1)
+    return next((value for value in found if isinstance(value, int)), 0) * getattr(
+        part, "num_stacked_frames", 1
+    )
 
 
 def _whole(length: int, part: int) -> int:
