@@ -56,8 +56,9 @@ class EstimatedArm:
 
     @property
     def label(self) -> str:
-        """Name of the arm, with the order of its documents if it has one."""
-        return f"{self.name}, {self.order}" if self.order else self.name
+        """Name of the arm, with the order of its documents, or their number in a packed row."""
+        size = f" of {self.batch_size}" if self.batch_size else ""
+        return self.name + (f", {self.order}" if self.order else size)
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,8 @@ class Histogram:
 class Influence:
     """Heat map of the changes in each document (row) that come from each other one (column).
 
-    `values` are (documents, documents), nan on the diagonal. Values up to `rounding` have the lightest
-    colour.
+    `values` are (documents, documents), nan on the diagonal. Values up to `rounding` have the
+    lightest colour.
     """
 
     caption: str
@@ -205,6 +205,15 @@ class Table(NamedTuple):
     rows: Sequence[parts.Row]
     sides: str
     caption: str = ""
+
+    @classmethod
+    def of(cls, head: str, form: str, *columns: Iterable[Any], **options: str) -> Table:
+        """Return a table of a head and a row for each entry of the columns, written by a format.
+
+        A | parts the cells of head and format. `options` are the table's other fields.
+        """
+        lines = [head, *map(form.format, *columns)]
+        return cls([line.split("|") for line in lines], **options)
 
 
 class Sections(NamedTuple):
