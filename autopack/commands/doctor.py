@@ -66,10 +66,9 @@ def examine() -> dict[str, Any]:
         if versions[name] is None or not (said := _failure(partial(import_module, module))):
             continue
         fails[name] = said.rstrip(".")
-        way = "to match the installed torch, or uninstall it"
         problems.append(
             f"{name} {versions[name]} is installed, but `import {module}` fails: {fails[name]}. "
-            f"Reinstall it {'with what it needs' if name in MINIMUM else way}."
+            "Reinstall it with what it needs, or uninstall it."
         )
     python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     there = {name: installed or "not installed" for name, installed in versions.items()}
@@ -106,8 +105,7 @@ def _devices() -> dict[str, str]:
     """Return a description of each device that torch can use here, by the device's name."""
     import torch
 
-    threads = torch.get_num_threads()
-    found = {"cpu": f"{threads} thread" + ("" if threads == 1 else "s")}
+    found = {"cpu": f"threads: {torch.get_num_threads()}"}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         seen = torch.cuda.get_device_properties(index)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from autopack.tiny.media_rows import (
     Document,
     features_of,
     form_of,
+    made_of,
     tokens_of_parts,
 )
 from autopack.tiny.models import tokens
@@ -119,38 +119,36 @@ square | pixel_values drawn 1 channels size size
 square after a prefix | pixel_values drawn 1 channels size size
 square beside text | pixel_values drawn 1 channels size size
 square and instructions | pixel_values drawn 1 channels size size
-square and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4 words
+square and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4<words
 frames and instructions | pixel_values drawn 1 2 channels size size
-frames and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4 words
+frames and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4<words
 square and crops | pixel_values drawn 1 channels size size
 square and crops | pixel_values_local drawn many channels size size | num_local_patches numbers many
 views | pixel_values drawn 1 channels size size
 views | pixel_values_local drawn many channels half half | num_local_patches numbers many
 square and grids of crops | pixel_values drawn 1 channels size size
 square and grids of crops | pixel_values_local drawn 2*many channels size size
-square and grids of crops | num_local_patches numbers 2*many | patches_grid row many 2
+square and grids of crops | num_local_patches list 2*many | patches_grid lists many 2
 two resolutions | pixel_values drawn 1 channels size size
 two resolutions | high_res_pixel_values drawn 1 channels fine fine
-sized | pixel_values drawn 1 channels size size | image_sizes row size width
+sized | pixel_values drawn 1 channels size size<width | image_sizes row size width
 tiles | pixel_values drawn 1 5 channels size size | image_sizes row tall 2*size
 tiles alone | pixel_values drawn 1 2 channels size size
-tiles by row | pixel_values drawn 1 1 tiles channels size size
-tiles by row | aspect_ratio_ids row many | aspect_ratio_mask mask 1 1 tiles many
+tiles by row | pixel_values drawn 1 1 tiles<many channels size size
+tiles by row | aspect_ratio_ids row many | aspect_ratio_mask mask 1 1 tiles<many
 nested | pixel_values drawn 1 1 channels size size
 nested, seen | pixel_values drawn 1 1 channels size size
-nested, masked | pixel_values drawn 1 1 channels size size | pixel_attention_mask boolean 1 1 1
+nested, masked | pixel_values drawn 1 1 channels size size | pixel_attention_mask boolean 1 1
 flat patches | pixel_values drawn 1 more channels*patch*patch
 flattened patches | flattened_patches drawn 1 6 of_patch
-flattened patches, masked | flattened_patches drawn 1 6 of_patch | attention_mask mask 1 6 2*more
+flattened patches, masked | flattened_patches drawn 1 6 of_patch | attention_mask mask 1 6<2*more
 numbered patches | pixel_values drawn more high*wide channels*patch*patch
 numbered patches | image_grids row rows columns rows*many columns | image_num_crops numbers more
 spatial patches | pixel_values drawn 1 16 channels*patch*patch
-spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16 8*many
+spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16<8*many
 patches | pixel_values drawn 1 side*side channels*patch*patch
 """
-"""The arguments of one image, by the form: each is drawn, tokens, a row of numbers, numbers, or a
-mask (of ones and zeros, or boolean) with so many that are not padding. Axes and numbers are
-products of the sizes in `_picture`."""
+"""The arguments of one image, by the form; see `made_of`. The sizes are in `_picture`."""
 
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> Arguments:
@@ -184,33 +182,11 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     if form == "numbered patches":
         high, wide = (side // patch for side in vision.image_size)
         sizes |= {"high": high, "wide": wide, "rows": high // 2, "columns": wide // 2}
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-
-    def made(kind: str, *axes: str) -> torch.Tensor:
-        shape = [prod(sizes.get(part) or int(part) for part in axis.split("*")) for axis in axes]
-        if kind == "drawn":
-            return torch.randn(shape, generator=generator).to(dtype)
-        if kind == "tokens":
-            low, high = rules.ORDINARY.start, rules.ORDINARY.stop
-            return torch.randint(low, high, shape, generator=generator)
-        if kind in ("mask", "boolean"):
-            mask = (torch.arange(prod(shape[:-1])) < shape[-1]).reshape(shape[:-1])
-            return mask.long() if kind == "mask" else mask
-        return torch.tensor([shape] if kind == "row" else shape)
-
-    lines = (line.split(" | ") for line in _FORMS.strip().splitlines())
-    wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
-    found: Arguments = {name: made(*how) for name, *how in wanted}
+    found = made_of(_FORMS, form, sizes, model, generator)
     pixels: Any = found.get("pixel_values")
     if "image_merge_sizes" not in inspect.signature(type(model).forward).parameters:
         found.pop("image_merge_sizes", None)
-    if form == "sized":
-        pixels[..., sizes["width"] :] = 0
-    elif form == "tiles by row":
-        pixels[:, :, 1 + odd :] = 0
-    elif form == "square and grids of crops":
-        found |= {name: found[name].tolist() for name in ("num_local_patches", "patches_grid")}
-    elif "flattened_patches" in found:  # begin with their row and column; zeros are padding
+    if "flattened_patches" in found:  # begin with their row and column; zeros are padding
         where = torch.cartesian_prod(torch.arange(1, 3), torch.arange(1, 3 + odd))
         patches = found["flattened_patches"][0]
         patches[: len(where), :2], patches[len(where) :] = where, 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -97,6 +98,48 @@ def tokens_of_parts(
     places, taken = whole == placeholder, inspect.signature(type(model).forward).parameters
     others = {name: kind * places.long() for name, kind in kinds.items() if name in taken}
     return {"input_ids": whole, **others}, places
+
+
+def made_of(
+    forms: str,
+    form: str | None,
+    sizes: Mapping[str, int],
+    model: PreTrainedModel,
+    generator: torch.Generator,
+    ids: range = rules.ORDINARY,
+) -> Arguments:
+    """Return the arguments that the lines of a form describe: each has a name, a kind, and numbers.
+
+    Kinds are drawn, tokens (of `ids`), ones as a mask or boolean, and the numbers themselves, as a
+    tensor (numbers, a row) or as a list (list, lists). Numbers are products of `sizes`. Of an axis
+    `whole<length`, `length` entries are kept, and the others are 0.
+    """
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+    def count(text: str) -> int:
+        return prod(sizes.get(part) or int(part) for part in text.split("*"))
+
+    def made(kind: str, *axes: str) -> Any:
+        shape = [count(axis.partition("<")[0]) for axis in axes]
+        numbers: Any = [shape] if kind in ("row", "lists") else shape
+        if kind.startswith("list"):
+            return numbers
+        if kind in ("row", "numbers"):
+            return torch.tensor(numbers)
+        if kind == "tokens":
+            return torch.randint(ids.start, ids.stop, shape, generator=generator)
+        if kind == "drawn":
+            found = torch.randn(shape, generator=generator).to(dtype)
+        else:
+            found = torch.ones(shape, dtype=torch.bool if kind == "boolean" else torch.int64)
+        for along, axis in enumerate(axes):
+            if "<" in axis:
+                found.transpose(0, along)[count(axis.partition("<")[2]) :] = 0
+        return found
+
+    lines = (line.split(" | ") for line in forms.strip().splitlines())
+    wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
+    return {name: made(*how) for name, *how in wanted}
 
 
 def features_of(model: Any, medium: str, given: Arguments) -> tuple[Any, int]:
