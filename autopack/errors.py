@@ -22,10 +22,10 @@ _GUIDE = "https://github.com/autopack/autopack/blob/main/docs/errors.md"
 _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
-def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return "; did you mean ...?" with the known names close to a name, else `otherwise`."""
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return "; did you mean ...?" with the known names close to a name, "" without any."""
     close = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
-    return f"; did you mean {' or '.join(close)}?" if close else otherwise
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class AutopackError(Exception):

@@ -56,13 +56,11 @@ class Tiny:
     """Types that cannot be built, as they are no models alone; see `Family.refused_types`."""
 
 
-def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
+def by_class(known: Mapping[str, Any], kind: type) -> Any:
     """Return the value for the name of a module's class or its nearest known base, or None."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
-    return next(
-        (known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None
-    )
+    return next((known[cls.__name__] for cls in kind.__mro__ if cls.__name__ in known), None)
 
 
 @dataclass(frozen=True)
@@ -154,14 +152,6 @@ class Family:
         return known | {
             kind: known.get(kind, frozenset()) | types for kind, types in self.media_types.items()
         }
-
-    def way_of(self, module: torch.nn.Module) -> Way | None:
-        """Return the `Way` to run a module on packed rows, or None if it is no mixer."""
-        return _by_class(self.mixers, module)
-
-    def adjustment_of(self, module: torch.nn.Module) -> Callable[..., Any] | None:
-        """Return the function that adjusts query, key and value of an attention module, or None."""
-        return _by_class(self.adjustments, module)
 
 
 _PER_CALL = (*CACHES, "attention_mask", "conv_mask")

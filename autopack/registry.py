@@ -16,7 +16,7 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import UnsupportedModel
 from autopack.family import Family as Family
-from autopack.family import SoundsRule
+from autopack.family import SoundsRule, Way, by_class
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.positions import Numbering
@@ -66,9 +66,7 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     mixing = [*modules.attention_modules(model), *mixers, *attending]
     reason = next(filter(None, _refusals(model, family, mixing)), None)
     if reason is None:
-        family = _with_positions(
-            _with_own_attention(_with_installed_ways(family, mixers), attending), model, mixing
-        )
+        family = _with_positions(_with_ways(family, mixers, attending), model, mixing)
     return family, reason
 
 
@@ -95,32 +93,27 @@ def _refusals(
         )
 
 
-def _with_installed_ways(family: Family, mixers: list[nn.Module]) -> Family:
-    """Return the family with the ways that the installed transformers needs for these mixers."""
-    ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
-    others = {
-        kind.__name__: other
-        for kind, way in ways.items()
-        if way is not None
-        and (other := way.here(modules.defining_class(kind).__module__)) is not way
-    }
-    for kind, way in ways.items():
+def _with_ways(family: Family, mixers: list[nn.Module], attending: list[nn.Module]) -> Family:
+    """Return the family with the ways that these mixers need in the installed transformers.
+
+    Modules that attend by themselves run on each document alone.
+    """
+    found: dict[str, Way] = {}
+    for kind in {*map(source.class_of, mixers)}:
+        if (way := by_class(family.mixers, kind)) is None:
+            continue
+        here = way.here(modules.defining_class(kind).__module__)
         if isinstance(way, Alone) and not way.from_zero and source.counts_from_zero(kind):
-            # Falcon, up to 4.44, and by flash attention
-            others[kind.__name__] = replace(way, from_zero=True)
-    return replace(family, mixers={**family.mixers, **others}) if others else family
-
-
-def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
-    """Return the family, with these modules' own attention run on each document alone."""
-    found = {
-        type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module)))
-        for module in attending
+            here = replace(way, from_zero=True)  # Falcon, up to 4.44, and by flash attention
+        if here is not way:
+            found[kind.__name__] = here
+    own = {
+        kind.__name__: Alone(from_zero=source.counts_from_zero(kind))
+        for kind in map(source.class_of, attending)
     }
-    if not found:
-        return family
-    how = f"{family.how}; the model's own attention ({', '.join(sorted(found))}), documents alone"
-    return replace(family, mixers={**family.mixers, **found}, how=how)
+    names = f"; the model's own attention ({', '.join(sorted(own))}), documents alone"
+    mixers_of = {**family.mixers, **found, **own}
+    return replace(family, mixers=mixers_of, how=family.how + names if own else family.how)
 
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:

@@ -179,7 +179,12 @@ def compare(
     device, vocabulary = device_of(model), tokens_to_draw(model)
     dtype = str(model.dtype).removeprefix("torch.")
     # A rate that moves no weight of half precision: all arms and rounds find the same model.
-    form: dict[str, Any] = {"lr": 1e-9, "eps": 1e-4, "weight_decay": 0.0, "fused": device.type == "cuda"}
+    form: dict[str, Any] = {
+        "lr": 1e-9,
+        "eps": 1e-4,
+        "weight_decay": 0.0,
+        "fused": device.type == "cuda",
+    }
     optimizer = None if forward else torch.optim.AdamW(model.parameters(), **form)
 
     def enabled_for(arm: Arm, verify: bool = False) -> AbstractContextManager[Any]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BATCH = 1000
 """Examples of a data set that are read at a time, and texts that are tokenized at a time."""
 FILES = (".json", ".jsonl", ".npy", ".parquet")
+_TEXT = ("string", "large_string")
+"""Types of text in arrow."""
 TINY = "tiny"
 _LATENT = ("num_key_value_heads", "head_dim")
 """Fields that mean something else in multi-head latent attention: see `autopack.tiny`."""
@@ -267,18 +269,20 @@ def _token_counts(name: str, values: Any, tokenizer: Any) -> np.ndarray:
     from pyarrow import compute, types
 
     kind = values.type
-    part: Any = getattr(kind, "value_type", None)  # of a list
-    is_chat = types.is_struct(part) and {"role", "content"} <= {field.name for field in part}
-    if absent := values.null_count or (part and compute.list_flatten(values).null_count):
+    part = getattr(kind, "value_type", kind)
+    is_list, fields = part is not kind, part if types.is_struct(part) else ()
+    said = {field.name for field in fields if str(field.type) in _TEXT}
+    is_chat = is_list and {"role", "content"} <= said
+    if absent := values.null_count or (is_list and compute.list_flatten(values).null_count):
         raise unusable(
             f"column {name!r}: values are missing ({absent:,}); fill them, or leave the examples "
             "out"
         )
     if types.is_integer(kind):
         return values.to_numpy()
-    if part and types.is_integer(part):
+    if types.is_integer(part):
         return compute.list_value_length(values).to_numpy()
-    if not (types.is_string(kind) or types.is_large_string(kind) or is_chat):
+    if not (str(kind) in _TEXT or is_chat):
         raise unusable(
             f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
             f"content, found {kind}"

@@ -163,12 +163,8 @@ def obtain(
         try:
             return build(args.model, size, _task_for(args.model, tasks), longest, **form)
         except (CannotBuild, RuntimeError) as error:
-            reason = (
-                error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
-            )
             raise CannotLoad(
-                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype "
-                "or --device"
+                f"{error}; choose another type, size, --attn, --dtype or --device"
             ) from error
     options: dict[str, Any] = {
         "local_files_only": True,
@@ -181,24 +177,19 @@ def obtain(
         options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation
-        saved: Any = getattr(
-            transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None
-        )
+        names = getattr(config, "architectures", None) or [""]
+        saved: Any = getattr(transformers, names[0], None)
         if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
             saved = transformers.AutoModelForCausalLM
         return saved.from_pretrained(name, config=config, **options).to(args.device)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         said = f"transformers {transformers.__version__} cannot load {name}: {error}"
         if not is_saved(args.model):
-            known = types_for(tasks)
-            closest = did_you_mean(
-                args.model, known, f"; it knows {len(known)}, from {known[0]} to {known[-1]}"
-            )
             sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
             said = (
                 f"{args.model!r} is neither a directory with a saved model, nor a downloaded model "
                 f"of the Hub (nothing is downloaded here), nor a model type{sorts} of transformers "
-                f"{transformers.__version__}; name one of these{closest}"
+                f"{transformers.__version__}; name one{did_you_mean(args.model, types_for(tasks))}"
             )
         raise CannotLoad(said) from error
 

@@ -20,7 +20,7 @@ from autopack.calls.hooks import EntryHook, ExitHook
 from autopack.calls.met_inside import OwnPositionsHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
-from autopack.family import Family
+from autopack.family import Family, by_class
 from autopack.inspection import modules
 from autopack.inspection.code import ModelCode
 from autopack.inspection.modules import Anatomy, modules_of
@@ -83,7 +83,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Mod
     if family.image_mask is not None or enabled.traits.image_of_each:
         to_images = [m for m in modules.cross_attention(model, anatomy.mixing) if m is not model]
     for module in anatomy.mixing:
-        way, adjustment = family.way_of(module), family.adjustment_of(module)
+        way, adjustment = (by_class(of, type(module)) for of in (family.mixers, family.adjustments))
         reads = {"reads_encoder": module in across, "reads_images": module in to_images}
         module.__dict__[MARK] = Mark(enabled.link, way, adjustment, **reads)
         _hook(module, ArrivalHook())
