@@ -25,11 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from autopack.bench.race import (
-    Batch,
-    kept_by,
-    peak_memory,
-)
+from autopack.bench.race import Batch, kept_by, peak_memory
 from autopack.bench.subjects import Lengths, draw
 from autopack.commands import keep_freed_memory
 from benchmarks import interleave
