@@ -26,16 +26,18 @@ class State:
     """Snapshot of a model's buffers and attributes that third-party code may write."""
 
     def __init__(self, model: nn.Module):
-        found = ((name, module, _watched_in(module)) for name, module in model.named_modules())
-        self._modules = [(name, module, names) for name, module, names in found if names]
-        self._before = [_values(module, names) for _, module, names in self._modules]
+        self._watched = [
+            (name, module, names, _values(module, names))
+            for name, module in model.named_modules()
+            if (names := _watched_in(module))
+        ]
 
     def __bool__(self) -> bool:
-        return bool(self._modules)
+        return bool(self._watched)
 
     def changed(self) -> str | None:
         """Return, in words, the first module and attribute written since the snapshot, or None."""
-        for (path, module, names), before in zip(self._modules, self._before, strict=True):
+        for path, module, names, before in self._watched:
             after = _values(module, names)
             name = next((name for name in names if not _is_same(before[name], after[name])), None)
             if name is not None:
