@@ -85,7 +85,16 @@ def _refusals(
     if family.refusal is not None:
         yield family.refusal(model.config)
     if modules.is_pair(model):
-        yield _halves_refusal(model, mixing)
+        if (found := modules.halves(model)) is None:
+            yield (
+                "it is an encoder-decoder whose encoder and decoder are not both models of their "
+                "own"
+            )
+        elif not modules.cross_attention(found[1], mixing):
+            yield (
+                "none of the attention modules of its decoder is known to attend to the encoder, "
+                "so autopack cannot keep the halves of one document together"
+            )
     if not mixing:
         yield (
             "none of its modules calls an attention function of transformers' AttentionInterface "
@@ -148,19 +157,6 @@ def family_for(model: PreTrainedModel) -> Family:
             code="cannot-be-packed",
         )
     return family
-
-
-def _halves_refusal(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
-    """Return the reason why an encoder-decoder's halves cannot be packed, or None if they can."""
-    found = modules.halves(model)
-    if found is None:
-        return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
-    if not modules.cross_attention(found[1], mixing):
-        return (
-            "none of the attention modules of its decoder is known to attend to the encoder, so "
-            "autopack cannot keep the halves of one document together"
-        )
-    return None
 
 
 def media_of(model_type: str) -> frozenset[str]:

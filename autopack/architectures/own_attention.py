@@ -255,14 +255,14 @@ def _scale_query_by_position(
     """
     if module.attn_temperature_tuning and not module.use_rope:
         column = torch.arange(layout.columns, device=query.device)[None]
-        columns = torch.stack(
-            torch.broadcast_tensors(column - layout.start_columns, column)
-        ).float()
-        scales = (
-            torch.log1p(torch.floor((columns + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
-        )
-        wanted, given = scales.to(torch.promote_types(query.dtype, torch.float32))
-        query = (query * (wanted / given)[:, None, :, None]).to(query.dtype)
+        precise = torch.promote_types(query.dtype, torch.float32)
+
+        def scale(columns: Tensor) -> Tensor:
+            steps = torch.floor((columns.float() + 1.0) / module.floor_scale)
+            return (torch.log1p(steps) * module.attn_scale + 1.0).to(precise)
+
+        ratio = scale(column - layout.start_columns) / scale(column)
+        query = (query * ratio[:, None, :, None]).to(query.dtype)
     return query, key, value, options
 
 

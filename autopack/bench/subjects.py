@@ -75,7 +75,7 @@ def build(
     task: str,
     longest: int,
     *,
-    attn: str | None,
+    attn: Any,
     dtype: torch.dtype,
     device: str = "cpu",
     seed: int = 0,
@@ -98,11 +98,10 @@ def build(
         # RoBERTa's first position is not 0
         given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)
     if size == TINY:
-        kind: Any = attn
         return models.build(
             model_type,
             task=task,
-            attn_implementation=kind,
+            attn_implementation=attn,
             dtype=dtype,
             device=device,
             seed=seed,
