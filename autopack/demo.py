@@ -14,7 +14,6 @@ import ast
 import math
 import platform
 import random
-import re
 import sys
 import sysconfig
 import time
@@ -49,7 +48,6 @@ _SKIPPED = frozenset(
     turtledemo
     """.split()
 )
-_HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
 Example = dict[str, list[int]]
 
 
@@ -123,14 +121,13 @@ class DemoResult:
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Return distinct texts of Python's documentation: docstrings by file, then help topics.
+    """Return the distinct docstrings of Python's standard library, by file.
 
-    `root` is the directory of the standard library. If it is None, the running interpreter's is
-    read, and the language reference with it. Raises `CorpusTooSmall` for fewer than `FEWEST` texts.
+    `root` is its directory, by default the running interpreter's. Raises `CorpusTooSmall` for fewer
+    than `FEWEST` texts.
     """
-    topics = _reference_sections() if root is None else ()
     root = root or Path(sysconfig.get_path("stdlib"))
-    texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= SHORTEST)
+    texts = dict.fromkeys(text for text in _docstrings(root) if len(text) >= SHORTEST)
     if len(texts) < FEWEST:
         raise CorpusTooSmall(
             "the demo trains on the documentation inside the Python installation and wants at "
@@ -156,16 +153,6 @@ def _docstrings(root: Path) -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield ast.get_docstring(node) or ""
-
-
-def _reference_sections() -> Iterator[str]:
-    """Yield the sections of the language reference behind ``help()``; none if it is missing."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        return
-    for _, topic in sorted(topics.items()):
-        yield from (section.strip() for section in _HEADING.split(topic))
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
