@@ -334,19 +334,20 @@ class Contest:
 
     def _lap(self, outcome: Outcome) -> Lap | None:
         """Time one pass of an arm, record its seconds and return the lap; None if it failed."""
-        arm = outcome.arm
-        state, ready = partial(self.state, arm), partial(self._warm_up, arm)
+        arm, call = outcome.arm, torch.no_grad()(self.model.__call__)
         lap = self.attempt(
-            outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device))
+            outcome,
+            Entrant(
+                partial(self.run, arm),
+                partial(self.state, arm),
+                # One-time work of the first call is not timed.
+                partial(call, **self.calls[arm.name][0]),
+                partial(wait_for, self.device),
+            ),
         )
         if lap is not None:
             outcome.seconds.append(lap["wall"])
         return lap
-
-    @torch.no_grad()
-    def _warm_up(self, arm: Arm) -> None:
-        """Run the first call of an arm without gradients, so that one-time work is not timed."""
-        self.model(**self.calls[arm.name][0])
 
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
         """Return `act()`; if it raises, note why in `outcome.failed`, free memory, return None."""

@@ -80,7 +80,9 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """
-    print(json.dumps(_finite(data), indent=1) if args.json else found)
+    # nan and infinities are no JSON
+    finite = json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
+    print(json.dumps(finite, indent=1) if args.json else found)
     if args.html is not None:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "numpy")]
         made = {
@@ -99,11 +101,6 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
     for name, path in (("Page", args.html), ("Picture", args.plot)):
         if path is not None and not args.json:
             print(f"\n{name}: {path}")
-
-
-def _finite(data: Any) -> Any:
-    """Return data as it is when read from JSON, with None for nan and infinities."""
-    return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
 
 
 def _plain(value: Any) -> list[Any]:

@@ -147,7 +147,8 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 
 def is_named_causal_lm(cls: type) -> bool:
     """Return True if transformers maps a class, or its base there, to causal language modelling."""
-    return not releases.causal_lm_class_names().isdisjoint(names_of(cls))
+    known = releases.class_names("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
+    return not known.isdisjoint(names_of(cls))
 
 
 def names_of(cls: type) -> tuple[str, ...]:

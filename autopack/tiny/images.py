@@ -153,7 +153,10 @@ patches | pixel_values drawn 1 side*side channels*patch*patch
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> Arguments:
     """Return one image's arguments; sizes differ by odd or even `number` if the type allows it."""
-    form, vision, odd = form_of(model), _vision(model), number % 2
+    form, odd = form_of(model), number % 2
+    whole = getattr(model.config, "encoder", model.config)
+    parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
+    vision: Any = next((part for part in parts if part is not None), model.config)
 
     def of_vision(*names: str, default: int = 1) -> Any:
         return next((v for name in names if (v := getattr(vision, name, None))), default)
@@ -198,13 +201,6 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         across = torch.arange(sizes["side"])
         found["image_position_ids"] = torch.cartesian_prod(across, across).flip(-1)[None]
     return found
-
-
-def _vision(model: PreTrainedModel) -> Any:
-    """Return the configuration of the part that reads images."""
-    whole = getattr(model.config, "encoder", model.config)
-    parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
-    return next((part for part in parts if part is not None), model.config)
 
 
 _OF_FRAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
@@ -183,18 +183,11 @@ def row(model: PreTrainedModel, documents: Sequence[Document]) -> Arguments:
     for name in {name for document in documents for name in document.seen}:
         arguments[name] = _along_diagonal(name, documents)
     if pictures and form == "numbered patches":
-        arguments[NUMBERS] = _renumbered_patches(pictures)
+        patches = (picture["pixel_values"].shape[:2].numel() for picture in pictures)
+        found = [picture[NUMBERS] for picture in pictures]
+        numbers = zip(found, accumulate(patches, initial=0), strict=False)
+        arguments[NUMBERS] = torch.cat([torch.where(n < 0, n, n + before) for n, before in numbers])
     return arguments
-
-
-def _renumbered_patches(pictures: Sequence[Arguments]) -> Tensor:
-    """Return the pictures' patch numbers end to end, counted over all pictures."""
-    before, found = 0, []
-    for picture in pictures:
-        numbers = picture[NUMBERS]
-        found.append(torch.where(numbers < 0, numbers, numbers + before))
-        before += picture["pixel_values"].shape[:2].numel()
-    return torch.cat(found)
 
 
 def _joined(values: list[Any], along: int) -> Any:
