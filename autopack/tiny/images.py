@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -71,8 +72,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         decoded["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
         if needs_images(model):  # its encoder takes no tokens, and one image
             return Document(decoded, (_picture(model, seed, generator),))
-    fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
-    around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
+    fields = f"image_token_id image_token_index{' video_token_index' if form == _FRAMES else ''}"
+    around = "vision_start_token_id vision_end_token_id", "image_start_id image_end_id"
     kinds = dict.fromkeys("mm_token_type_ids token_type_ids image_embeds_position_mask".split(), 1)
     per_token, places = tokens_of_parts(model, parts, seed, fields, around, kinds, add_picture)
     if "token_type_ids" in per_token and form == "square after a prefix":
@@ -203,13 +204,6 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     return found
 
 
-_OF_FRAMES = {
-    "pixel_values": "pixel_values_videos",
-    "image_grid_thw": "video_grid_thw",
-    "image_merge_sizes": "video_merge_sizes",
-    "target_sizes": "target_sizes_videos",
-    "image_position_ids": "video_position_ids",
-}
 _AS_IMAGES = frozenset("glm46v glm4v glm4v_moe glm_ocr glmga".split())
 """Types whose videos have the placeholders of images; token types tell the two apart."""
 _WHOLE = frozenset(
@@ -217,9 +211,6 @@ _WHOLE = frozenset(
 )
 """Types whose frames stand one behind the other; others have text between frames, and a run of
 placeholders for each."""
-_IN_SPANS = frozenset({"glm5_next"})
-"""Types whose videos have the placeholders of images, between a token that begins a video and one
-that ends it."""
 
 
 def as_videos(model: PreTrainedModel, document: Document) -> Document:
@@ -233,17 +224,17 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
     has_frames = hasattr(getattr(model, "model", model), "get_video_features")
     medium, media = ("video", videos) if has_frames else ("image", document.images)
     counts = iter(features_of(model, medium, each)[1] for each in media)
-    image, in_spans = config.image_token_id, config.model_type in _IN_SPANS
+    # Its placeholders stand between a token that begins a video and one that ends it.
+    image, in_spans = config.image_token_id, config.model_type == "glm5_next"
     video = image if in_spans or config.model_type in _AS_IMAGES else config.video_token_id
     ids: list[int] = []
-    for place, token in enumerate(before):
-        if token != image:
-            ids.append(token)
-        elif place == 0 or before[place - 1] != token:
+    for token, same in groupby(before):
+        run = [*same]
+        if token == image:
             run = [video] * next(counts)
-            ids += (
-                [config.video_start_token_id, *run, config.video_end_token_id] if in_spans else run
-            )
+            if in_spans:
+                run = [config.video_start_token_id, *run, config.video_end_token_id]
+        ids += run
     whole = torch.tensor([ids])
     types = {name: 2 * (whole == video).long() for name in document.tokens if name != "input_ids"}
     assert types.keys() <= {"mm_token_type_ids", "token_type_ids"}, types.keys()
@@ -257,7 +248,10 @@ def _video(model: PreTrainedModel, picture: Arguments) -> Arguments:
     if form_of(model) in ("tiles", "square"):
         frames = pixels[:, :4] if pixels.ndim == 5 else torch.stack([pixels, -pixels], dim=1)
         return {"pixel_values_videos": frames}
-    found = {_OF_FRAMES[name]: value for name, value in picture.items()}
+    found = {
+        name.replace("image", "video") if "image" in name else f"{name}_videos": value
+        for name, value in picture.items()
+    }
     if config.model_type in _WHOLE:
         found["pixel_values_videos"] = torch.cat([pixels, -pixels])
         found["video_grid_thw"] = found["video_grid_thw"] * torch.tensor([2, 1, 1])

@@ -68,8 +68,8 @@ def tokens_of_parts(
     model: PreTrainedModel,
     parts: Sequence[int | str],
     seed: int,
-    fields: Sequence[str],
-    around: Sequence[tuple[str, str]],
+    fields: str,
+    around: tuple[str, str],
     kinds: dict[str, int],
     count_of_next: Callable[[], int],
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -81,7 +81,7 @@ def tokens_of_parts(
     """
     config: Any = model.config
     owners = (config, getattr(config, "audio_config", None))
-    known = (getattr(owner, name, None) for owner in owners for name in fields)
+    known = (getattr(owner, name, None) for owner in owners for name in fields.split())
     placeholder = next((value for value in known if isinstance(value, int)), rules.VOCAB - 1)
     found = []
     for number, part in enumerate(parts):
@@ -90,7 +90,7 @@ def tokens_of_parts(
             continue
         ids = [placeholder] * count_of_next()
         for names in around:
-            start, end = (getattr(config, name, None) for name in names)
+            start, end = (getattr(config, name, None) for name in names.split())
             if isinstance(start, int) and isinstance(end, int):
                 ids = [start, *ids, end]
         found.append(torch.tensor([ids]))

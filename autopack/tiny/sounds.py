@@ -48,11 +48,11 @@ def document(
         made.append(_sound(model, len(made) + seed, frames, generator))
         return _placeholders(model, made[-1])
 
-    around = [
-        ("audio_start_token_id", "audio_end_token_id"),
-        ("audio_bos_token_id", "audio_eos_token_id"),
-    ]
-    fields = ("audio_token_id", "audio_token_index")
+    around = (
+        "audio_start_token_id audio_end_token_id",
+        "audio_bos_token_id audio_eos_token_id",
+    )
+    fields = "audio_token_id audio_token_index"
     kinds = {"mm_token_type_ids": 3, "token_type_ids": 0}
     return Document(
         tokens_of_parts(model, parts, seed, fields, around, kinds, add_sound)[0], tuple(made)
