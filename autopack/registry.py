@@ -16,7 +16,7 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import UnsupportedModel
 from autopack.family import Family as Family
-from autopack.family import SoundsRule, Way, by_class
+from autopack.family import Way, by_class
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.positions import Numbering
@@ -166,22 +166,16 @@ def media_of(model_type: str) -> frozenset[str]:
     )
 
 
-def sounds_together_of(model_type: str) -> SoundsRule | None:
-    """Return a model type's rule in `Family.sounds_together`, or None if no family has one."""
-    return next(
-        (f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None
-    )
+def fact_of(model_type: str | None, fact: str) -> Any:
+    """Return the value for a model type in the first family that has one in `fact`, or None."""
+    known = (getattr(family, fact) for family in families())
+    return next((of[model_type] for of in known if model_type in of), None)
 
 
 def numbering_of(config: Any) -> Numbering:
     """Return the `Numbering` of a config's type, else of its text part's, else the default."""
-    known = {
-        name: numbering
-        for family in reversed(families())
-        for name, numbering in family.numbering.items()
-    }
     types = (getattr(part, "model_type", None) for part in (config, text_config(config)))
-    return next((known[name] for name in types if name in known), Numbering())
+    return next(filter(None, (fact_of(name, "numbering") for name in types)), Numbering())
 
 
 def first_position(config: Any) -> int:

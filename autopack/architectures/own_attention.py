@@ -13,7 +13,7 @@ from torch.nn import functional
 from autopack.errors import UnsupportedModel
 from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
 from autopack.layout.packed import PackedLayout, real_tokens
-from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
+from autopack.layout.token_map import Batches, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone, Rows
 from autopack.mixers.alone import count_from_zero
 
@@ -62,15 +62,12 @@ class _ByCells(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        found = Batches.grouped(call.layout, each_by_itself)
-        return found.together([self._embed(call, batch) for batch in found.maps])
-
-    def _embed(self, call: MixerCall, batch: TokenMap) -> Tensor:
-        """Return the embeddings of a batch of documents, without positions that count from 0."""
-        given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
-        if count_from_zero(given):
-            call = replace(call, arguments={**call.arguments, "position_ids": None})
-        return call.by_documents(batch.gather)
+        found, outputs = Batches.grouped(call.layout, each_by_itself), []
+        bare = replace(call, arguments={**call.arguments, "position_ids": None})
+        for batch in found.maps:
+            given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
+            outputs.append((bare if count_from_zero(given) else call).by_documents(batch.gather))
+        return found.together(outputs)
 
 
 TAPAS = Family.of(

@@ -62,7 +62,7 @@ def anatomy_and_traits(model: PreTrainedModel, family: Family) -> tuple[Anatomy,
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
-    sounds_together = registry.sounds_together_of(anatomy.model_type)
+    sounds_together = registry.fact_of(anatomy.model_type, "sounds_together")
     return anatomy, Traits(family, anatomy, numbering, media, sounds_together)
 
 
