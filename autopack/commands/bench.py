@@ -36,10 +36,8 @@ def run(args: argparse.Namespace) -> int:
     # torch's profiler, which counts memory, prints lines of its own
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if args.lengths in DISTRIBUTIONS:
-        given, source = (
-            draw(DISTRIBUTIONS[args.lengths], DRAWN, LONGEST, seed=0),
-            f"drawn like {args.lengths}'s",
-        )
+        given = draw(DISTRIBUTIONS[args.lengths], DRAWN, LONGEST, seed=0)
+        source = f"drawn like {args.lengths}'s"
     else:
         given = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
         source = f"{args.lengths}: {len(given):,} documents"
