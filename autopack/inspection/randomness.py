@@ -44,15 +44,20 @@ def _generators(module: nn.Module) -> Iterator[tuple[Callable[[], Any], Callable
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state
-    found = {(p.device.type, p.device.index or 0) for p in module.parameters()}
-    for kind, number in sorted(found):
-        space: Any = getattr(torch, kind, None)
-        if not hasattr(space, "get_rng_state"):
-            continue  # the CPU
+    for kind, number in _devices_of(module):
+        space = getattr(torch, kind)
         # There is one MPS, and in earlier releases its functions take no number.
         numbered = "device" in inspect.signature(space.get_rng_state).parameters
         given = {"device": number} if numbered else {}
         yield partial(space.get_rng_state, **given), partial(space.set_rng_state, **given)
+
+
+def _devices_of(module: nn.Module) -> list[tuple[str, int]]:
+    """Return (kind, number) of a module's devices with their own generators; never the CPU."""
+    found = {(p.device.type, p.device.index or 0) for p in module.parameters()}
+    return sorted(
+        device for device in found if hasattr(getattr(torch, device[0], None), "get_rng_state")
+    )
 
 
 def state_of(module: nn.Module) -> list[Any]:
