@@ -133,7 +133,8 @@ def _watched_in(module: nn.Module) -> list[str]:
     held = vars(module)
     buffers = [name for name, each in module._buffers.items() if each is not None]
     written = [name for name in read if isinstance(held.get(name), _HOLDERS)]
-    others = {*_INTERNAL, *module._parameters, *module._modules}
+    # not by iteration, which stand-ins of torch.jit do otherwise
+    others = {*_INTERNAL, *module._parameters.keys(), *module._modules.keys()}
     return [name for name in dict.fromkeys([*buffers, *stored, *written]) if name not in others]
 
 
