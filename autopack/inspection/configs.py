@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
+
+
+@cache
+def _parameter_names(function: Any) -> frozenset[str]:
+    """Return the names of a function's parameters."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def text_config(config: Any, **which: bool) -> Any:
@@ -12,7 +20,9 @@ def text_config(config: Any, **which: bool) -> Any:
     """
     if hasattr(config, "get_text_config"):
         # of the two, `decoder` alone up to 4.53
-        taken = type(config).get_text_config.__code__.co_varnames
-        return config.get_text_config(**{name: which[name] for name in which if name in taken})
+        taken = _parameter_names(type(config).get_text_config)
+        return config.get_text_config(
+            **{name: value for name, value in which.items() if name in taken}
+        )
     part = getattr(config, "text_config", None)  # transformers 4.44
     return part if hasattr(part, "model_type") else config
