@@ -110,7 +110,8 @@ def made_of(
 ) -> Arguments:
     """Return the arguments that the lines of a form describe: each has a name, a kind, and numbers.
 
-    Kinds are drawn, tokens (of `ids`), ones as a mask or boolean, and the numbers themselves, as a
+    Kinds are drawn, turned (drawn, the last axes swapped),
+    tokens (of `ids`), ones as a mask or boolean, and the numbers themselves, as a
     tensor (numbers, a row) or as a list (list, lists). Numbers are products of `sizes`. Of an axis
     `whole<length`, `length` entries are kept, and the others are 0.
     """
@@ -130,6 +131,8 @@ def made_of(
             return torch.randint(ids.start, ids.stop, shape, generator=generator)
         if kind == "drawn":
             found = torch.randn(shape, generator=generator).to(dtype)
+        elif kind == "turned":
+            found = torch.randn(*shape[:-2], shape[-1], shape[-2], generator=generator).to(dtype).mT
         else:
             found = torch.ones(shape, dtype=torch.bool if kind == "boolean" else torch.int64)
         for along, axis in enumerate(axes):

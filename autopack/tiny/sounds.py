@@ -79,10 +79,10 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
 
 
 _FORMS = """
-window | input_features drawn 1 bins whole<length | MASK mask 1 whole<length
-whole window | input_features drawn 1 bins whole<length
-bins and frames | input_features drawn 1 bins whole<length | MASK mask 1 whole<length
-bins and frames in chunks | input_features drawn 1 bins whole<length | MASK mask 1 whole<length
+window | input_features turned 1 bins whole<length | MASK mask 1 whole<length
+whole window | input_features turned 1 bins whole<length
+bins and frames | input_features turned 1 bins whole<length | MASK mask 1 whole<length
+bins and frames in chunks | input_features turned 1 bins whole<length | MASK mask 1 whole<length
 chunks of frames | input_features drawn many bins whole
 frames | input_features drawn 1 whole<length bins | MASK boolean 1 whole<length
 frames and sizes | audio_input_features drawn 1 whole<length bins
